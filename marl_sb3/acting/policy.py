@@ -145,7 +145,10 @@ class RolloutPolicy:
     def act(self, inputs: PolicyInputs) -> Decision:
         """See `Policy.act`."""
         if self._kernels is not None:
-            return self._decision(*self._kernels.act(inputs.observations, inputs.masks))
+            return self._decision(*self._kernels.act(inputs))
+        return self._act_by_torch(inputs)
+
+    def _act_by_torch(self, inputs: PolicyInputs) -> Decision:
         masked = {} if inputs.masks is None else {"action_masks": inputs.masks}
         with th.no_grad():
             actions, values, log_probs = self.algorithm.policy(self._tensor(inputs.observations), **masked)
@@ -164,8 +167,8 @@ class RolloutPolicy:
     def values(self, inputs: PolicyInputs) -> FloatArray:
         """(rows,) values."""
         if self._kernels is not None:
-            return self._kernels.values(inputs.observations)  # type: ignore[no-any-return]
-        return self._values(self._tensor(inputs.observations))
+            return self._kernels.values(inputs)  # type: ignore[no-any-return]
+        return self._values(self._tensor(inputs.observations), inputs)
 
     def final_values(self, inputs: PolicyInputs) -> FloatArray:
         """(rows,) values of observations on which agents were truncated.
@@ -174,14 +177,23 @@ class RolloutPolicy:
         """
         if self._kernels is not None:
             return self.values(inputs)
-        rows = [map_arrays(lambda array, row=row: array[row], inputs.observations) for row in range(len(inputs.starts))]  # type: ignore[misc]
-        return np.concatenate([self._values(self.algorithm.policy.obs_to_tensor(row)[0]) for row in rows])
+        rows = [inputs.of_rows(row) for row in np.eye(len(inputs.starts), dtype=bool)]
+        return np.concatenate([self._final_value(row) for row in rows])
 
-    def _values(self, observations: Any) -> FloatArray:
+    def _final_value(self, inputs: PolicyInputs) -> FloatArray:
+        observation = map_arrays(lambda array: array[0], inputs.observations)
+        return self._values(self.algorithm.policy.obs_to_tensor(observation)[0], inputs)
+
+    def _values(self, observations: Any, inputs: PolicyInputs) -> FloatArray:
+        """Return the values of observations as tensors; the other inputs are those of `inputs`."""
         with th.no_grad():
-            values = self.algorithm.policy.predict_values(observations)
+            values = self.algorithm.policy.predict_values(observations, *self._memory(inputs))
         result: FloatArray = values.cpu().numpy().reshape(-1)
         return result
+
+    def _memory(self, inputs: PolicyInputs) -> tuple[Any, ...]:
+        """Return what a policy with memory takes to estimate values, besides the observations."""
+        return ()
 
     def _tensor(self, observations: Any) -> Any:
         return obs_as_tensor(observations, self.algorithm.device)

@@ -17,6 +17,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
 from torch import nn
 
+from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.errors import EnvError
 from marl_sb3.experience.rollout import flat_samples, minibatch_starts
 from marl_sb3.kernels import lstm as lstm_kernel
@@ -86,7 +87,7 @@ class FusedPolicy:
         """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
         self.copies.read()
 
-    def inputs(self, observations: Array) -> Inputs:
+    def inputs(self, observations: Any) -> Inputs:
         """Return observations, (rows, *observation shape), as the kernels take them.
 
         Raises:
@@ -95,35 +96,26 @@ class FusedPolicy:
         rows = len(observations)
         if len(self._one_hot_sizes):
             numbers = observations.reshape(rows, -1).astype(np.int64, copy=False)
-            require_in_range(numbers, self._one_hot_sizes, "observation", self._space)
+            _require_in_range(numbers, self._one_hot_sizes, "observation", self._space)
             return Inputs(numbers + self._one_hot_starts, np.empty((rows, 0), dtype=np.float32))
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
-    def act(self, observations: Array, action_masks: BoolArray | None = None) -> tuple[Array, FloatArray, FloatArray]:
+    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
         """Sample actions as the policy's `forward` does, from the same stream of random numbers.
 
-        Args:
-            observations: (rows, *observation shape).
-            action_masks: (rows, sum of the numbers of values) True where an action is allowed; None: all are.
-
         Returns:
-            Actions (rows, *action shape), values (rows,), log-probabilities (rows,).
+            Actions (rows, *action shape), values (rows,), log-probabilities (rows,), and the states after the step.
         """
         pi, vf = self.nets.pi, self.nets.vf
-        work = self._work(len(observations))
-        outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *self.inputs(observations), *work)
-        actions, log_probs = self._sample(outputs, action_masks)
-        return actions, values.reshape(-1).copy(), log_probs
+        work, seen = self._work(len(inputs.starts)), self.inputs(inputs.observations)
+        outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
+        return *self._sample(outputs, values, inputs.masks), ()
 
-    def values(self, observations: Array) -> FloatArray:
-        """(rows,) values of observations."""
-        vf, work = self.nets.vf, self._work(len(observations))[1]
-        return kernel.outputs_of(vf.table, vf.hidden, *self.inputs(observations), work).reshape(-1).copy()
-
-    def final_values(self, observations: Array) -> FloatArray:
-        """(rows,) values of the observations that agents were truncated on."""
-        return self.values(observations)
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        """(rows,) values."""
+        vf, work = self.nets.vf, self._work(len(inputs.starts))[1]
+        return kernel.outputs_of(vf.table, vf.hidden, *self.inputs(inputs.observations), work).reshape(-1).copy()
 
     def _work(self, rows: int) -> tuple[FloatArray, FloatArray]:
         """Return memory for the activations of actor and critic, which the next call overwrites."""
@@ -133,8 +125,10 @@ class FusedPolicy:
         of_actor, of_critic = self._arrays
         return of_actor, of_critic
 
-    def _sample(self, outputs: FloatArray, action_masks: BoolArray | None) -> tuple[Array, FloatArray]:
-        """Return actions, (rows, *action shape), and their log-probabilities from the actor's outputs."""
+    def _sample(
+        self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None
+    ) -> tuple[Array, FloatArray, FloatArray]:
+        """Return actions, (rows, *action shape), values and log-probabilities from the outputs of actor and critic."""
         rows, space = len(outputs), self.policy.action_space
         if self.is_gaussian:
             noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
@@ -150,7 +144,7 @@ class FusedPolicy:
             noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
             masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
             actions, log_probs = sample(outputs, masks, self.sizes, noise)
-        return actions.reshape(rows, *(space.shape or ())), log_probs
+        return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
 
 
 class FusedRecurrentPolicy(FusedPolicy):
@@ -167,47 +161,35 @@ class FusedRecurrentPolicy(FusedPolicy):
         if not policy.shared_lstm:
             self._lstms.append(policy.lstm_critic)
         super().__init__(policy)
-        self._lstm_tables = [_lstm_table(lstm, self.copies.addresses()) for lstm in self._lstms]
+        moved = self.copies.addresses()
+        self._lstm_tables = [_lstm_table(lstm, moved) for lstm in self._lstms]
 
     def _weights_of_inputs(self) -> list[Any]:
         return [lstm.weight_ih_l0 for lstm in self._lstms]
 
-    def decide(
-        self, observations: Array, starts: BoolArray, states: States
-    ) -> tuple[tuple[Array, FloatArray, FloatArray], States]:
-        """Sample actions as the policy's `forward` does, from the same stream of random numbers.
+    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
+        """See `FusedPolicy.act`."""
+        seen, states = self.inputs(inputs.observations), inputs.states
+        of_actor = self._remember(0, seen, inputs.starts, states[:2])
+        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
+        outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
+        return *self._sample(outputs, values, None), (*of_actor, *of_critic)
 
-        Args:
-            observations: (rows, *observation shape).
-            starts: (rows,) bool; True where an episode starts.
-            states: before the step.
-
-        Returns:
-            What `FusedPolicy.act` returns, and the states after the step.
-        """
-        inputs = self.inputs(observations)
-        of_actor = self._remember(0, inputs, starts, states[:2])
-        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, inputs, starts, states[2:])
-        values = self._outputs("vf", of_critic).reshape(-1).copy()
-        actions, log_probs = self._sample(self._outputs("pi", of_actor), None)
-        return (actions, values, log_probs), (*of_actor, *of_critic)
-
-    def values_of(self, observations: Array, starts: BoolArray, states: States) -> FloatArray:
-        """(rows,) values of observations; arguments as for `decide`."""
-        after = self._remember(len(self._lstms) - 1, self.inputs(observations), starts, states[2:])
-        return self._outputs("vf", after).reshape(-1).copy()
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        """See `FusedPolicy.values`."""
+        seen, own = self.inputs(inputs.observations), len(self._lstms) - 1
+        return self._outputs(1, self._remember(own, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
 
     def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
         """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
         hidden, cell = (np.ascontiguousarray(state) for state in states)
         return lstm_kernel.lstm_step(self._lstm_tables[which], inputs, starts, hidden, cell)
 
-    def _outputs(self, net: str, states: States) -> FloatArray:
-        """Return the outputs of a net for the latest states of its LSTM: a view of its workspace."""
-        hidden = states[0][-1]
-        of_actor, of_critic = self._work(len(hidden))
-        (table, activation, _), work = (self.nets.pi, of_actor) if net == "pi" else (self.nets.vf, of_critic)
-        return kernel.outputs_of(table, activation, np.empty((len(hidden), 0), np.int64), hidden, work)
+    def _outputs(self, which: int, states: States) -> FloatArray:
+        """Return the outputs of actor (0) or critic (1) for the latest states of its LSTM: a view of its workspace."""
+        net, hidden = (self.nets.pi, self.nets.vf)[which], states[0][-1]
+        none = np.empty((len(hidden), 0), np.int64)
+        return kernel.outputs_of(net.table, net.hidden, none, hidden, self._work(len(hidden))[which])
 
 
 def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
@@ -220,11 +202,10 @@ def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
     return np.array(rows, dtype=np.int64)
 
 
-def require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
-    """Refuse numbers that would be indices out of range: the kernels do not check, for speed.
+def _require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
+    """Refuse (rows, parts) int64 that would be indices out of range: the kernels do not check, for speed.
 
     Args:
-        numbers: (rows, parts) int64.
         sizes: (parts,) number of values of each part.
         what: name of the quantity, for the message.
         space: the space that it belongs to.
@@ -344,7 +325,7 @@ class FusedRolloutUpdate:
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
     actions = flat_samples(rollout, "actions")
     if not fused.is_gaussian:
-        require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
+        _require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
     none = np.empty((len(actions), 0))
     masks = flat_samples(rollout, "action_masks") if hasattr(rollout, "action_masks") else none.astype(np.float32)
     return kernel.Samples(

@@ -28,7 +28,6 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners import coverage
-from marl_sb3.training import callback as callbacks_of_training
 from marl_sb3.training import loop
 
 SEED = 7
@@ -598,7 +597,7 @@ def test_a_check_that_looks_away_is_found(fault: str, monkeypatch: pytest.Monkey
 def test_weights_that_are_read_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     case = "PPO, places", loaded, "step"  # the weights that one-hot observations are multiplied with are copied
     check(*case, jointly=True)
-    monkeypatch.setattr(callbacks_of_training, "has_step_hook", lambda callback: False)
+    monkeypatch.setattr(loop, "has_step_hook", lambda callback: False)
     with pytest.raises(AssertionError):
         check(*case, jointly=True)
 

@@ -18,6 +18,7 @@ from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.kernels import layers
 from marl_sb3.kernels import ppo as kernel
@@ -133,6 +134,10 @@ def torch_gradients(policy: Any, batch: kernel.Samples, observations: np.ndarray
     return {name: p.grad.float() for name, p in policy.named_parameters()}
 
 
+def inputs_of(observations: np.ndarray) -> PolicyInputs:
+    return PolicyInputs(observations, np.zeros(len(observations), dtype=bool))
+
+
 def gradient_parts(fused: FusedPolicy, grad: np.ndarray) -> list[np.ndarray]:
     """The gradient of each parameter; those that the kernels hold transposed are turned round."""
     parts, place, moved = [], 0, fused.copies.addresses()
@@ -228,7 +233,7 @@ def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str) ->
     with th.no_grad():
         expected = policy(th.as_tensor(observations))
     th.manual_seed(7)
-    actions, values, log_probs = fused.act(observations)
+    actions, values, log_probs, _ = fused.act(inputs_of(observations))
     if action == "box":
         np.testing.assert_allclose(actions, expected[0].numpy(), atol=1e-6)
     else:
@@ -244,7 +249,7 @@ def test_log_probabilities_of_rounded_actions_are_those_of_torch() -> None:
     fused = FusedPolicy(policy)
     observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     th.manual_seed(7)
-    actions, _, log_probs = fused.act(observations)
+    actions, _, log_probs, _ = fused.act(inputs_of(observations))
     with th.no_grad():
         _, expected, _ = policy.evaluate_actions(th.as_tensor(observations), th.as_tensor(actions))
     assert np.abs(log_probs - expected.numpy()).max() < 1e-5
@@ -339,7 +344,7 @@ def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
         fused = copy.kernels()
         fused.read_parameters()
         expected = first.policy.predict_values(th.as_tensor(observations)).detach().numpy().reshape(-1)
-        np.testing.assert_allclose(fused.values(observations), expected, atol=1e-6)
+        np.testing.assert_allclose(fused.values(inputs_of(observations)), expected, atol=1e-6)
         assert {int(state["step"]) for state in copy.policy.optimizer.state.values()} == {6}
 
 
@@ -402,7 +407,7 @@ def test_an_observation_out_of_range_is_refused_before_it_is_an_index(number: in
         algorithm.train()
     fused = algorithm.kernels()
     with pytest.raises(EnvError, match="is not in"):
-        fused.act(np.array([0, number]))
+        fused.act(inputs_of(np.array([0, number])))
     assert th.equal(algorithm.get_parameters()["policy"]["action_net.weight"], before)
 
 
