@@ -11,9 +11,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import pettingzoo
@@ -23,7 +24,9 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import RAISED, raise_in_words
+from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.envs.rllib import EnvContext, RLlibEnv, is_rllib_env, takes_context
+from marl_sb3.envs.turn_based import as_parallel
 from marl_sb3.errors import ConfigError, described
 
 GROUP = "marl_sb3.envs"
@@ -31,88 +34,6 @@ GROUP = "marl_sb3.envs"
 # Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
 _ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
-
-
-def installed_factory(env_id: str) -> Callable[..., Any] | None:
-    """The factory of an env of an installed package; None if no package has this id.
-
-    Raises:
-        ConfigError: the package is not installed or cannot be imported, or several packages have the id.
-        EnvRaisedError: the package raised an exception when it was imported.
-    """
-    return _of_module(env_id) or _of_entry_point(env_id)
-
-
-def installed_ids() -> list[str]:
-    """The ids in the entry point group."""
-    return [point.name for point in entry_points(group=GROUP)]
-
-
-def hint(env_id: str) -> str | None:
-    """The id of an env of a package that registers no ids, for a name that users may try."""
-    found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", env_id, re.ASCII)
-    return f"mpe2/{found[1]}-{found[2]}" if found else None
-
-
-# --- Packages that register no ids -----------------------------------------------------------------------------------
-
-
-def _of_module(env_id: str) -> Callable[..., Any] | None:
-    found = _ID.fullmatch(env_id)
-    if found is None:
-        return None
-    package, name, version = found.groups()
-    if importlib.util.find_spec(package) is None:
-        words = f"the package {package} is not installed: pip install {package}"
-        raise ConfigError(f"env {env_id!r}: {words}", key="env")
-    module = f"{_MODULES[package]}.{name}_{version}"
-    try:
-        factory: Callable[..., Any] = importlib.import_module(module).parallel_env
-    except ImportError as error:
-        raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
-    return factory
-
-
-def _why_not(package: str, module: str, error: ImportError) -> str:
-    if error.name != module:
-        return f"cannot import {module!r}: {error}"
-    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(_MODULES[package]).__path__)]
-    ids = [f"{package}/{name.replace('_v', '-v')}" for name in names if re.search(r"_v[0-9]+$", name)]
-    close = difflib.get_close_matches(module.rpartition(".")[2], names, n=1, cutoff=0.5)
-    known = [known for known in ids if close and known.endswith(close[0].replace("_v", "-v"))] or ids
-    return f"{package} has no such env; did you mean {', '.join(known)}?"
-
-
-# --- Entry points ----------------------------------------------------------------------------------------------------
-
-
-def _of_entry_point(env_id: str) -> Callable[..., Any] | None:
-    points = list(entry_points(group=GROUP, name=env_id))
-    if len({point.value for point in points}) > 1:
-        listed = ", ".join(_origin(point) for point in points)
-        raise ConfigError(f"several installed packages bring an env {env_id!r}: {listed}", key="env")
-    return _loaded(points[0], env_id) if points else None
-
-
-def _origin(point: EntryPoint) -> str:
-    return f"{point.value} of {point.dist.name}" if point.dist is not None else point.value
-
-
-def _loaded(point: EntryPoint, env_id: str) -> Callable[..., Any]:
-    where = f"env {env_id!r}, entry point {_origin(point)}"
-    try:
-        factory = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: cannot import it: {error}", key="env") from error
-    except Exception as error:
-        raise_in_words(error, "importing it", where)
-        raise
-    if not callable(factory):
-        raise ConfigError(
-            f"{where}: it is {factory!r:.200}; accepted: a class or a function that makes an env", key="env"
-        )
-    return factory  # type: ignore[no-any-return]
-
 
 EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv
 
@@ -164,7 +85,7 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     if ":" in env:
         return _imported_factory(env)
     pettingzoo_id = BUILTIN_ENVS.get(env, env)
-    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env) or installed_factory(env)
+    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env) or _of_module(env) or _of_entry_point(env)
     if factory is None:
         raise ConfigError(_unknown(env), key="env")
     return factory
@@ -239,9 +160,12 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         raise
     if is_rllib_env(env):  # before the others: it is a gymnasium.Env, too
         return RLlibEnv(env)
-    for kind, convert in _CONVERSIONS.items():
-        if isinstance(env, kind):
-            return convert(env)
+    if isinstance(env, ParallelEnv):
+        return env
+    if isinstance(env, AECEnv):
+        return as_parallel(env)
+    if isinstance(env, gymnasium.Env):
+        return SingleAgentEnv(env)
     accepted = "a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv"
     raise ConfigError(
         f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {accepted}", key="env"
@@ -288,19 +212,16 @@ def _imported_factory(path: str) -> EnvFactory:
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
     if factory is None:
-        raise ConfigError(f"env {path!r}: {_nothing_there(module, attribute)}", key="env")
+        callables = [name for name, value in vars(module).items() if callable(value)]
+        close = difflib.get_close_matches(attribute, callables, n=3)
+        accepted = "; accepted: package.module:factory or package:ENV_ID"
+        other = f"; did you mean {', '.join(close)}?" if close else accepted
+        found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
+        raise ConfigError(f"env {path!r}: {found}{other}", key="env")
     if not callable(factory):
         found = f"{attribute!r} cannot be called"
         raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
     return factory
-
-
-def _nothing_there(module: Any, attribute: str) -> str:
-    close = difflib.get_close_matches(attribute, [name for name in vars(module) if callable(vars(module)[name])], n=3)
-    found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
-    if close:
-        return f"{found}; did you mean {', '.join(close)}?"
-    return f"{found}; accepted: package.module:factory or package:ENV_ID"
 
 
 def _import_from_here(module_name: str, where: str, accepted: str) -> Any:
@@ -320,50 +241,29 @@ def _import_from_here(module_name: str, where: str, accepted: str) -> Any:
 
 
 def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
-    try:
-        spec = pettingzoo.spec("parallel", env_id)
-        return _with_signature(lambda **kwargs: pettingzoo.make("parallel", spec, **kwargs), spec.entry_point)
-    except PettingZooRegistryError:
-        pass
-    try:
-        spec = pettingzoo.spec("aec", env_id)
-    except PettingZooRegistryError:
-        return None
-    return _with_signature(lambda **kwargs: pettingzoo.make("aec", spec, **kwargs), spec.entry_point)
+    for kind in ("parallel", "aec"):
+        with suppress(PettingZooRegistryError):
+            return _of_spec(kind, pettingzoo.spec(kind, env_id))
+    return None
 
 
-def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[..., Any]) -> EnvFactory:
-    """Give the factory the signature and the `make_batched` of the entry point."""
+def _of_spec(kind: str, spec: Any) -> EnvFactory:
+    """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
+
+    def make(**env_kwargs: Any) -> Any:
+        return pettingzoo.make(kind, spec, **env_kwargs)
+
+    factory, entry_point = cast("Any", make), spec.entry_point
     try:
         if isinstance(entry_point, str):
             module, _, attribute = entry_point.partition(":")
             entry_point = getattr(importlib.import_module(module), attribute)
-        factory.__signature__ = inspect.signature(entry_point)  # type: ignore[attr-defined, arg-type]
-        make_batched = batched_factory(entry_point)  # type: ignore[arg-type]
-        if make_batched is not None:
-            factory.make_batched = make_batched  # type: ignore[attr-defined]
+        factory.__signature__ = inspect.signature(entry_point)
+        if (make_batched := batched_factory(entry_point)) is not None:
+            factory.make_batched = make_batched
     except (ImportError, ValueError):
         pass  # making the env reports it
-    return factory
-
-
-def _turn_based(env: AECEnv) -> ParallelEnv:
-    from marl_sb3.envs.turn_based import as_parallel
-
-    return as_parallel(env)
-
-
-def _single_agent(env: gymnasium.Env[Any, Any]) -> ParallelEnv:
-    from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
-
-    return SingleAgentEnv(env)
-
-
-_CONVERSIONS: Mapping[type, Callable[[Any], ParallelEnv]] = {
-    ParallelEnv: lambda env: env,
-    AECEnv: _turn_based,
-    gymnasium.Env: _single_agent,
-}
+    return make
 
 
 def _gymnasium_factory(env_id: str) -> EnvFactory | None:
@@ -377,7 +277,7 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
 
 
 def _unknown(name: str) -> str:
-    mine = [*BUILTIN_ENVS, *_registered, *installed_ids()]
+    mine = [*BUILTIN_ENVS, *_registered, *(point.name for point in entry_points(group=GROUP))]
     known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
     other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
@@ -396,8 +296,8 @@ def _module_hint(name: str) -> str:
         return f"; did you mean {module}:NAME, where NAME is the env's class or a function that returns one?"
     if name.startswith("ALE/"):
         return f"; did you mean ale_py:{name} of the package ale_py, which has to be installed?"
-    packaged = hint(name)
-    return "" if packaged is None else f"; did you mean {packaged} of the package mpe2?"
+    found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
+    return "" if found is None else f"; did you mean mpe2/{found[1]}-{found[2]} of the package mpe2?"
 
 
 def _module_of(file: str) -> str | None:
@@ -427,3 +327,57 @@ def _check_arguments(factory: EnvFactory, signature: inspect.Signature, argument
 
 def _name(factory: EnvFactory) -> str:
     return getattr(factory, "__qualname__", None) or repr(factory)
+
+
+# --- Packages that register no ids -----------------------------------------------------------------------------------
+
+
+def _of_module(env_id: str) -> EnvFactory | None:
+    found = _ID.fullmatch(env_id)
+    if found is None:
+        return None
+    package, name, version = found.groups()
+    if importlib.util.find_spec(package) is None:
+        words = f"the package {package} is not installed: pip install {package}"
+        raise ConfigError(f"env {env_id!r}: {words}", key="env")
+    module = f"{_MODULES[package]}.{name}_{version}"
+    try:
+        factory: EnvFactory = importlib.import_module(module).parallel_env
+    except ImportError as error:
+        raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
+    return factory
+
+
+def _why_not(package: str, module: str, error: ImportError) -> str:
+    if error.name != module:
+        return f"cannot import {module!r}: {error}"
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(_MODULES[package]).__path__)]
+    ids = [f"{package}/{name.replace('_v', '-v')}" for name in names if re.search(r"_v[0-9]+$", name)]
+    close = difflib.get_close_matches(module.rpartition(".")[2], names, n=1, cutoff=0.5)
+    known = [known for known in ids if close and known.endswith(close[0].replace("_v", "-v"))] or ids
+    return f"{package} has no such env; did you mean {', '.join(known)}?"
+
+
+# --- Entry points ----------------------------------------------------------------------------------------------------
+
+
+def _of_entry_point(env_id: str) -> EnvFactory | None:
+    points = {point.value: point for point in entry_points(group=GROUP, name=env_id)}
+    origins = [f"{name} of {point.dist.name}" if point.dist else name for name, point in points.items()]
+    if len(points) > 1:
+        raise ConfigError(f"several installed packages bring an env {env_id!r}: {', '.join(origins)}", key="env")
+    if not points:
+        return None
+    where = f"env {env_id!r}, entry point {origins[0]}"
+    try:
+        factory: EnvFactory = next(iter(points.values())).load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: cannot import it: {error}", key="env") from error
+    except Exception as error:
+        raise_in_words(error, "importing it", where)
+        raise
+    if not callable(factory):
+        raise ConfigError(
+            f"{where}: it is {factory!r:.200}; accepted: a class or a function that makes an env", key="env"
+        )
+    return factory
