@@ -4,56 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 from pettingzoo.utils.conversions import aec_to_parallel
 from pettingzoo.utils.env_logger import EnvLogger
 
 from marl_sb3.types import AgentID
 
-
-class _OnceEach(logging.Filter):
-    """Lets each message pass once: PettingZoo logs the same words at every illegal move of a policy that learns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is a new one."""
-        message = record.getMessage()
-        is_new = message not in self._seen
-        self._seen.add(message)
-        return is_new
+_said: set[str] = set()
 
 
-_ONCE_EACH = _OnceEach()
+def _once_each(record: logging.LogRecord) -> bool:
+    """Let each message pass once: PettingZoo logs the same words at every illegal move of a policy that learns."""
+    message = record.getMessage()
+    is_new = message not in _said
+    _said.add(message)
+    return is_new
 
 
-@dataclass
-class _Told:
-    """What the env says of its agents between one action and the next, by agent."""
-
-    observations: dict[AgentID, Any] = field(default_factory=dict)
-    rewards: dict[AgentID, float] = field(default_factory=dict)
-    terminated: dict[AgentID, bool] = field(default_factory=dict)
-    truncated: dict[AgentID, bool] = field(default_factory=dict)
-    infos: dict[AgentID, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, agent: AgentID, last: tuple[Any, float, bool, bool, dict[str, Any]]) -> None:
-        """Keep what `AECEnv.last` returned in the agent's turn."""
-        self.observations[agent], self.rewards[agent], *flags, self.infos[agent] = last
-        self.terminated[agent], self.truncated[agent] = flags
-
-    def as_step(self) -> tuple[dict[AgentID, Any], ...]:
-        """The five dictionaries that `ParallelEnv.step` returns."""
-        return self.observations, self.rewards, self.terminated, self.truncated, self.infos
+# What the env says of its agents between one action and the next, by agent, as `ParallelEnv.step` returns it:
+# observations, rewards, terminations, truncations and infos.
+_Told = tuple[dict[AgentID, Any], ...]
 
 
-class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
+def _tell(told: _Told, agent: AgentID, last: tuple[Any, ...]) -> None:
+    """Add what `AECEnv.last` returned in the agent's turn."""
+    for values, value in zip(told, last, strict=True):
+        values[agent] = value
+
+
+class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
     """Its `agents` are those that act in the next step: the one agent whose turn it is.
 
     An agent is paid when its next turn comes, or its end: all that it has earned since its last action, as
@@ -63,28 +45,13 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
     """
 
     def __init__(self, env: AECEnv) -> None:
-        EnvLogger.get_logger().addFilter(_ONCE_EACH)
-        self.env: Any = env
+        super().__init__(env)
+        EnvLogger.get_logger().addFilter(_once_each)
         self.possible_agents: list[AgentID] = getattr(env, "possible_agents", None)  # type: ignore[assignment]
         self.agents: list[AgentID] = []
         self.metadata = getattr(env, "metadata", None)
         self.render_mode = getattr(env, "render_mode", None)
         self._in_play: set[AgentID] = set()  # have acted and have not ended
-
-    @property
-    def unwrapped(self) -> Any:
-        """The env below its wrappers."""
-        return self.env.unwrapped
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The env's observation space of an agent."""
-        space: spaces.Space[Any] = self.env.observation_space(agent)
-        return space
-
-    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The env's action space of an agent."""
-        space: spaces.Space[Any] = self.env.action_space(agent)
-        return space
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -92,9 +59,9 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
         """Begin an episode; the observation and the info are those of the agent that acts first."""
         self.env.reset(seed=seed, options=options)
         self._in_play = set()
-        told = _Told()
+        told: _Told = ({}, {}, {}, {}, {})
         self._go_to_next_turn(told)
-        return told.observations, told.infos
+        return told[0], told[4]
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
         """Let the agent act whose turn it is.
@@ -106,10 +73,10 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
         ((agent, action),) = actions.items()
         self.env.step(action)
         self._in_play.add(agent)
-        told = _Told(rewards={agent: 0.0}, terminated={agent: False}, truncated={agent: False})
+        told: _Told = ({}, {agent: 0.0}, {agent: False}, {agent: False}, {})
         self._go_to_next_turn(told)
         self._report_removed(told)
-        return told.as_step()
+        return told
 
     def _go_to_next_turn(self, told: _Told) -> None:
         """Take the dead turns of agents that have ended, until it is the turn of one that acts or nobody is left."""
@@ -120,7 +87,7 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
             if agent in left:
                 raise RuntimeError(f"agent {agent!r} has ended, but step(None) gives it another turn")
             last = self.env.last()
-            told.add(agent, last)
+            _tell(told, agent, last)
             if last[2] or last[3]:
                 left.add(agent)
                 self._in_play.discard(agent)
@@ -135,20 +102,8 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
             flags = env.terminations.get(agent, False), env.truncations.get(agent, False)
             if any(flags):
                 earned = env._cumulative_rewards.get(agent, 0.0)
-                told.add(agent, (env.observe(agent), earned, *flags, env.infos.get(agent, {})))
+                _tell(told, agent, (env.observe(agent), earned, *flags, env.infos.get(agent, {})))
                 self._in_play.discard(agent)
-
-    def render(self) -> Any:
-        """What the env renders."""
-        return self.env.render()
-
-    def state(self) -> Any:
-        """The env's global state."""
-        return self.env.state()
-
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
 
 
 def as_parallel(env: AECEnv) -> ParallelEnv:

@@ -18,7 +18,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
-from marl_sb3.vec_env.slot_states import EnvSettings, read_settings, require_settings, restore_settings
+from marl_sb3.vec_env.slot_states import EnvSettings, read_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -72,7 +72,8 @@ class BatchedVecEnv(InProcessVecEnv):
         self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
         self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
         self._closed = False
-        self._settings = [EnvSettings() for _ in range(env.num_envs)]
+        configure, kind = getattr(env, "configure", None), type(env).__name__
+        self._settings = [EnvSettings(configure, kind, [index]) for index in self._all_envs]
         self._choices = choices_of(env.action_space)
         self._masked: bool | None = None  # None: not known before the first reset
 
@@ -104,8 +105,7 @@ class BatchedVecEnv(InProcessVecEnv):
         episodes = self._episodes.tolist()
         seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
-            if self._settings[index].coming:
-                self._of_env("configure", [index], [index], **self._settings[index].begin_episode())
+            self._checked("configure()", [index], self._settings[index].begin_episode)
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
@@ -198,12 +198,15 @@ class BatchedVecEnv(InProcessVecEnv):
         self._check_observations(observations)
         return observations
 
-    def _of_env(self, method: str, env_indices: Sequence[int], *arguments: Any, **settings: Any) -> Any:
+    def _of_env(self, method: str, env_indices: Sequence[int], *arguments: Any) -> Any:
         """Call a method of the batched env; if it raises an exception, the message names the first of these envs."""
+        return self._checked(f"{method}()", env_indices, getattr(self._env, method), *arguments)
+
+    def _checked(self, call: str, env_indices: Sequence[int], function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return getattr(self._env, method)(*arguments, **settings)
+            return function(*arguments)
         except RAISED as error:
-            raise_in_words(error, f"{method}()", self._where_and_seed(env_indices))
+            raise_in_words(error, call, self._where_and_seed(env_indices))
             raise
 
     def _episode_seed(self, env_index: int, episode: int) -> int:
@@ -248,12 +251,10 @@ class BatchedVecEnv(InProcessVecEnv):
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        require_settings(self._env, self._settings_method(), settings, list(env_indices))
         for index in env_indices:
-            self._settings[index].set_coming(settings)
-
-    def _settings_method(self) -> Callable[..., Any] | None:
-        return getattr(self._env, "configure", None)
+            self._settings[index].require(settings)
+        for index in env_indices:
+            self._settings[index].change(settings)
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
@@ -304,13 +305,10 @@ class BatchedVecEnv(InProcessVecEnv):
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         saved = read_settings(state, self.num_envs)
-        kept = [
-            restore_settings(own, saved[index], self._env, self._settings_method(), self._first_index + index, [index])
-            for index, own in enumerate(self._settings)
-        ]
+        kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self._settings)]
         why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
         for own, settings in zip(self._settings, saved, strict=True):
-            own.coming = settings.coming
+            own.coming = settings["coming"]
         if why is None:
             self._masked = masks[0] is not None
             in_play = to_act & (self._episode_steps > 0)[:, None]

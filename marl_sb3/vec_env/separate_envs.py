@@ -97,9 +97,9 @@ class SyncVecEnv(InProcessVecEnv):
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for index in env_indices:
-            self._slots[index].require_settings(settings)
+            self._slots[index].settings.require(settings)
         for index in env_indices:
-            self._slots[index].settings.set_coming(settings)
+            self._slots[index].settings.change(settings)
 
     def close(self) -> None:
         """See `MultiAgentVecEnv.close`."""

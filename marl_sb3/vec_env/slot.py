@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,8 +22,6 @@ from marl_sb3.vec_env.slot_states import (
     EnvSettings,
     SlotState,
     own_state,
-    require_settings,
-    restore_settings,
     set_own_state,
 )
 from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
@@ -119,7 +117,8 @@ class EnvSlot:
         self.ended = EndedAgents()
         self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
-        self.settings = EnvSettings()
+        configure = getattr(_owner(env, "configure"), "configure", None)
+        self.settings = EnvSettings(configure if callable(configure) else None, type(env.unwrapped).__name__)
         self.horizon: int | None = None
         self.shows_env_state = False
         self._steps = 0
@@ -135,18 +134,17 @@ class EnvSlot:
         """Make the next reset episode 0 of this run seed."""
         self.run_seed, self.episode = run_seed, -1
 
-    def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that the env cannot take; see `settings.require_settings`."""
-        require_settings(self.env.unwrapped, self._settings_method(), settings)
-
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
 
         Returns:
             The observations of the agents that act first, by agent.
         """
-        if self.settings.coming:
-            self._apply_settings(self.settings.begin_episode())
+        try:
+            self.settings.begin_episode()
+        except RAISED as error:
+            self._blame(error, "configure()")
+            raise
         self.episode += 1
         self._episode_seed = episode_seed(self.run_seed, self.index, self.episode)
         self._steps, self._last_seen = 0, {}
@@ -411,19 +409,6 @@ class EnvSlot:
         """Whether the env or one of its wrappers is an instance of `wrapper_class`."""
         return any(isinstance(layer, wrapper_class) for layer in _layers(self.env))
 
-    def _settings_method(self) -> Callable[..., Any] | None:
-        method = getattr(_owner(self.env, "configure"), "configure", None)
-        return method if callable(method) else None
-
-    def _apply_settings(self, settings: Mapping[str, Any]) -> None:
-        method = self._settings_method()
-        assert method is not None, "settings are refused for envs without configure()"
-        try:
-            method(**settings)
-        except RAISED as error:
-            self._blame(error, "configure()")
-            raise
-
     def close(self) -> None:
         """Close the env; its exceptions are logged."""
         close_in_words(self.env.close, self.where_and_seed())
@@ -442,7 +427,7 @@ class EnvSlot:
             self.shown_arrays(),
             own,
             self._log.actions() if own is None else None,
-            self.settings,
+            self.settings.get_state(),
             self._steps,
         )
 
@@ -456,9 +441,8 @@ class EnvSlot:
             CheckpointError: the env's own `set_state` refused its state.
             EnvError: the env could not begin its next episode.
         """
-        kept = restore_settings(self.settings, state.settings, self.env.unwrapped, self._settings_method(), self.index)
-        why = kept or self._restore(state)
-        self.settings.coming = dict(state.settings.coming)
+        why = self.settings.restore(state.settings, self.index) or self._restore(state)
+        self.settings.coming = dict(state.settings["coming"])
         if why is not None:
             self.run_seed = state.run_seed
             self.continue_at(state.episode + 1)

@@ -21,31 +21,93 @@ from marl_sb3.vec_env.observations import AgentGroup, AgentLayout, stacked, take
 class EnvSettings:
     """The settings that `configure` has set for one env.
 
+    Args:
+        configure: the env's own method; None if it has none.
+        kind: of the env, for messages.
+        first: arguments of the method before the settings.
+
     Attributes:
         in_force: settings of its running episode.
         coming: settings that its next episode begins with.
     """
 
-    def __init__(self, in_force: Mapping[str, Any] | None = None, coming: Mapping[str, Any] | None = None) -> None:
-        self.in_force = dict(in_force or {})
-        self.coming = dict(coming or {})
+    def __init__(self, configure: Callable[..., Any] | None, kind: str, *first: Any) -> None:
+        self._configure, self._kind, self._first = configure, kind, first
+        self.in_force: dict[str, Any] = {}
+        self.coming: dict[str, Any] = {}
 
-    def set_coming(self, settings: Mapping[str, Any]) -> None:
+    def require(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that the env cannot take, or that a checkpoint cannot hold.
+
+        Raises:
+            ConfigError: the env has no `configure`, the method does not take such settings, or a value is not plain
+                data.
+        """
+        if self._configure is None:
+            raise ConfigError(
+                f"configure: {self._kind} has no method configure(**settings), so its settings cannot change"
+            )
+        for name, value in settings.items():
+            if not is_plain(value) or isinstance(value, tuple):
+                raise ConfigError(
+                    f"configure: {name} is {value!r}; accepted: numbers, strings, booleans, None, arrays, and lists "
+                    "and mappings of these",
+                    key=name,
+                )
+        signature = inspect.signature(self._configure)
+        try:
+            signature.bind(*self._first, **settings)
+        except TypeError as error:
+            taken = ", ".join(list(signature.parameters)[len(self._first) :])
+            raise ConfigError(f"configure of {self._kind}: {error}; it takes: {taken}") from error
+
+    def change(self, settings: Mapping[str, Any]) -> None:
         """Keep settings for the next episode."""
         self.coming.update(deepcopy(dict(settings)))
 
-    def begin_episode(self) -> Mapping[str, Any]:
-        """Put the coming settings in force, and return them for the env's `configure`."""
-        new, self.coming = self.coming, {}
-        self.in_force.update(new)
-        return new
+    def begin_episode(self) -> None:
+        """Put the coming settings in force, by the env's `configure`."""
+        if self.coming:
+            new, self.coming = self.coming, {}
+            self.in_force.update(new)
+            self._put_in_force(new)
+
+    def _put_in_force(self, settings: Mapping[str, Any]) -> None:
+        assert self._configure is not None, "settings are refused for envs without configure()"
+        self._configure(*self._first, **settings)
 
     def get_state(self) -> State:
-        """Plain data."""
+        """Return plain data."""
         return {"in_force": dict(self.in_force), "coming": dict(self.coming)}
 
+    def restore(self, saved: State, env_index: int) -> str | None:
+        """Give the env the settings that were in force when it was saved; those that were to come are left out.
 
-def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
+        Args:
+            saved: its settings then, from `read_settings`.
+            env_index: for messages.
+
+        Returns:
+            None, or a reason: settings were changed since then that had not been changed before. The env keeps these.
+
+        Raises:
+            CheckpointError: the env does not take them.
+        """
+        then = saved["in_force"]
+        try:
+            for settings in filter(None, saved.values()):
+                self.require(settings)
+            if then:
+                self._put_in_force(then)
+        except Exception as error:
+            raise CheckpointError(f"settings of env {env_index}: {error}") from error
+        kept = {name: value for name, value in self.in_force.items() if name not in then}
+        self.in_force, self.coming = {**then, **kept}, {}
+        names = ", ".join(kept)
+        return f"configure() has changed {names} since then, and the earlier value is not known" if kept else None
+
+
+def read_settings(state: StateReader, num_envs: int) -> list[State]:
     """Read the field `settings` of a state.
 
     Raises:
@@ -53,123 +115,53 @@ def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
     """
     listed = state.listed("settings", num_envs)
     readers = [listed.fields(name) for name in listed]
-    return [EnvSettings(_mapping(reader, "in_force"), _mapping(reader, "coming")) for reader in readers]
+    return [{part: _plain(reader.fields(part)) for part in ("in_force", "coming")} for reader in readers]
 
 
-def _mapping(reader: StateReader, name: str) -> dict[str, Any]:
-    fields = reader.fields(name)
-    return {key: fields.value(key) for key in fields.names()}
-
-
-def require_settings(env: Any, configure: Callable[..., Any] | None, settings: Mapping[str, Any], *first: Any) -> None:
-    """Refuse settings that an env cannot take, or that a checkpoint cannot hold.
-
-    Args:
-        configure: the env's own method; None if it has none.
-        first: arguments of the method before the settings.
-
-    Raises:
-        ConfigError: the env has no `configure`, the method does not take such settings, or a value is not plain data.
-    """
-    kind = type(env).__name__
-    if configure is None:
-        raise ConfigError(f"configure: {kind} has no method configure(**settings), so its settings cannot change")
-    for name, value in settings.items():
-        if not is_plain(value) or isinstance(value, tuple):
-            raise ConfigError(
-                f"configure: {name} is {value!r}; accepted: numbers, strings, booleans, None, arrays, and lists and "
-                "mappings of these",
-                key=name,
-            )
-    try:
-        inspect.signature(configure).bind(*first, **settings)
-    except TypeError as error:
-        taken = list(inspect.signature(configure).parameters)[len(first) :]
-        raise ConfigError(f"configure of {kind}: {error}; it takes: {', '.join(taken)}") from error
-
-
-def restore_settings(
-    own: EnvSettings, saved: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any
-) -> str | None:
-    """Give an env the settings that were in force when it was saved; those that were to come are left out.
-
-    Args:
-        own: the present settings of the env, which are changed.
-        saved: its settings then.
-        env: for messages.
-        configure: the env's own method; None if it has none.
-        index: of the env, for messages.
-        first: arguments of the method before the settings.
-
-    Returns:
-        None, or a reason: settings were changed since then that had not been changed before. The env keeps these.
-
-    Raises:
-        CheckpointError: the env does not take them.
-    """
-    try:
-        for part in (saved.in_force, saved.coming):
-            if part:
-                require_settings(env, configure, part, *first)
-        if saved.in_force and configure is not None:
-            configure(*first, **saved.in_force)
-    except Exception as error:
-        raise CheckpointError(f"settings of env {index}: {error}") from error
-    kept = {name: value for name, value in own.in_force.items() if name not in saved.in_force}
-    own.in_force, own.coming = {**saved.in_force, **kept}, {}
-    return f"configure() has changed {', '.join(kept)} since then, and the earlier value is not known" if kept else None
+def _plain(reader: StateReader) -> State:
+    return {key: reader.value(key) for key in reader.names()}
 
 
 MAX_BYTES = 2**26  # of all logs in a checkpoint; logs that do not fit are left out, and their envs begin new episodes
-_FIRST_STEPS = 64  # initial capacity, doubled when it is exceeded
 
 
 class ActionLog:
     """The actions of all agents of one env since the start of its episode."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
-        self._forms = [
-            ((len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype) for group in groups
-        ]
-        self._rows = self._allocated(_FIRST_STEPS)
-        self._length = 0
-        self._complete = True
+        self._forms = [(_shape(group), group.action_space.dtype) for group in groups]
+        self.begin()
 
     def begin(self) -> None:
         """Begin an episode with an empty log."""
-        self._length, self._complete = 0, True
+        self._logs = [bytearray() for _ in self._forms]
+        self._complete = True
 
     def drop(self) -> None:
         """Mark the actions of the running episode as unknown."""
-        self._length, self._complete = 0, False
+        self.begin()
+        self._complete = False
 
     def record(self, actions: Sequence[Array]) -> None:
-        """Append the actions of one step: per group, (A_group, ...)."""
-        number = self._length
-        if number == len(self._rows[0]):
-            self._grow()
+        """Append the actions of one step: per group, (A_group, ...); more than a checkpoint may hold are dropped."""
         if self._complete:
-            for rows, row in zip(self._rows, actions, strict=True):
-                rows[number] = row
-            self._length = number + 1
-
-    def _grow(self) -> None:
-        """Double the capacity, up to the limit of a checkpoint."""
-        if sum(rows.nbytes for rows in self._rows) > MAX_BYTES:
-            self._rows = self._allocated(_FIRST_STEPS)
-            self.drop()
-            return
-        larger = self._allocated(2 * self._length)
-        for rows, old in zip(larger, self._rows, strict=True):
-            rows[: self._length] = old
-        self._rows = larger
-
-    def _allocated(self, steps: int) -> list[Array]:
-        return [np.empty((steps, *shape), dtype) for shape, dtype in self._forms]
+            for log, of_group, (_, dtype) in zip(self._logs, actions, self._forms, strict=True):
+                log.extend(np.asarray(of_group, dtype).tobytes())
+            if sum(map(len, self._logs)) > MAX_BYTES:
+                self.drop()
 
     def actions(self) -> tuple[Array, ...] | None:
         """Return copies of the actions per group, (steps, A_group, ...); None if they are unknown."""
-        return tuple(rows[: self._length].copy() for rows in self._rows) if self._complete else None
+        if not self._complete:
+            return None
+        return tuple(
+            np.frombuffer(log.copy(), dtype).reshape(-1, *shape)
+            for log, (shape, dtype) in zip(self._logs, self._forms, strict=True)
+        )
+
+
+def _shape(group: AgentGroup) -> tuple[int, ...]:
+    return (len(group.agents), *(group.action_space.shape or ()))
 
 
 def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None:
@@ -177,16 +169,15 @@ def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None
 
     Zeros, which fill the places of inactive agents, are accepted. Bounds of a Box are checked up to rounding.
     """
-    low: Any
-    high: Any
+    low: Any = 0
+    high: Any = 1  # of a MultiBinary
     if isinstance(space, spaces.Box):
-        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)
+        low, high = space.low, space.high
     elif isinstance(space, spaces.Discrete):
-        low, high = min(int(space.start), 0), max(int(space.start) + int(space.n) - 1, 0)
+        low, high = int(space.start), int(space.start) + int(space.n) - 1
     elif isinstance(space, spaces.MultiDiscrete):
-        low, high = np.minimum(space.start, 0), np.maximum(space.start + space.nvec - 1, 0)
-    else:
-        low, high = 0, 1
+        low, high = space.start, space.start + space.nvec - 1
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
     slack = 1e-6 * np.maximum(np.abs(low), np.abs(high)) if isinstance(space, spaces.Box) else 0
     if (array < low - slack).any() or (array > high + slack).any():
         raise CheckpointError(f"{where} holds numbers that are not in {space}")
@@ -262,7 +253,7 @@ class SlotState:
         own: the state from the env's own `get_state`; None if it has none.
         actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
             or if there are too many actions.
-        settings: the settings from `configure`.
+        settings: from `EnvSettings.get_state`.
         steps: env steps of the running episode.
     """
 
@@ -274,7 +265,7 @@ class SlotState:
     observations: tuple[Observations, ...]
     own: Mapping[str, Any] | None
     actions: tuple[Array, ...] | None
-    settings: EnvSettings
+    settings: State
     steps: int
 
 
@@ -287,7 +278,7 @@ def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
         "observations": [stacked([state.observations[number] for state in states]) for number in range(len(groups))],
         "own": [state.own for state in states],
         "steps": np.array([state.steps for state in states], dtype=np.int64),
-        "settings": [state.settings.get_state() for state in states],
+        "settings": [state.settings for state in states],
         "log": _pack_logs([state.actions for state in states], groups),
     }
 
@@ -309,10 +300,6 @@ def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentG
             for number, group in enumerate(groups)
         ],
     }
-
-
-def _shape(group: AgentGroup) -> tuple[int, ...]:
-    return (len(group.agents), *(group.action_space.shape or ()))
 
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
