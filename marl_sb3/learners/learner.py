@@ -286,7 +286,7 @@ class Learner(Stateful, ABC):
     }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """See `TensorPart.get_tensors`: the weights and the optimizers' state."""
+        """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint_format.KINDS`."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
 
     def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]

@@ -167,7 +167,7 @@ class OffPolicyLearner(Learner):
     }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """See `TensorPart.get_tensors`; the replay buffer is not copied."""
+        """See `Learner.get_tensors`; the replay buffer is not copied."""
         of_policy = super().get_tensors()
         return {**of_policy, "replay": self.buffer.tensors()} if self.trained else of_policy
 

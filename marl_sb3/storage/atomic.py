@@ -119,22 +119,21 @@ def _former_path(folder: Path) -> Path:
 
 
 def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
-    former = _former_path(folder) if folder.exists() else None
-    if former is not None:
+    former = _former_path(folder)
+    if replaces := folder.exists():
         _remove(former)
         os.rename(folder, former)
     try:
         os.rename(fresh, folder)
     except BaseException:
-        if former is not None:
+        if replaces:
             os.rename(former, folder)
         raise
     try:
         if sync:
             sync_to_disk(folder.parent)
     finally:
-        if former is not None:
-            _remove(former)
+        _remove(former)
 
 
 def sync_to_disk(path: Path) -> None:

@@ -95,7 +95,7 @@ class Checkpoint:
 
     def with_weights(self) -> Checkpoint:
         """The same with the weights of all policies in memory, for when the folder is removed."""
-        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if _has_weights(name)}
+        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if name.startswith("policy-")}
         return replace(self, tensors={**self.tensors, **weights})
 
 
@@ -123,22 +123,17 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
     text = _json(plain)
     if len(text) > _MAX_JSON_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / _STATE))
-    groups = {_ARRAYS: arrays, **{name: dict(group) for name, group in tensors.items()}}
+    groups = {_ARRAYS: arrays, **tensors}
     for name, group in groups.items():
         require_storable(name, {key: form_of(group, key) for key in group})
         require_finite(name, group)
-    contents = {_STATE: text, _file_of(_ARRAYS): b"".join(tensor_chunks(arrays))}
     with replaced_folder(folder, sync=True) as fresh:
-        files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}
-        for name, weights in tensors.items():
-            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_chunks(weights))
+        files = {_STATE: _write_file(fresh / _STATE, [text])}
+        for name, group in groups.items():
+            files[f"{name}{SUFFIX}"] = _write_file(fresh / f"{name}{SUFFIX}", tensor_chunks(group))
         manifest = _json({"format": FORMAT, "about": about, "files": files})
         _write_file(fresh / MANIFEST, [manifest])
     return len(manifest) + sum(int(entry["size"]) for entry in files.values())
-
-
-def _file_of(name: str) -> str:
-    return f"{name}{SUFFIX}"
 
 
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -174,17 +169,14 @@ def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
             arrays[path] = node
             return {_ARRAY_KEY: path}
         if isinstance(node, Mapping):
-            return {_escaped(str(key)): plain(value, f"{path}/{key}") for key, value in node.items()}
+            # A key that looks like a reference is escaped: an agent may be called `$array`.
+            keys = {key: f"${key}" if str(key).startswith("$") else str(key) for key in node}
+            return {keys[key]: plain(value, f"{path}/{key}") for key, value in node.items()}
         if isinstance(node, (list, tuple)):
             return [plain(value, f"{path}/{index}") for index, value in enumerate(node)]
         return node
 
     return plain(state, ""), arrays
-
-
-def _escaped(key: str) -> str:
-    """Escape a key that looks like a reference to an array: an agent may be called `$array`."""
-    return f"${key}" if key.startswith("$") else key
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -209,9 +201,12 @@ def _read(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     listed = manifest.fields("files")
     listed.require_names([name for name in names if name != MANIFEST])
-    tensors = {
-        name.removesuffix(SUFFIX): _stored(folder / name, listed.fields(name)) for name in listed if name != _STATE
-    }
+    tensors = {}
+    for name in listed:
+        if name != _STATE:
+            entry = listed.fields(name)
+            stored = StoredTensors(folder / name, entry.integer("size"), entry.string("sha256"))
+            tensors[name.removesuffix(SUFFIX)] = stored
     state = _read_state(folder, listed.fields(_STATE), tensors.pop(_ARRAYS).load())
     for stored in tensors.values():
         stored.verify()
@@ -235,11 +230,6 @@ def read_manifest(folder: Path) -> StateReader:
     if found != FORMAT:
         raise manifest.error("format", found, FORMAT)
     return manifest
-
-
-def _stored(path: Path, entry: StateReader) -> StoredTensors:
-    """The tensors of a file; their numbers are not read yet."""
-    return StoredTensors(path, entry.integer("size"), entry.string("sha256"))
 
 
 def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -> State:
@@ -271,7 +261,7 @@ def _file_names(folder: Path) -> list[str]:
 
 def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
     if _ARRAY_KEY not in mapping:
-        return unique([(key.removeprefix("$"), value) for key, value in mapping.items()])
+        return _unique([(key.removeprefix("$"), value) for key, value in mapping.items()])
     path = mapping[_ARRAY_KEY]
     if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
         raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
@@ -281,7 +271,6 @@ def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> A
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 100  # of a tree: functions that walk through it call themselves
-_MAX_DIGITS = 4300  # of an integer; the time to convert it grows with the square
 
 Hook = Callable[[dict[str, Any]], Any]  # returns what replaces a mapping
 
@@ -294,28 +283,17 @@ def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
     """
 
     def mapping(pairs: list[tuple[str, Any]]) -> Any:
-        return unique(pairs) if hook is None else hook(unique(pairs))
+        return _unique(pairs) if hook is None else hook(_unique(pairs))
 
     try:
-        tree = json.loads(data.decode(), parse_int=_integer, object_pairs_hook=mapping)
+        tree = json.loads(data.decode(), object_pairs_hook=mapping)
     except ValueError as error:  # invalid JSON or UTF-8, or a number with too many digits
         raise CheckpointError(f"{name} is not valid JSON: {error}") from error
     _require_sound(name, tree)
     return tree
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"a number of more than {_MAX_DIGITS} digits")
-    return int(digits)
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of pairs.
-
-    Raises:
-        ValueError: a duplicate name.
-    """
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("duplicate name")
@@ -328,12 +306,8 @@ def _require_sound(name: str, tree: Any) -> None:
     for _ in range(_MAX_DEPTH):
         if any(isinstance(node, float) and not math.isfinite(node) for node in level):
             raise CheckpointError(f"{name} holds a number that is not finite")
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
+        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list)))
+        level = [child for children in inner for child in children]
         if not level:
             return
     raise CheckpointError(f"{name} is nested too deep")
@@ -342,25 +316,13 @@ def _require_sound(name: str, tree: Any) -> None:
 # --- The files of each policy ----------------------------------------------------------------------------------------
 
 
-def file_name(kind: str, number: int) -> str:
-    """Name of a file of a policy, without suffix."""
+def _file_name(kind: str, number: int) -> str:
     return f"{kind}-{number:03d}"
 
 
-def _has_weights(name: str) -> bool:
-    """Whether a file with this name, without suffix, holds the weights of a policy."""
-    return name.startswith(f"{KINDS[0]}-")
-
-
 def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
-    """Return the tensors of all policies by file name.
-
-    Args:
-        of_policies: for each policy, in order: its tensors by kind of file.
-    """
-    return {
-        file_name(kind, number): arrays for number, kinds in enumerate(of_policies) for kind, arrays in kinds.items()
-    }
+    """Return the tensors of all policies by file name, given those of each policy, in order, by kind of file."""
+    return {_file_name(kind, n): arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
 
 
 def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
@@ -369,7 +331,7 @@ def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str)
     Raises:
         CheckpointError: it is missing.
     """
-    name = file_name(kind, number)
+    name = _file_name(kind, number)
     return TensorFile(name, StateReader(tensors, where).value(name))
 
 
@@ -379,17 +341,10 @@ def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> 
     Raises:
         CheckpointError: a file is missing, or there are files of further policies.
     """
-    required = [file_name(kind, number) for kind in KINDS for number in range(num_policies)]
-    optional = [file_name(kind, number) for kind in OPTIONAL_KINDS for number in range(num_policies)]
-    StateReader(tensors, where).require_names([*required, *(name for name in optional if name in tensors)])
-    return [
-        {
-            kind: find_file(tensors, where, number, kind)
-            for kind in (*KINDS, *OPTIONAL_KINDS)
-            if kind in KINDS or file_name(kind, number) in tensors
-        }
-        for number in range(num_policies)
-    ]
+    names = [{kind: _file_name(kind, number) for kind in (*KINDS, *OPTIONAL_KINDS)} for number in range(num_policies)]
+    there = [{kind: name for kind, name in of.items() if kind in KINDS or name in tensors} for of in names]
+    StateReader(tensors, where).require_names([name for of in there for name in of.values()])
+    return [{kind: TensorFile(name, tensors[name]) for kind, name in of.items()} for of in there]
 
 
 # --- Versions --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class SavedPart(StateReader):
     Attributes:
         num_envs: number of envs of the training that was saved. If it differs from the current number, a part does not
             restore the state of running episodes.
-        files: what `get_tensors` returned, by kind of file.
+        files: the tensors that have files of their own, by kind of file; see `checkpoint_format.KINDS`.
     """
 
     def __init__(self, values: Any, where: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> None:
@@ -67,13 +67,6 @@ class Part(Protocol):
         Raises:
             CheckpointError: it is not the state of such a part; names the path of the value.
         """
-
-
-class TensorPart(Part, Protocol):
-    """A part that keeps tensors in files of their own."""
-
-    def get_tensors(self) -> Mapping[str, Arrays]:
-        """Return copies of the tensors, by kind of file; see `checkpoint_format.KINDS`."""
 
 
 def in_order(setters: Sequence[Callable[[], object]]) -> Commit:
@@ -199,34 +192,30 @@ def sums(path: str) -> Field:
 def sums_or_nan(path: str) -> Field:
     """An array of sums, with NaN where there is none."""
     get = attrgetter(path)
-    return _attribute(path, lambda owner, state, name: state.sums_or_nan(name, get(owner).shape))._replace(
-        get=lambda owner: without_nan(get(owner))
+    return Field(
+        lambda owner: without_nan(get(owner)),
+        lambda owner, state, name: state.sums_or_nan(name, get(owner).shape),
+        _setter(path),
     )
 
 
 def arrays(path: str) -> Field:
     """An array, or mappings and tuples of arrays, of the names, dtypes and shapes that the attribute has."""
     get = attrgetter(path)
-
-    def read(owner: Any, state: StateReader, name: str) -> Any:
-        return state.arrays_like(name, get(owner))
-
-    return Field(lambda owner: _copies(get(owner)), read, _setter(path))
+    return Field(
+        lambda owner: _copies(get(owner)), lambda owner, state, name: state.arrays_like(name, get(owner)), _setter(path)
+    )
 
 
 def part(path: str) -> Field:
     """An object with a state of its own; None where the owner has none."""
     get = attrgetter(path)
 
-    def state_of(owner: Any) -> State | None:
-        own = get(owner)
-        return None if own is None else own.get_state()
-
     def read(owner: Any, state: StateReader, name: str) -> Any:
         own = get(owner)
         return state.null(name) if own is None else own.read_state(state.fields(name))
 
-    return computed(state_of, read)
+    return computed(lambda owner: None if get(owner) is None else get(owner).get_state(), read)
 
 
 def parts(path: str) -> Field:

@@ -36,40 +36,13 @@ _TORCH = np.dtype(
 )
 
 
-class ProcessRandomness(Stateful):
-    """The generators as a part of a training."""
-
-    fields: ClassVar[Fields] = {
-        "python": Field(
-            lambda _: _python_state(),
-            lambda _, state, name: _read_python(state.fields(name)),
-            lambda _, read: random.setstate(read),
-        ),
-        "numpy": Field(
-            lambda _: _numpy_state(),
-            lambda _, state, name: _read_numpy(state.fields(name)),
-            lambda _, read: np.random.set_state(read),  # noqa: NPY002 - SB3 uses the global generator
-        ),
-        "torch": Field(
-            lambda _: th.get_rng_state().numpy(),
-            lambda _, state, name: _read_torch(state, name),
-            lambda _, read: th.set_rng_state(read),
-        ),
-        # The state of each CUDA device; none before CUDA is used.
-        "cuda": Field(
-            lambda _: [state.numpy() for state in _cuda_states()],
-            lambda _, state, name: _read_cuda(state.listed(name)),
-            lambda _, read: _set_cuda_states(read),
-        ),
-    }
-
-
 def _python_state() -> State:
     _, words, gauss = random.getstate()
     return {"words": np.array(words, dtype=np.uint32), "gauss": gauss}
 
 
-def _read_python(state: StateReader) -> tuple[int, tuple[int, ...], float | None]:
+def _read_python(_: object, states: StateReader, name: str) -> tuple[int, tuple[int, ...], float | None]:
+    state = states.fields(name)
     words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
     gauss = None if state.value("gauss") is None else state.number("gauss")
     if words[-1] > _NUMPY_WORDS:
@@ -87,13 +60,14 @@ def _numpy_state() -> State:
     }
 
 
-def _read_numpy(state: StateReader) -> dict[str, Any]:
+def _read_numpy(_: object, states: StateReader, name: str) -> dict[str, Any]:
+    state = states.fields(name)
     inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
     has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
     return {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
 
 
-def _read_torch(state: StateReader, name: str) -> th.Tensor:
+def _read_torch(_: object, state: StateReader, name: str) -> th.Tensor:
     """Check the state of PyTorch's generator. PyTorch does not: a wrong index would make it read foreign memory."""
     raw = state.array(name, np.uint8, (th.get_rng_state().numel(),))
     where = f"{state.where}/{name}"
@@ -126,17 +100,30 @@ def _cuda_states() -> list[th.Tensor]:
     return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-def _read_cuda(devices: StateReader) -> list[th.Tensor]:
+def _read_cuda(_: object, state: StateReader, name: str) -> list[th.Tensor]:
     """The states of the devices; none where no device is."""
-    read = {name: devices.array(name, np.uint8, (None,)) for name in devices}
+    devices = state.listed(name)
+    read = {device: devices.array(device, np.uint8, (None,)) for device in devices}
     if not th.cuda.is_available():
         return []
-    return [_torch_state(raw, f"cuda:{name}", f"{devices.where}/{name}") for name, raw in read.items()]
+    return [_torch_state(raw, f"cuda:{device}", f"{devices.where}/{device}") for device, raw in read.items()]
 
 
-def _set_cuda_states(states: list[th.Tensor]) -> None:
+def _set_cuda(states: list[th.Tensor]) -> None:
     if states:
         th.cuda.set_rng_state_all(states)
+
+
+class ProcessRandomness(Stateful):
+    """The generators as a part of a training."""
+
+    fields: ClassVar[Fields] = {
+        "python": Field(lambda _: _python_state(), _read_python, lambda _, read: random.setstate(read)),
+        "numpy": Field(lambda _: _numpy_state(), _read_numpy, lambda _, read: np.random.set_state(read)),  # noqa: NPY002
+        "torch": Field(lambda _: th.get_rng_state().numpy(), _read_torch, lambda _, read: th.set_rng_state(read)),
+        # The state of each CUDA device; none before CUDA is used.
+        "cuda": Field(lambda _: [each.numpy() for each in _cuda_states()], _read_cuda, lambda _, read: _set_cuda(read)),
+    }
 
 
 @contextmanager
@@ -149,4 +136,4 @@ def preserve_rng() -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         th.set_rng_state(before[2])
-        _set_cuda_states(before[3])
+        _set_cuda(before[3])

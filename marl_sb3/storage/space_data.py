@@ -23,8 +23,11 @@ Space = spaces.Space[Any]
 
 def space_to_plain(space: Space) -> State | None:
     """Return a space as plain data for `space_from_plain`; None for other kinds of spaces and for subclasses."""
-    writer = _WRITERS.get(type(space))
-    return None if writer is None else writer(space)
+    kind = type(space).__name__
+    if getattr(spaces, kind, None) is not type(space) or kind not in _KINDS:
+        return None
+    plain = _KINDS[kind][0](space)
+    return plain and {"kind": kind, **plain}
 
 
 def space_from_plain(plain: StateReader) -> Space:
@@ -36,14 +39,12 @@ def space_from_plain(plain: StateReader) -> Space:
     Raises:
         CheckpointError: it does not describe a space.
     """
-    kind = plain.string("kind")
-    if kind not in _READERS:
-        raise plain.error("kind", kind, ", ".join(_READERS))
+    kind = _one_of(plain, "kind", _KINDS)
     try:
-        return _READERS[kind](plain)
+        return _KINDS[kind][1](plain)
+    except CheckpointError:
+        raise
     except (ValueError, TypeError, AssertionError, OverflowError, MemoryError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{plain.where} describes no {kind}: {error}") from error
 
 
@@ -55,7 +56,7 @@ def _box_to_plain(space: spaces.Box) -> State | None:
     if dtype not in _DTYPES or np.isnan(space.low).any() or np.isnan(space.high).any():
         return None
     bounds = {"low": _bound_to_plain(space.low), "high": _bound_to_plain(space.high)}
-    return {"kind": "Box", "dtype": dtype, "shape": list(space.shape), **bounds}
+    return {"dtype": dtype, "shape": list(space.shape), **bounds}
 
 
 def _bound_to_plain(bound: Array) -> Any:
@@ -65,11 +66,8 @@ def _bound_to_plain(bound: Array) -> Any:
         first = int(first) if isinstance(first, bool) else first
         return ("inf" if first > 0 else "-inf") if math.isinf(first) else first
     infinite = np.isinf(bound)
-    return {"finite": np.where(infinite, 0, bound).astype(bound.dtype), "sign": _signs(bound, infinite)}
-
-
-def _signs(bound: Array, infinite: Array) -> Array:
-    return np.where(infinite, np.sign(bound), 0).astype(np.int8)
+    signs = np.where(infinite, np.sign(bound), 0).astype(np.int8)
+    return {"finite": np.where(infinite, 0, bound).astype(bound.dtype), "sign": signs}
 
 
 def _box_from_plain(plain: StateReader) -> spaces.Box:
@@ -108,17 +106,16 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
 
 
 def _discrete_to_plain(space: spaces.Discrete) -> State | None:
-    return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)} if space.dtype == np.int64 else None
+    return {"n": int(space.n), "start": int(space.start)} if space.dtype == np.int64 else None
 
 
 def _discrete_from_plain(plain: StateReader) -> spaces.Discrete:
     return spaces.Discrete(plain.integer("n", 1), start=plain.integer("start", -(2**53)))
 
 
-def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State | None:
-    dtype = str(space.dtype)
+def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State:
     numbers = {name: np.asarray(getattr(space, name), np.int64) for name in ("nvec", "start")}
-    return {"kind": "MultiDiscrete", "dtype": dtype, "shape": list(space.shape), **numbers}
+    return {"dtype": str(space.dtype), "shape": list(space.shape), **numbers}
 
 
 def _multi_discrete_from_plain(plain: StateReader) -> spaces.MultiDiscrete:
@@ -130,9 +127,8 @@ def _multi_discrete_from_plain(plain: StateReader) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(nvec.astype(dtype), dtype.type, start=start.astype(dtype))
 
 
-def _multi_binary_to_plain(space: spaces.MultiBinary) -> State | None:
-    size = space.n if isinstance(space.n, int) else list(space.shape)
-    return {"kind": "MultiBinary", "n": size}
+def _multi_binary_to_plain(space: spaces.MultiBinary) -> State:
+    return {"n": space.n if isinstance(space.n, int) else list(space.shape)}
 
 
 def _multi_binary_from_plain(plain: StateReader) -> spaces.MultiBinary:
@@ -144,7 +140,7 @@ def _multi_binary_from_plain(plain: StateReader) -> spaces.MultiBinary:
 def _dict_to_plain(space: spaces.Dict) -> State | None:
     parts = {name: space_to_plain(part) for name, part in space.spaces.items()}
     nested = any(isinstance(part, spaces.Dict) for part in space.spaces.values())
-    return None if nested or None in parts.values() else {"kind": "Dict", "spaces": parts}
+    return None if nested or None in parts.values() else {"spaces": parts}
 
 
 def _dict_from_plain(plain: StateReader) -> spaces.Dict:
@@ -153,7 +149,7 @@ def _dict_from_plain(plain: StateReader) -> spaces.Dict:
     read: dict[str, Space] = {}
     for name in parts.names():
         part = parts.fields(name)
-        _one_of(part, "kind", [kind for kind in _READERS if kind != "Dict"])
+        _one_of(part, "kind", [kind for kind in _KINDS if kind != "Dict"])
         read[name] = space_from_plain(part)
     return spaces.Dict(list(read.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
 
@@ -173,17 +169,10 @@ def _shape(plain: StateReader, name: str) -> tuple[int, ...]:
     return shape
 
 
-_WRITERS: Mapping[type, Callable[[Any], State | None]] = {
-    spaces.Box: _box_to_plain,
-    spaces.Discrete: _discrete_to_plain,
-    spaces.MultiDiscrete: _multi_discrete_to_plain,
-    spaces.MultiBinary: _multi_binary_to_plain,
-    spaces.Dict: _dict_to_plain,
-}
-_READERS: Mapping[str, Callable[[StateReader], Space]] = {
-    "Box": _box_from_plain,
-    "Discrete": _discrete_from_plain,
-    "MultiDiscrete": _multi_discrete_from_plain,
-    "MultiBinary": _multi_binary_from_plain,
-    "Dict": _dict_from_plain,
+_KINDS: Mapping[str, tuple[Callable[[Any], State | None], Callable[[StateReader], Space]]] = {
+    "Box": (_box_to_plain, _box_from_plain),
+    "Discrete": (_discrete_to_plain, _discrete_from_plain),
+    "MultiDiscrete": (_multi_discrete_to_plain, _multi_discrete_from_plain),
+    "MultiBinary": (_multi_binary_to_plain, _multi_binary_from_plain),
+    "Dict": (_dict_to_plain, _dict_from_plain),
 }

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
@@ -146,10 +146,17 @@ class StoredTensors(Mapping[str, Array]):
 
     def __init__(self, path: Path, size: int, sha256: str) -> None:
         self._path, self._size, self._sha256 = path, size, sha256
-        self._limit = psutil.virtual_memory().total  # a larger file is not read
-        with self._opened() as file:
-            self.forms = {name: self._form(name, file.get_slice(name)) for name in file.offset_keys()}
-        self._begins = self._first_bytes()
+        with self._opened() as file:  # refuses links, pipes and files of another size
+            begin = 8 + int.from_bytes(file.read(8), "little")
+            try:
+                # "pread" and not "mmap": a file that becomes shorter is then an error and not the end of the process.
+                with safe_open(path, framework="np", backend="pread") as header:
+                    self.forms = {name: self._form(name, header.get_slice(name)) for name in header.offset_keys()}
+            except SafetensorError as error:
+                raise CheckpointError(f"{path.name} is not a valid safetensors file: {error}") from error
+        # One after the other behind the header, as the library has checked.
+        ends = accumulate((form.nbytes for form in self.forms.values()), initial=begin)
+        self._begins = dict(zip(self.forms, ends, strict=False))
 
     def __getitem__(self, name: str) -> Array:
         return self.load([name])[name]
@@ -166,50 +173,34 @@ class StoredTensors(Mapping[str, Array]):
     def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The numbers of some tensors, or of all; the hash of the file is verified first."""
         self._verify_hash()
+        loaded = {}
         with self._opened() as file:
-            loaded = {name: file.get_tensor(name) for name in (names or self.forms)}
-        for name, array in loaded.items():
-            self._require_valid(name, array)
+            for name in names or self.forms:
+                file.seek(self._begins[name])
+                loaded[name] = self._read(file, self.forms[name])
+                self._require_valid(name, loaded[name])
         return loaded
 
     def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
         """The numbers of one tensor in slices of its first axis, each with the index where it begins.
 
-        The file is not verified again: see `verify`.
+        The file is not verified again: see `verify`. The library would read the whole tensor for each of them.
         """
-        begin = 0
-        for piece in self._pieces(name):
-            yield begin, piece
-            begin += len(piece)
+        form = self.forms[name]
+        lines = form.shape[0] if form.nbytes > _PIECE_BYTES else 1
+        per_piece = max(1, _PIECE_BYTES * lines // max(1, form.nbytes))
+        with self._opened() as file:
+            file.seek(self._begins[name])
+            for begin in range(0, lines, per_piece):
+                shape = (min(per_piece, lines - begin), *form.shape[1:]) if lines > 1 else form.shape
+                yield begin, self._read(file, Form(form.dtype, shape))
 
     def verify(self) -> None:
         """Check the hash and all numbers, without reading a whole tensor into memory."""
         self._verify_hash()
         for name in self.forms:
-            for piece in self._pieces(name):
+            for _, piece in self.pieces(name):
                 self._require_valid(name, piece)
-
-    def _first_bytes(self) -> dict[str, int]:
-        """Where each tensor begins in the file: one after the other behind the header, as the library has checked."""
-        with opened(self._path, self._limit, self._size) as file:
-            begin = 8 + int.from_bytes(file.read(8), "little")
-        begins = {}
-        for name, form in self.forms.items():
-            begins[name] = begin
-            begin += form.nbytes
-        return begins
-
-    def _pieces(self, name: str) -> Iterator[Array]:
-        """A tensor in slices of its first axis. The library would read the whole tensor for each of them."""
-        form = self.forms[name]
-        shapes = [form.shape]
-        if form.nbytes > _PIECE_BYTES:
-            lines, per_piece = form.shape[0], max(1, _PIECE_BYTES * form.shape[0] // form.nbytes)
-            shapes = [(min(per_piece, lines - first), *form.shape[1:]) for first in range(0, lines, per_piece)]
-        with opened(self._path, self._limit, self._size) as file:
-            file.seek(self._begins[name])
-            for shape in shapes:
-                yield self._read(file, Form(form.dtype, shape))
 
     def _read(self, file: FileIO, form: Form) -> Array:
         """The next numbers of the file."""
@@ -222,19 +213,11 @@ class StoredTensors(Mapping[str, Array]):
             read += more
         return data.view(form.dtype).reshape(form.shape)
 
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """The file, opened by the library."""
-        with opened(self._path, self._limit, self._size):  # refuses links, pipes and files of another size
-            try:
-                # "pread" and not "mmap": a file that becomes shorter is then an error and not the end of the process.
-                with safe_open(self._path, framework="np", backend="pread") as file:
-                    yield file
-            except SafetensorError as error:
-                raise CheckpointError(f"{self._path.name} is not a valid safetensors file: {error}") from error
+    def _opened(self) -> AbstractContextManager[FileIO]:
+        return opened(self._path, psutil.virtual_memory().total, self._size)  # a file larger than that is not read
 
     def _verify_hash(self) -> None:
-        with opened(self._path, self._limit, self._size) as file:
+        with self._opened() as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self._sha256:
                 raise CheckpointError(f"{self._path.name} is damaged: its SHA-256 is not that of the manifest")
 
