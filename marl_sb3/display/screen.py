@@ -7,7 +7,6 @@ import io
 import logging
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TextIO, TypeVar, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from marl_sb3.output import LenientStream
 
@@ -63,33 +63,37 @@ class ScreenSize:
 Draw = Callable[[ScreenSize], RenderableType]
 
 
-class Screen(ABC):
-    """Shows a picture and redraws it.
+class Screen:
+    """Shows a picture and redraws it; this one shows nothing, for a console that supports plain lines only.
 
     Args:
         draw: makes the picture; it may be called in another thread.
         keep: leave the last picture on the screen when it is closed.
+
+    Attributes:
+        is_live: whether it shows anything.
     """
+
+    is_live = False
 
     def __init__(self, draw: Draw, *, keep: bool) -> None:
         self._draw = draw
         self._keep = keep
 
-    @abstractmethod
     def open(self) -> None:
         """Show the first picture."""
 
-    @abstractmethod
     def refresh(self) -> None:
         """Note that the state has changed; redraw when the next redraw is due."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Stop redrawing and release the screen; a second call has no effect."""
+        """Draw the last picture and release the screen; remove it unless it is kept. A second call has no effect."""
 
 
 class TerminalScreen(Screen):
     """Redraws a few times a second in a background thread; text printed meanwhile appears above the picture."""
+
+    is_live = True
 
     def __init__(self, console: Console, draw: Draw, *, keep: bool) -> None:
         super().__init__(draw, keep=keep)
@@ -102,15 +106,11 @@ class TerminalScreen(Screen):
     def _latest(self) -> RenderableType:
         if self._is_last and not self._keep:
             return ""  # Rich would print the whole picture, even one too high, before removing it
-        picture = self._guard(self._draw, self._size())
-        if picture is not None:
-            self._picture = picture
-        return self._picture
-
-    def _size(self) -> ScreenSize:
-        size = self._console.size
+        width, height = self._console.size
         # The last line is left free for what the terminal writes itself, such as ^C.
-        return ScreenSize(size.width, size.height - 1, self._console.options.ascii_only)
+        size = ScreenSize(width, height - 1, self._console.options.ascii_only)
+        self._picture = self._guard(self._draw, size) or self._picture
+        return self._picture
 
     def open(self) -> None:
         """Show the first picture."""
@@ -127,9 +127,6 @@ class TerminalScreen(Screen):
             )
             self._live.start(refresh=True)
 
-    def refresh(self) -> None:
-        """Do nothing: the background thread redraws."""
-
     def close(self) -> None:
         """Draw the last picture; remove it unless it is kept."""
         if self._live is not None:
@@ -141,6 +138,8 @@ class TerminalScreen(Screen):
 
 class NotebookScreen(Screen):
     """Replaces the output of a cell by IPython's display function; it needs no widgets."""
+
+    is_live = True
 
     def __init__(self, draw: Draw, *, keep: bool) -> None:
         super().__init__(draw, keep=keep)
@@ -178,6 +177,11 @@ class NotebookScreen(Screen):
         }
 
 
+def cut_line(text: str, style: str = "") -> Text:
+    """Make a line that is cut where the screen ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
 def standard_console() -> Console:
     """Make a console on standard output. Writing to a closed output is no error."""
     stream = LenientStream(sys.stdout)
@@ -187,13 +191,13 @@ def standard_console() -> Console:
     return Console(file=cast("TextIO", stream), highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
 
 
-def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:
-    """Make the screen for live views of a console; None if it supports plain lines only."""
+def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen:
+    """Make the screen for live views of a console."""
     if console.is_jupyter:
         return NotebookScreen(draw, keep=keep)
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
         return TerminalScreen(console, draw, keep=keep)
-    return None
+    return Screen(draw, keep=keep)
 
 
 def in_notebook() -> bool:

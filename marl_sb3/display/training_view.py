@@ -16,7 +16,7 @@ from rich.text import Text
 
 from marl_sb3.config.values import counted
 from marl_sb3.display.progress import ProgressClock, Series, progress_parts, speed_parts
-from marl_sb3.display.screen import ScreenSize, screen_for
+from marl_sb3.display.screen import ScreenSize, cut_line, screen_for
 from marl_sb3.display.tables import (
     AGENTS,
     MOST_AGENTS,
@@ -200,13 +200,12 @@ class PlainLines(TrainingView):
 
     def _returns(self, metrics: Mapping[str, Any]) -> str:
         shown = shown_agents(metrics.get(AGENTS, {}), self._most_agents)
-        first, last = (_named(agents) for agents in (shown.first, shown.last))
+        first, last = (
+            ", ".join(f"{agent} {number(value)}" for agent, value in returns.items())
+            for returns in (shown.first, shown.last)
+        )
         agents = f"best {first}; worst {last}; {shown.others} others" if shown.others else first
         return f"return {number(metrics.get(SUM))}" + (f" ({agents})" if agents else "")
-
-
-def _named(returns: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{agent} {number(value)}" for agent, value in returns.items())
 
 
 # --- Live view --------------------------------------------------------------------------------------------------------
@@ -244,20 +243,18 @@ class LiveView(TrainingView):
         self._best = Series(goals.higher_is_better)
         self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # iteration and metrics
         self._screen = screen_for(console, self.draw, keep=keep)
-        self.is_possible = self._screen is not None
+        self.is_possible = self._screen.is_live
 
     def begin(self, done: int, total: int) -> None:
         """Start at `done` of `total` steps, or continue there after a rollback."""
         super().begin(done, total)
         self._done = done
-        if self._screen is not None:
-            self._screen.open()
+        self._screen.open()
 
     def advance(self, done: int) -> None:
         """Show the steps at the next redraw."""
         self._done = done
-        if self._screen is not None:
-            self._screen.refresh()
+        self._screen.refresh()
 
     def add(self, result: Result) -> None:
         """Show the result of an iteration at the next redraw."""
@@ -274,8 +271,7 @@ class LiveView(TrainingView):
 
     def close(self) -> None:
         """Draw the last picture and release the screen."""
-        if self._screen is not None:
-            self._screen.close()
+        self._screen.close()
 
     def draw(self, size: ScreenSize) -> RenderableType:
         """Draw the present state; it fits into any screen of at least 10 lines."""
@@ -285,7 +281,7 @@ class LiveView(TrainingView):
                 return Group(*head)
             goals = self._goal_lines(self._result)
             table = self._table(self._result, size, size.height - len(head) - len(goals))
-            return Group(*head, table, *(Text(line, no_wrap=True, overflow="ellipsis") for line in goals))
+            return Group(*head, table, *map(cut_line, goals))
 
     def _head(self, size: ScreenSize) -> list[RenderableType]:
         bar = Table.grid(expand=True, padding=(0, 1))
@@ -293,42 +289,36 @@ class LiveView(TrainingView):
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True, justify="right")
         share = min(1.0, self._done / self._total) if self._total else 0.0
-        drawn = ProgressBar(total=1.0, completed=share)
-        bar.add_row(Text(self._title, style="bold"), drawn, f"{share:.0%}")
-        steps = progress_parts(self._clock, self._done, self._total)
-        speed = speed_parts(self._clock, self._result)
-        lines = [*packed(steps, size.width), *packed(speed, size.width)]
-        return [bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
+        bar.add_row(Text(self._title, style="bold"), ProgressBar(total=1.0, completed=share), f"{share:.0%}")
+        parts = progress_parts(self._clock, self._done, self._total), speed_parts(self._clock, self._result)
+        return [bar, *map(cut_line, (line for each in parts for line in packed(each, size.width)))]
 
     def _goal_lines(self, result: Result) -> list[str]:
         """Describe the state of each goal. Numbers come before names: the end of a line may be cut."""
-        words = no_episode_yet(result, self._goals.longest_episode())
-        lines = [] if words is None else [words]
+        lines = [words] if (words := no_episode_yet(result, self._goals.longest_episode())) else []
         if self._best.best is not None:
             lines.append(f"best {_best(self._best)}, by {self._goals.metric}")
         if self._evaluation is not None:
-            lines.append(self._evaluation_line(*self._evaluation))
+            iteration, metrics = self._evaluation
+            is_custom = self._evaluations.best is None  # a custom evaluation function
+            words = f": {_first_values(metrics)}" if is_custom else f", best {_best(self._evaluations)}"
+            lines.append(f"evaluated in iteration {iteration}{words}")
         for name, limit in list(self._goals.stop.items())[:_MOST_STOPS]:
             lines.append(f"stop at {limit:g}, now {number(_metric_value(result, name))}: {name}")
         if (saved := self._goals.checkpoint()) is not None:
             lines.append(f"saved {saved}")
         return lines
 
-    def _evaluation_line(self, iteration: int, metrics: Mapping[str, Any]) -> str:
-        if self._evaluations.best is None:  # a custom evaluation function
-            return f"evaluated in iteration {iteration}: {_first_values(metrics)}"
-        return f"evaluated in iteration {iteration}, best {_best(self._evaluations)}"
-
     def _table(self, result: Result, size: ScreenSize, height: int) -> Table:
+        def trend(row: MetricRow, width: int) -> str:
+            series = self._trends.get(row.path)
+            return "" if series is None else sparkline(series.trend(width), ascii_only=size.ascii_only)
+
         columns = {"training": result["env_runners"]}
         if self._evaluation is not None:
             columns["evaluation"] = self._evaluation[1]
         rows = fitting_rows(result["env_runners"], self._goals.most_agents, height - 1)
-        return metrics_table(rows, columns, size.width, lambda row, width: self._trend(row, width, size))
-
-    def _trend(self, row: MetricRow, width: int, size: ScreenSize) -> str:
-        series = self._trends.get(row.path)
-        return "" if series is None else sparkline(series.trend(width), ascii_only=size.ascii_only)
+        return metrics_table(rows, columns, size.width, trend)
 
 
 def _best(series: Series) -> str:

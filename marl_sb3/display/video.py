@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,20 +54,19 @@ class VideoFile:
             )
         self._unfinished = unfinished_path(self.path)
         _require_writable(self.path)
-        self._make_encoder = _ENCODERS[kind]
         if kind == ".mp4":
             _require_ffmpeg()
-        self._encoder: _Encoder | None = None
+        self._encoder: _GifEncoder | _Mp4Encoder | None = None
         self._size: tuple[int, ...] = ()
 
     def __enter__(self) -> VideoFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._encoder is not None:
+        if isinstance(self._encoder, _Mp4Encoder):
             with suppress(OSError):  # of a full disk, which has been raised before
-                self._encoder.discard()
-            self._encoder = None
+                self._encoder.finish()
+        self._encoder = None
         self._unfinished.unlink(missing_ok=True)
 
     def add(self, frame: Any) -> None:
@@ -84,7 +83,7 @@ class VideoFile:
         if self._encoder is None:
             self._size = frame.shape
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._encoder = self._make_encoder(self._unfinished, self.fps)
+            self._encoder = _ENCODERS[self.path.suffix.lower()](self._unfinished, self.fps)
         if frame.shape != self._size:
             raise EnvError(f"render() returned {_outline(frame)}; the frames before it are {self._size}")
         with with_filename(self.path):
@@ -134,18 +133,6 @@ def _outline(frame: Any) -> str:
     return "None" if frame is None else f"a {type(frame).__name__}"
 
 
-class _Encoder(Protocol):
-    """Writes one file at `fps` frames per second."""
-
-    def __init__(self, path: Path, fps: float) -> None: ...
-
-    def add(self, frame: Array) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
 class _GifEncoder:
     """Keeps frames of one byte per pixel until `finish` writes the file.
 
@@ -176,9 +163,6 @@ class _GifEncoder:
         first, *others = self._frames
         options = {"append_images": others, "duration": self._frame_ms, "loop": 0}
         first.save(self._path, "GIF", save_all=True, **options)
-
-    def discard(self) -> None:
-        self._frames.clear()
 
 
 def _is_true(drawn: Image, frame: Array, exactly: bool) -> bool:
@@ -211,8 +195,5 @@ class _Mp4Encoder:
     def finish(self) -> None:
         self._file.close()
 
-    def discard(self) -> None:
-        self._file.close()
 
-
-_ENCODERS: Mapping[str, type[_Encoder]] = {".gif": _GifEncoder, ".mp4": _Mp4Encoder}
+_ENCODERS: Mapping[str, type[_GifEncoder | _Mp4Encoder]] = {".gif": _GifEncoder, ".mp4": _Mp4Encoder}

@@ -72,7 +72,7 @@ class CheckpointFolder:
             NumericError: an array is not finite.
             OSError: the disk is full or failing; the earlier checkpoints are unchanged.
         """
-        self.remove_unfinished()
+        remove_unfinished(self.path)  # what a killed process has left; no other process may be writing
         name = f"ckpt-{iteration:06d}"
         write_checkpoint(self.path / name, state, tensors, about)
         # Checkpoints of later iterations are damaged (the run did not resume from them) and do not count here.
@@ -81,10 +81,6 @@ class CheckpointFolder:
             if old != best:
                 remove_folder(self.path / old)
         return name
-
-    def remove_unfinished(self) -> None:
-        """Remove what a killed process has left; no other process may be writing."""
-        remove_unfinished(self.path)
 
     def load(self, which: str | None = "latest") -> Checkpoint:
         """Read a checkpoint; a damaged one is skipped with a warning, and the next best or next newest is read.
@@ -114,10 +110,11 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no valid checkpoint{why}; {again}")
 
     def _by_number(self, which: str) -> str:
-        for name in self.names():
+        names = self.names()
+        for name in names:
             if which == name or (which.isdecimal() and len(which) < 13 and int(which) == _iteration(name)):
                 return name
-        there = ", ".join(str(_iteration(name)) for name in self.names()) or "none"
+        there = ", ".join(str(_iteration(name)) for name in names) or "none"
         raise CheckpointError(f"{self.path} has no checkpoint {which!r}; accepted: best, latest, or one of {there}")
 
     def choose(self) -> tuple[str, str] | None:
@@ -132,7 +129,7 @@ class CheckpointFolder:
         newest_first = self.names()[::-1]
         if which == "latest":
             return [(name, "") for name in newest_first]
-        best_first = sorted(self._scores(), key=lambda score: score.order, reverse=True)
+        best_first = self._scores()
         opposed = max(best_first, key=lambda score: score.order[1]).opposed if best_first else None
         if opposed is not None and which is None:
             reason = f"{opposed}, so that {best_first[0].metric} does not tell which is the best"
@@ -144,18 +141,17 @@ class CheckpointFolder:
 
     def best(self) -> str | None:
         """The name of the checkpoint with the best score; None if none has a score. Reads the manifests only."""
-        found = max(self._scores(), key=lambda score: score.order, default=None)
-        return None if found is None else found.name
+        return next((score.name for score in self._scores()), None)
 
     def _scores(self) -> list[_Score]:
-        """The scores of the checkpoints that have one."""
+        """The scores of the checkpoints that have one, the best first."""
         scores = []
         for name in self.names():
             with suppress(CheckpointError, RecursionError):
                 score = read_manifest(self.path / name).fields("about").fields("score")
                 if score.value("value") is not None:
                     scores.append(_Score.read(name, score))
-        return scores
+        return sorted(scores, key=lambda score: score.order, reverse=True)
 
 
 class _Score(NamedTuple):
@@ -194,10 +190,10 @@ def require_replaceable(folder: Path) -> Path:
     Raises:
         ConfigError: it contains something else.
     """
-    if folder.exists() and not (folder / MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} exists and is not a checkpoint; accepted: a new or an empty folder, or a checkpoint"
-        )
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty and not (folder / MANIFEST).exists():
+        words = f"{folder} exists and is not a checkpoint; accepted: a new or an empty folder, or a checkpoint"
+        raise ConfigError(words)
     return folder
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.display.progress import ProgressClock
-from marl_sb3.display.screen import Guard, ScreenSize, screen_for
+from marl_sb3.display.screen import Guard, ScreenSize, cut_line, screen_for
 from marl_sb3.display.text import duration, number, packed, short_path
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.confirmed import HEADER, Candidate, confirmed, confirmed_rows
@@ -41,29 +41,22 @@ class _View:
         self._clock = ProgressClock()
         self._clock.begin(done)
         self._screen = screen_for(console, self.draw, keep=keep)
-        self._show: Guard[None] = Guard(self._close)
+        self._show: Guard[None] = Guard(self._screen.close)
 
     def __enter__(self) -> Self:
-        if self._screen is not None:
-            self._show(self._screen.open)
+        self._show(self._screen.open)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._show(self._close)
-
-    def _close(self) -> None:
-        if self._screen is not None:
-            self._screen.close()
+        self._show(self._screen.close)
 
     def _advance(self, done: int, lines: Iterable[str]) -> None:
         """Show that so much is done; without a live view, print the lines."""
         if done > self._done:
             self._clock.add(done)
         self._done = done
-        if self._screen is not None:
-            self._screen.refresh()
-            return
-        for line in lines:
+        self._screen.refresh()
+        for line in () if self._screen.is_live else lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def draw(self, size: ScreenSize) -> RenderableType:
@@ -73,7 +66,7 @@ class _View:
         lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
-        return Group(*map(_cut, lines), bar, *self._below(size.height - len(lines) - 1))
+        return Group(*map(cut_line, lines), bar, *self._below(size.height - len(lines) - 1))
 
     def _parts(self) -> list[str]:
         """What is done, as text."""
@@ -82,11 +75,6 @@ class _View:
     def _below(self, height: int) -> list[Text]:
         """Lines below the bar."""
         return []
-
-
-def _cut(text: str, style: str = "") -> Text:
-    """A line that is cut where the terminal ends."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 class SearchView(_View):
@@ -122,12 +110,12 @@ class SearchView(_View):
         return [f"{self._done} of {self._total} trials", unsuccessful]
 
     def _below(self, height: int) -> list[Text]:
-        best = [] if self._best is None else [_cut(f"best     {trial_line(self._best)}", style="bold")]
+        best = [] if self._best is None else [cut_line(f"best     {trial_line(self._best)}", style="bold")]
         running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
         shown = running[: max(1, height - len(best) - 1)]
-        lines = [_cut(f"running  {trial_line(trial)}") for trial in shown]
+        lines = [cut_line(f"running  {trial_line(trial)}") for trial in shown]
         more = len(running) - len(shown)
-        return [*best, *lines, *([_cut(f"         and {more} more")] if more else [])]
+        return [*best, *lines, *([cut_line(f"         and {more} more")] if more else [])]
 
 
 class ConfirmView(_View):
@@ -229,7 +217,7 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
         ]
     below = [line for trial in shown for line in _error_lines(trial)]
     if len(shown) < len(trials):
-        below.append(_cut(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+        below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
     return Group(*parts, *below)
 
 
@@ -284,5 +272,5 @@ def _short(params: dict[str, Any]) -> dict[str, Any]:
 def _error_lines(trial: FrozenTrial) -> list[Text]:
     """The error of a trial, and the path of its traceback."""
     error, path = error_text(trial), key.traceback_file(trial)
-    lines = [] if error is None else [_cut(f"trial {trial.number}: {error}")]
+    lines = [] if error is None else [cut_line(f"trial {trial.number}: {error}")]
     return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path must not be cut
