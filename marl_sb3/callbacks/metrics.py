@@ -90,10 +90,8 @@ class RewardHistogramCallback(MultiAgentCallback):
 
     def get_state(self) -> State:
         """Return the steps of the running episode of env 0."""
-        return {
-            "rewards": np.stack([rewards for rewards, _ in self._steps]) if self._steps else None,
-            "acted": np.stack([acted for _, acted in self._steps]) if self._steps else None,
-        }
+        columns = map(np.stack, zip(*self._steps, strict=True)) if self._steps else (None, None)
+        return dict(zip(("rewards", "acted"), columns, strict=True))
 
     def set_state(self, state: StateReader) -> None:
         """Check and set what `get_state` has returned."""

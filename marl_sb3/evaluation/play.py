@@ -118,7 +118,12 @@ def play_episodes(
         if seed is not None:
             env.seed(seed)
         by_step = _finished_by_step(bundle, env, tracker, deterministic)
-        for episode in _counted(by_step, env.num_envs, n_episodes, n_env_steps):
+        if n_env_steps is None:
+            quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
+            finished = _quota_of_each_env(by_step, quotas)
+        else:
+            finished = chain.from_iterable(islice(by_step, math.ceil(n_env_steps / env.num_envs)))
+        for episode in finished:
             counted.append(episode)
             if on_episode is not None:
                 on_episode(episode)
@@ -169,14 +174,6 @@ def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
 
 
 # --- Playing ---------------------------------------------------------------------------------------------------------
-
-
-def _counted(
-    by_step: Iterable[list[Episode]], num_envs: int, n_episodes: int, n_env_steps: int | None
-) -> Iterator[Episode]:
-    if n_env_steps is None:
-        return _quota_of_each_env(by_step, [episodes_of_env(index, num_envs, n_episodes) for index in range(num_envs)])
-    return chain.from_iterable(islice(by_step, math.ceil(n_env_steps / num_envs)))
 
 
 def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> Iterator[Episode]:

@@ -185,7 +185,7 @@ class EpisodeTracker(Stateful):
                     f"custom metric {name!r}: agent is {metric.agent!r}; the env has {', '.join(env.agents)}",
                     key="custom_metrics",
                 )
-        self.episodes: deque[Episode] = deque(maxlen=window)
+        self.episodes: deque[Episode] = deque(maxlen=window)  # drops the oldest ones
         self.begin()
 
     def begin(self) -> None:
@@ -266,9 +266,7 @@ class EpisodeTracker(Stateful):
 
     def restart(self, env_indices: Iterable[int]) -> None:
         """Forget the running episodes of these envs, which have begun new ones."""
-        envs = np.zeros(self._num_envs, dtype=np.bool_)
-        envs[list(env_indices)] = True
-        self._restart(envs)
+        self._restart(np.isin(np.arange(self._num_envs), list(env_indices)))
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -302,33 +300,32 @@ class EpisodeTracker(Stateful):
         agent_steps = [[e.agent_steps[agent] for agent in self._agents] for e in episodes]
         returns = [[e.agent_returns.get(agent, math.nan) for agent in self._agents] for e in episodes]
         custom = [[e.custom.get(name, math.nan) for name in self.custom_metrics] for e in episodes]
+        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(self.custom_metrics))
         return {
-            "env_index": np.array([e.env_index for e in episodes], dtype=np.int64),
-            "length": np.array([e.length for e in episodes], dtype=np.int64),
-            "duration_s": np.array([e.duration_s for e in episodes], dtype=np.float64),
-            "agent_steps": np.array(agent_steps, dtype=np.int64).reshape(len(episodes), len(self._agents)),
-            "agent_returns": without_nan(np.array(returns, dtype=float).reshape(len(episodes), len(self._agents))),
-            "custom": without_nan(np.array(custom, dtype=float).reshape(len(episodes), len(self.custom_metrics))),
+            "env_index": np.array([e.env_index for e in episodes], np.int64),
+            "length": np.array([e.length for e in episodes], np.int64),
+            "duration_s": np.array([e.duration_s for e in episodes], float),
+            "agent_steps": np.array(agent_steps, np.int64).reshape(of_agents),
+            "agent_returns": without_nan(np.array(returns, float).reshape(of_agents)),
+            "custom": without_nan(np.array(custom, float).reshape(of_metrics)),
         }
 
     def _read_finished(self, state: StateReader) -> list[Episode]:
-        """The latest episodes, up to the size of the window."""
-        env_index = state.counts("env_index", (None,)).tolist()
+        env_index = state.counts("env_index", (None,))
         n, agents, names = len(env_index), self._agents, list(self.custom_metrics)
-        length, duration_s = state.counts("length", (n,)).tolist(), state.sums("duration_s", (n,)).tolist()
-        agent_steps = state.counts("agent_steps", (n, len(agents))).tolist()
-        returns = state.sums_or_nan("agent_returns", (n, len(agents))).tolist()
-        custom = state.sums_or_nan("custom", (n, len(names))).tolist()
+        columns = (
+            env_index,
+            state.counts("length", (n,)),
+            state.sums_or_nan("agent_returns", (n, len(agents))),
+            state.counts("agent_steps", (n, len(agents))),
+            state.sums_or_nan("custom", (n, len(names))),
+            state.sums("duration_s", (n,)),
+        )
         return [
             Episode(
-                env_index=env_index[i],
-                length=length[i],
-                agent_returns=_known(agents, returns[i]),
-                agent_steps=dict(zip(agents, agent_steps[i], strict=True)),
-                custom=_known(names, custom[i]),
-                duration_s=duration_s[i],
+                env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), seconds
             )
-            for i in range(max(0, n - (self.episodes.maxlen or n)), n)
+            for env, length, paid, acted, own, seconds in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
     def _set_finished(self, episodes: list[Episode]) -> None:
@@ -357,9 +354,5 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _spread(name: str, values: list[float]) -> Result:
-    some = bool(values)
-    return {
-        f"{name}_mean": _mean(values),
-        f"{name}_min": min(values) if some else None,
-        f"{name}_max": max(values) if some else None,
-    }
+    mean, least, most = (_mean(values), min(values), max(values)) if values else (None, None, None)
+    return {f"{name}_mean": mean, f"{name}_min": least, f"{name}_max": most}

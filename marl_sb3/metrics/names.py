@@ -59,8 +59,7 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
 
 def _some_of_each(names: Sequence[str]) -> str:
     """List the first name of each group of names."""
-    first: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
     for name in names:
-        first.setdefault(name.partition("/")[0], []).append(name)
-    shown = [name for group in first.values() for name in group[:1]]
-    return f"{', '.join(shown)} and other columns of progress.csv"
+        first.setdefault(name.partition("/")[0], name)
+    return f"{', '.join(first.values())} and other columns of progress.csv"
