@@ -99,6 +99,7 @@ class Actor(Stateful):
         # An algorithm of the user's own may have no env.
         env = getattr(policy.algorithm, "env", None) if policy.transposes_images else None
         self._image_env: Any = env if isinstance(env, VecTransposeImage) else None
+        self._uses_noise = uses_noise(policy.algorithm)
         self.step = 0
         self.begin_episodes()
 
@@ -123,7 +124,7 @@ class Actor(Stateful):
         self.step = 0
         algorithm = self.policy.algorithm
         algorithm.policy.set_training_mode(False)
-        if uses_noise(algorithm):
+        if self._uses_noise:
             with not_finite_refused(self.rows.policy_id, "rollout"):
                 draw_noise(algorithm, self.rows.num_rows)
 
@@ -183,7 +184,7 @@ class Actor(Stateful):
     def decide(self, inputs: PolicyInputs, acting: BoolArray) -> Decision:
         """Choose the actions of the rows that act, (rows,) bool; filler in the others: the policy does not see them."""
         algorithm = self.policy.algorithm
-        if uses_noise(algorithm) and is_noise_due(algorithm, self.step):
+        if self._uses_noise and is_noise_due(algorithm, self.step):
             draw_noise(algorithm, self.rows.num_rows)
         if np.count_nonzero(acting) == len(acting):  # a quarter of the time of `all`
             decision = self.policy.act(inputs)

@@ -27,10 +27,10 @@ from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
-from marl_sb3.storage.state import State
-from marl_sb3.training import persistence
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import TrainingCallback, accepted_callbacks
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
+from marl_sb3.training.persistence import TrainingParts
 from marl_sb3.training.results import (
     Reporter,
     iteration_result,
@@ -164,7 +164,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             n_threads=self.n_threads,
         )
         self._loop = TrainingLoop(self, self._runner, learners, self._counters, self.n_steps, self.n_parallel_updates)
-        self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
+        self.parts = TrainingParts(learners, self._runner, self.tracker, self._counters)
         self._reporter = Reporter(verbose, tensorboard_log)
         self.between_iterations = True
         machine_load()  # CPU use is measured since the previous call; this is the first one
@@ -292,8 +292,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
         Returns:
             A tree of plain data and arrays; and file name -> tensors, of the policies and of their optimizers.
         """
-        setup = replace(self._setup, bundle=self.bundle())
-        return persistence.state_of(setup, self.parts), persistence.tensors_of(self.parts)
+        setup = self._setup.to_plain(self.evaluation_deterministic)
+        return {**setup, **self.parts.get_state()}, self.parts.get_tensors()
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
         """Restore the state of a checkpoint; `learn(..., reset_num_timesteps=False)` then continues from there.
@@ -304,7 +304,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
         Raises:
             CheckpointError: the checkpoint has other policies, envs or shapes.
         """
-        lost = persistence.restore(self._setup, self.parts, checkpoint, self.seed)
+        self._setup.require_same(StateReader(checkpoint.state))
+        lost = self.parts.restore(checkpoint, self.seed)
         self.between_iterations = True
         return lost
 
@@ -314,7 +315,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         Raises:
             CheckpointError: the policies or their layers differ.
         """
-        persistence.restore_weights(self.parts, checkpoint)
+        self.parts.restore_weights(checkpoint)
 
     def about(self) -> State:
         """Return the description of a checkpoint of the present state, for its manifest."""
@@ -372,7 +373,11 @@ class MultiAgentAlgorithm(PolicyByAgent):
             algorithm = cls(env, **{**arguments, **settings})
         except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
-        persistence.warn_of_inexact(algorithm.set_state(found), env.num_envs)
+        lost = algorithm.set_state(found)
+        for why in dict.fromkeys(lost.values()):
+            those = [str(index) for index, reason in lost.items() if reason == why]
+            which = f"env{'s' if those[1:] else ''} {', '.join(those)}" if len(those) < env.num_envs else "all envs"
+            _log.warning("inexact: new episodes begin in %s: %s", which, why)
         return algorithm
 
     def keep_callback_states(self) -> None:

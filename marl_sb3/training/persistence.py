@@ -1,8 +1,7 @@
-"""Save and restore the parts of a training: the names and the order of the parts in a checkpoint."""
+"""The parts of a training: their names in a checkpoint, and the order in which they are restored."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,10 +16,7 @@ from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import CallbackStates
 from marl_sb3.training.loop import Counters
-from marl_sb3.training.setup import Setup
 from marl_sb3.types import PolicyID
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,82 +40,69 @@ class TrainingParts:
             "random": self.randomness,
         }
 
+    def get_state(self) -> State:
+        """Return the whole state except for the tensors of learners."""
+        return {
+            "policies": {policy_id: learner.get_state() for policy_id, learner in self.learners.items()},
+            **{name: part.get_state() for name, part in self.by_name().items()},
+        }
 
-def state_of(setup: Setup, parts: TrainingParts) -> State:
-    """Return the whole state except for the tensors of learners."""
-    return {
-        **setup.to_plain(),
-        "policies": {policy_id: learner.get_state() for policy_id, learner in parts.learners.items()},
-        **{name: part.get_state() for name, part in parts.by_name().items()},
-    }
+    def get_tensors(self) -> dict[str, Arrays]:
+        """Return the tensors of learners by file name."""
+        return by_file(learner.get_tensors() for learner in self.learners.values())
 
+    def restore(self, checkpoint: Checkpoint, seed: int | None) -> dict[int, str]:
+        """Restore all parts from a checkpoint. If a part does not accept its state, nothing is changed.
 
-def tensors_of(parts: TrainingParts) -> dict[str, Arrays]:
-    """Return the tensors of learners by file name."""
-    return by_file(learner.get_tensors() for learner in parts.learners.values())
+        Args:
+            checkpoint: of a training with the same `Setup`.
+            seed: the run seed, for envs that begin new episodes.
 
+        Returns:
+            Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
 
-def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: int | None) -> dict[int, str]:
-    """Restore all parts from a checkpoint. If a part does not accept its state, nothing is changed.
+        Raises:
+            CheckpointError: the checkpoint does not fit the training.
+        """
+        state = StateReader(checkpoint.state)
+        num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
+        put_envs = self.runner.read_state(SavedPart.of(state, "env", num_envs))
+        setters: list[Callable[[], object]] = [
+            self.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
+            for policy_id, files in self._files(checkpoint).items()
+        ]
+        for name, each in self.by_name().items():  # `random` last: no numbers may be drawn afterwards
+            if each is not self.runner:
+                setters.append(each.read_state(SavedPart.of(state, name, num_envs)))
+        lost = dict(put_envs())  # first: a user's env may refuse its saved state
+        *put_others, put_random = setters
+        in_order(put_others)()
+        # Other episodes begin than those of the first rollout.
+        self.runner.restart_lost(lost, None if seed is None else derived_seed(seed, self.counters.env_steps))
+        put_random()
+        return lost
 
-    Args:
-        seed: the run seed, for envs that begin new episodes.
+    def restore_weights(self, checkpoint: Checkpoint) -> None:
+        """Restore only the weights, and the statistics by which observations are normalised for them.
 
-    Returns:
-        Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
+        If anything does not fit, nothing is changed.
 
-    Raises:
-        CheckpointError: the checkpoint does not fit the training.
-    """
-    state = StateReader(checkpoint.state)
-    setup.require_same(state)
-    num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
-    put_envs = parts.runner.read_state(SavedPart.of(state, "env", num_envs))
-    put_random = parts.randomness.read_state(SavedPart.of(state, "random", num_envs))
-    setters: list[Callable[[], object]] = [
-        parts.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
-        for policy_id, files in _files(parts, checkpoint).items()
-    ]
-    for name in ("tracker", "counters", "callbacks"):
-        setters.append(parts.by_name()[name].read_state(SavedPart.of(state, name, num_envs)))
-    lost = dict(put_envs())  # first: a user's env may refuse its saved state
-    in_order(setters)()
-    parts.runner.restart_lost(lost, _seed_of_new_episodes(seed, parts.counters.env_steps))
-    put_random()  # last: no random numbers may be drawn afterwards
-    return lost
+        Raises:
+            CheckpointError: the policies or their layers differ.
+        """
+        files, saved = self._files(checkpoint), StateReader(checkpoint.state).fields("policies")
+        setters: list[Callable[[], object]] = []
+        for policy_id, learner in self.learners.items():
+            setters.append(learner.read_weights(files[policy_id]))
+            setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
+        in_order(setters)()
 
-
-def restore_weights(parts: TrainingParts, checkpoint: Checkpoint) -> None:
-    """Restore only the weights, and the statistics by which observations are normalised for them.
-
-    If anything does not fit, nothing is changed.
-
-    Raises:
-        CheckpointError: the policies or their layers differ.
-    """
-    files, saved = _files(parts, checkpoint), StateReader(checkpoint.state).fields("policies")
-    setters: list[Callable[[], object]] = []
-    for policy_id, learner in parts.learners.items():
-        setters.append(learner.read_weights(files[policy_id]))
-        setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
-    in_order(setters)()
-
-
-def _files(parts: TrainingParts, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
-    policies = StateReader(checkpoint.state).fields("policies")
-    policies.require_names(list(parts.learners))
-    found = find_files(checkpoint.tensors, checkpoint.name, len(parts.learners))
-    return dict(zip(parts.learners, found, strict=True))
+    def _files(self, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
+        StateReader(checkpoint.state).fields("policies").require_names(list(self.learners))
+        found = find_files(checkpoint.tensors, checkpoint.name, len(self.learners))
+        return dict(zip(self.learners, found, strict=True))
 
 
-def _seed_of_new_episodes(seed: int | None, env_steps: int) -> int | None:
-    """Return a seed for new episodes that differ from those of the first rollout."""
-    return None if seed is None else int(np.random.SeedSequence(seed, spawn_key=(env_steps,)).generate_state(1)[0])
-
-
-def warn_of_inexact(envs: Mapping[int, str], num_envs: int) -> None:
-    """Log a line for each reason why envs could not be restored exactly."""
-    for why in dict.fromkeys(envs.values()):
-        those = [str(index) for index, reason in envs.items() if reason == why]
-        which = "all envs" if len(those) == num_envs else f"envs {', '.join(those)}" if those[1:] else f"env {those[0]}"
-        _log.warning("inexact: new episodes begin in %s: %s", which, why)
+def derived_seed(seed: int, number: int) -> int:
+    """Return one of many seeds that follow from a seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
@@ -42,6 +41,7 @@ from marl_sb3.sb3.tensors import weight_forms
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
+from marl_sb3.training.persistence import derived_seed
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
@@ -67,31 +67,17 @@ class Setup:
     learners: Mapping[PolicyID, Learner]
     bundle: PolicyBundle
 
-    def to_plain(self) -> State:
+    def to_plain(self, evaluation_deterministic: Deterministic) -> State:
         """Return the setup as plain data for a checkpoint."""
         return {
             "num_envs": self.num_envs,
             "n_steps": self.n_steps,
-            "evaluation_deterministic": self.bundle.evaluation_deterministic,
+            "evaluation_deterministic": evaluation_deterministic,
             "policy_of": dict(self.bundle.policy_of),
             "trained": [policy_id for policy_id, learner in self.learners.items() if learner.trained],
             "spaces": self.bundle.spaces_to_plain(),
             "specs": {policy_id: spec.to_plain() for policy_id, spec in self.specs.items()},
         }
-
-    def require_savable(self) -> None:
-        """Refuse, before the training, a setup that could not be saved afterwards.
-
-        Raises:
-            ConfigError: a policy could not be saved; the message says why.
-        """
-        for policy_id, policy in self.bundle.policies.items():
-            try:
-                require_storable("its weights", weight_forms(policy))
-                require_storable("its optimizer", by_path(optimizer_forms(policy)))
-                require_zippable(policy)
-            except CheckpointError as error:
-                raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
 
     def require_same(self, state: StateReader) -> None:
         """Refuse a checkpoint with other agents, other policies or another `n_steps`.
@@ -142,36 +128,37 @@ def set_up(
     sharded = isinstance(env, ShardedVecEnv)
     options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, sharded, goal_rewards_of(env))
     for index, policy_id in enumerate(policy_ids):
-        with _policy_in_errors(policy_id):
-            its = rows[policy_id], specs[policy_id], policy_id in trained, _policy_seed(seed, index)
-            learners[policy_id] = specs[policy_id].info.learner_class.make(*its, options)
-    spaces = {
-        policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
-    }
-    algorithms = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
+        # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
+        own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
+        make = specs[policy_id].info.learner_class.make
+        try:
+            learners[policy_id] = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
+        except ConfigError as error:
+            error.policy_id = policy_id
+            raise
+    bundle = PolicyBundle(
+        {policy_id: learner.algorithm for policy_id, learner in learners.items()},
+        policy_of,
+        {
+            policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
+            for policy_id, its in rows.items()
+        },
+        {policy_id: learner.processing for policy_id, learner in learners.items()},
+    )
+    _require_savable(bundle.policies)
     n_steps = iteration_steps(list(learners.values()), n_steps)
-    processing = {policy_id: learner.processing for policy_id, learner in learners.items()}
-    bundle = PolicyBundle(algorithms, policy_of, spaces, processing, evaluation_deterministic=evaluation_deterministic)
-    made = Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
-    made.require_savable()
-    return made
+    return Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
 
 
-@contextmanager
-def _policy_in_errors(policy_id: PolicyID) -> Iterator[None]:
-    """Note in a `ConfigError` which policy the wrong setting is of."""
-    try:
-        yield
-    except ConfigError as error:
-        error.policy_id = policy_id
-        raise
-
-
-def _policy_seed(seed: int | None, index: int) -> int | None:
-    """Return the run's seed for the first policy, as in SB3; other seeds for the others, so that weights differ."""
-    if seed is None or index == 0:
-        return seed
-    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0])
+def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
+    """Refuse, before the training, policies that could not be saved afterwards."""
+    for policy_id, policy in policies.items():
+        try:
+            require_storable("its weights", weight_forms(policy))
+            require_storable("its optimizer", by_path(optimizer_forms(policy)))
+            require_zippable(policy)
+        except CheckpointError as error:
+            raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
 
 
 def constructor_arguments(
