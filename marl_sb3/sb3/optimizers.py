@@ -6,7 +6,7 @@ The state of an optimizer is `policy.optimizer/<index of the parameter>/<name>`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from marl_sb3.sb3.tensors import Arrays, form_of_tensor, require_same_names
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.storage.tensor_file import Form, copies, form_of
-from marl_sb3.types import Array
 
 
 def _optimizers(algorithm: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
@@ -74,16 +73,14 @@ def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -
         raise CheckpointError(f"the settings of the optimizers of {where} are not a mapping")
     require_same_names(optimizers, settings, where)
     groups = {name: _read_groups(name, optimizer, settings[name], where) for name, optimizer in optimizers.items()}
-    present = _present(optimizer_forms(algorithm), file.arrays, where)
-    read = copies(file.arrays)
-    _require_limits(read, where)
-    states = {
-        name: {
-            index: {key: th.from_numpy(read[f"{name}/{index}/{key}"]) for key in forms}
-            for index, forms in present[name].items()
-        }
-        for name in optimizers
-    }
+    _require_forms(optimizer_forms(algorithm), file)
+    states: dict[str, dict[int, dict[str, th.Tensor]]] = {name: {} for name in optimizers}
+    for path, array in copies(file.arrays).items():
+        name, index, key = path.rsplit("/", 2)
+        lowest, highest = _LIMITS.get(key, (-np.inf, np.inf))
+        if (array < lowest).any() or (array > highest).any():
+            raise CheckpointError(f"{where}: {path} is not within {lowest} and {highest}")
+        states[name].setdefault(int(index), {})[key] = th.from_numpy(array)
 
     def commit() -> None:
         for name, optimizer in optimizers.items():
@@ -92,64 +89,8 @@ def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -
     return commit
 
 
-def _require_limits(read: Mapping[str, Array], where: str) -> None:
-    for path, array in read.items():
-        lowest, highest = _LIMITS.get(path.rpartition("/")[2], (-np.inf, np.inf))
-        if (array < lowest).any() or (array > highest).any():
-            raise CheckpointError(f"{where}: {path} is not within {lowest} and {highest}")
-
-
 def _parameters(optimizer: th.optim.Optimizer) -> list[th.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-Kept = dict[str, dict[int, dict[str, Form]]]  # optimizer -> index of a parameter -> name -> form of the state
-
-
-def optimizer_forms(algorithm: BaseAlgorithm) -> Kept:
-    """Return the form of the optimizers' state of each parameter, as it is after a first step."""
-    kept: Kept = {}
-    for name, optimizer in _optimizers(algorithm).items():
-        if not is_plain(optimizer_settings(algorithm)[name]):
-            raise CheckpointError(f"{name} ({type(optimizer).__name__}) has settings that are not plain data")
-        by_dimensions: dict[int, dict[str, Form]] = {}
-        for parameter in _parameters(optimizer):
-            if parameter.dim() not in by_dimensions:
-                by_dimensions[parameter.dim()] = _kept_by(name, optimizer, parameter.dim())
-        kept[name] = {
-            index: {key: _scaled(form, parameter.shape) for key, form in by_dimensions[parameter.dim()].items()}
-            for index, parameter in enumerate(_parameters(optimizer))
-        }
-    return kept
-
-
-def by_path(kept: Kept) -> dict[str, Form]:
-    """Return the forms by their names in a checkpoint."""
-    return {
-        f"{name}/{index}/{key}": form
-        for name, of_parameters in kept.items()
-        for index, forms in of_parameters.items()
-        for key, form in forms.items()
-    }
-
-
-def _present(expected: Kept, arrays: Mapping[str, Array], where: str) -> Kept:
-    """Return the forms for the parameters that have state in `arrays`; refuse state of another form."""
-    present = {
-        name: {
-            index: forms
-            for index, forms in of_parameters.items()
-            if any(f"{name}/{index}/{key}" in arrays for key in forms)
-        }
-        for name, of_parameters in expected.items()
-    }
-    flat = by_path(present)
-    for path, form in flat.items():
-        if path not in arrays or form_of(arrays, path) != form:
-            raise CheckpointError(f"{where}: {path} is not {form.dtype} of shape {form.shape}")
-    if len(flat) != len(arrays):
-        raise CheckpointError(f"{where} holds tensors that no optimizer of the policy has")
-    return present
 
 
 # Step counts and means of squares: with negative values an optimizer would divide by 0 or by a NaN.
@@ -159,33 +100,53 @@ _LIMITS = {
 }
 
 
+def _require_forms(expected: Mapping[str, Form], file: TensorFile) -> None:
+    """Refuse state of another form, and of a part of what an optimizer keeps of a parameter."""
+    begun = {path.rpartition("/")[0] for path in expected if path in file.arrays}
+    present = {path: form for path, form in expected.items() if path.rpartition("/")[0] in begun}
+    for path, form in present.items():
+        if path not in file.arrays or form_of(file.arrays, path) != form:
+            raise CheckpointError(f"{file.name}: {path} is not {form.dtype} of shape {form.shape}")
+    if len(present) != len(file.arrays):
+        raise CheckpointError(f"{file.name} holds tensors that no optimizer of the policy has")
+
+
 _SIZES = (2, 3, 5, 7, 11, 13)  # sizes of a probe parameter's axes: all differ, so that a size tells the axis
 
 
-def _kept_by(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> dict[str, Form]:
+def optimizer_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
+    """Return the form of the optimizers' state by its names in a checkpoint, as it is after a first step.
+
+    Raises:
+        CheckpointError: a checkpoint cannot hold the settings or the state of an optimizer.
+    """
+    forms: dict[str, Form] = {}
+    for name, optimizer in _optimizers(algorithm).items():
+        if not is_plain(optimizer_settings(algorithm)[name]):
+            raise CheckpointError(f"{name} ({type(optimizer).__name__}) has settings that are not plain data")
+        parameters = _parameters(optimizer)
+        probes = {each: _probe_forms(name, optimizer, each) for each in {parameter.dim() for parameter in parameters}}
+        for index, parameter in enumerate(parameters):
+            sizes = dict(zip(_SIZES, parameter.shape, strict=False))
+            for key, form in probes[parameter.dim()].items():
+                shape = tuple(sizes.get(size, size) for size in form.shape)
+                forms[f"{name}/{index}/{key}"] = Form(form.dtype, shape)
+    return forms
+
+
+def _probe_forms(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> dict[str, Form]:
     """Return the form of the optimizer's state of a probe parameter of sizes `_SIZES`, found by taking one step."""
     parameter = th.nn.Parameter(th.zeros(_SIZES[:dimensions]))
     try:
         probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
         parameter.grad = th.zeros_like(parameter)
-        _step_once(probe)
+        with th.no_grad():  # without PyTorch's wrappers, which import its compiler and take over a second
+            inspect.unwrap(type(probe).step)(probe)
         tensors = {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
     except Exception as error:  # a user's own optimizer may raise anything
         kind = type(optimizer).__name__
         raise CheckpointError(f"{name} ({kind}) has state that a checkpoint cannot hold: {error}") from error
     return {key: form_of_tensor(f"{name}: {key}", tensor) for key, tensor in tensors.items()}
-
-
-def _step_once(optimizer: th.optim.Optimizer) -> None:
-    """Call `optimizer.step()` without PyTorch's wrappers, which import its compiler and take over a second."""
-    with th.no_grad():
-        inspect.unwrap(type(optimizer).step)(optimizer)
-
-
-def _scaled(form: Form, shape: Sequence[int]) -> Form:
-    """Return the form of the state of a parameter of this shape, from that of a probe of sizes `_SIZES`."""
-    sizes = dict(zip(_SIZES, shape, strict=False))
-    return Form(form.dtype, tuple(sizes.get(size, size) for size in form.shape))
 
 
 def _made_like(
@@ -210,28 +171,36 @@ def _read_groups(name: str, optimizer: th.optim.Optimizer, saved: Any, where: st
 
 
 def _read_group(name: str, group: Mapping[str, Any], saved: Any, where: str) -> dict[str, Any]:
-    own = {key: value for key, value in group.items() if key != "params"}
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{where}: a group of {name} is not a mapping")
-    require_same_names(own, saved, f"{where}: {name}")
-    read = {key: _read_setting(value, saved[key]) for key, value in own.items()}
-    for key, value in read.items():
-        if value is _MISFIT:
-            raise CheckpointError(f"{where}: {name} has a {key} of another type than {own[key]!r}")
+    read = {key: value for key, value in group.items() if key != "params"}
+    require_same_names(read, saved, f"{where}: {name}")
+    for key, own in read.items():
+        try:
+            read[key] = _read_setting(own, saved[key])
+        except ValueError:
+            raise CheckpointError(f"{where}: {name} has a {key} of another type than {own!r}") from None
     return {**read, "params": group["params"]}
 
 
-_MISFIT = object()
 _LARGEST = float(np.finfo(np.float32).max)  # PyTorch raises in the middle of a step for larger numbers
 
 
 def _read_setting(own: Any, saved: Any) -> Any:
-    """Return the saved setting: a number or a pair of numbers; anything else has to equal the optimizer's own."""
+    """Return the saved setting: a number or a pair of numbers; anything else has to equal the optimizer's own.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if isinstance(own, tuple):
-        fits = isinstance(saved, list) and len(saved) == len(own)
-        parts = tuple(map(_read_setting, own, saved)) if fits else ()
-        return parts if fits and _MISFIT not in parts else _MISFIT
+        if not isinstance(saved, list):
+            raise ValueError(saved)
+        return tuple(_read_setting(*pair) for pair in zip(own, saved, strict=True))
     if isinstance(own, (int, float)) and not isinstance(own, bool):
         is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
-        return saved if is_number and (saved == own or 0 <= saved <= _LARGEST) else _MISFIT
-    return saved if type(saved) is type(own) and np.all(saved == own) else _MISFIT
+        fits = is_number and (saved == own or 0 <= saved <= _LARGEST)
+    else:
+        fits = type(saved) is type(own) and np.all(saved == own)
+    if not fits:
+        raise ValueError(saved)
+    return saved

@@ -36,7 +36,7 @@ from marl_sb3.runners.runner import Runner
 from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.runners.sharded import Sampled, ShardedRunner
 from marl_sb3.sb3.files import require_zippable
-from marl_sb3.sb3.optimizers import by_path, optimizer_forms
+from marl_sb3.sb3.optimizers import optimizer_forms
 from marl_sb3.sb3.tensors import weight_forms
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import State, StateReader
@@ -155,7 +155,7 @@ def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
     for policy_id, policy in policies.items():
         try:
             require_storable("its weights", weight_forms(policy))
-            require_storable("its optimizer", by_path(optimizer_forms(policy)))
+            require_storable("its optimizer", optimizer_forms(policy))
             require_zippable(policy)
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
