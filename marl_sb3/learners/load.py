@@ -73,39 +73,24 @@ def read_bundle(
     specs = specs or specs_of_checkpoint(checkpoint)
     deterministic = read_deterministic(state, "evaluation_deterministic", specs)
     policy_of = _policy_of(state, specs)
-    found = {
-        policy_id: _spaces(checkpoint, state.fields("spaces").fields(policy_id), _of_env(env, policy_id, policy_of))
-        for policy_id in _policy_ids(state, specs)
-    }
-    rows = {policy_id: _rows(policy_id, policy_of, its) for policy_id, its in found.items()}
-    processing = {
-        policy_id: _processing(state.fields("policies").fields(policy_id), its, specs[policy_id])
-        for policy_id, its in rows.items()
-    }
+    saved_policies = state.fields("policies")
+    for saved in (saved_policies, state.fields("spaces")):
+        saved.require_names(list(specs))
+    spaces = {policy_id: _spaces(checkpoint, policy_id, policy_of, env) for policy_id in saved_policies.names()}
+    algorithms: dict[PolicyID, BaseAlgorithm] = {}
+    processing: dict[PolicyID, Processing] = {}
     with preserve_rng():
-        algorithms = {
-            policy_id: _algorithm(checkpoint, policy_rows(its, processing[policy_id]), specs[policy_id], number, device)
-            for number, (policy_id, its) in enumerate(rows.items())
-        }
-    return PolicyBundle(
-        algorithms, policy_of, found, processing, checkpoint.name, deterministic, checkpoint_why=checkpoint.why
-    )
-
-
-def _processing(learner: StateReader, rows: PolicyRows, spec: PolicySpec) -> Processing:
-    """The processing of a policy with the statistics of a checkpoint."""
-    try:
-        processing = processing_of(rows, spec)
-    except ConfigError as error:
-        raise CheckpointError(f"{learner.where}: {error}") from error
-    processing.read_state(learner.fields("processing"))()
-    return processing
-
-
-def _policy_ids(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> list[PolicyID]:
-    for name in ("policies", "spaces"):
-        state.fields(name).require_names(list(specs))
-    return state.fields("policies").names()
+        for number, (policy_id, its_spaces) in enumerate(spaces.items()):
+            rows, saved = _rows(policy_id, policy_of, its_spaces), saved_policies.fields(policy_id)
+            try:
+                processing[policy_id] = processing_of(rows, specs[policy_id])
+            except ConfigError as error:
+                raise CheckpointError(f"{saved.where}: {error}") from error
+            processing[policy_id].read_state(saved.fields("processing"))()
+            rows = policy_rows(rows, processing[policy_id])
+            algorithms[policy_id] = _algorithm(checkpoint, rows, specs[policy_id], number, device)
+    why = checkpoint.why
+    return PolicyBundle(algorithms, policy_of, spaces, processing, checkpoint.name, deterministic, checkpoint_why=why)
 
 
 def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict[AgentID, PolicyID]:
@@ -117,26 +102,21 @@ def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict
         raise CheckpointError(f"{saved.where}: {error}") from error
 
 
-def _of_env(
-    env: MultiAgentVecEnv | None, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]
-) -> PolicySpaces | None:
-    """Return the spaces of a policy's agents in an env; None if the env does not have these agents."""
+def _spaces(
+    checkpoint: Checkpoint, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], env: MultiAgentVecEnv | None
+) -> PolicySpaces:
+    """Return the spaces of a policy in a checkpoint; those in the env if the checkpoint does not hold them."""
+    plain = StateReader(checkpoint.state).fields("spaces").fields(policy_id)
+    missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
+    if not missing:
+        return PolicySpaces(*(space_from_plain(plain.fields(name)) for name in PolicySpaces._fields))
     for group in () if env is None else env.groups:
         if any(policy_of.get(agent) == policy_id for agent in group.agents):
             return PolicySpaces(group.observation_space, group.action_space)
-    return None
-
-
-def _spaces(checkpoint: Checkpoint, plain: StateReader, of_env: PolicySpaces | None) -> PolicySpaces:
-    missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
-    if missing and of_env is not None:
-        return of_env
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
-            "checkpoint cannot hold: pass `env`"
-        )
-    return PolicySpaces(*(space_from_plain(plain.fields(name)) for name in PolicySpaces._fields))
+    raise CheckpointError(
+        f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
+        "checkpoint cannot hold: pass `env`"
+    )
 
 
 def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:

@@ -13,13 +13,17 @@ from marl_sb3.errors import NumericError
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
-_LOSSES = {
+_RECORDED = {
     "train/policy_gradient_loss": "policy loss",
     "train/policy_objective": "policy loss",
     "train/kl_divergence_loss": "KL divergence",
     "train/value_loss": "value loss",
     "train/entropy_loss": "entropy",
     "train/loss": "loss",
+    "train/critic_loss": "critic loss",
+    "train/actor_loss": "actor loss",
+    "train/ent_coef_loss": "loss of the entropy coefficient",
+    "train/ent_coef": "entropy coefficient",
 }
 _IN_UPDATE = "it began in the update, possibly by too high a learning rate or by large rewards"
 # From cause to consequence.
@@ -37,20 +41,15 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
         NumericError: a result is not finite; the message names the policy, the quantity, and its origin: agent, env and
             step.
     """
-    faults = [words for name, words in _LOSSES.items() if not math.isfinite(recorded.get(name, 0.0))]
-    if not faults and grad_norm is not None and not math.isfinite(grad_norm):
-        faults = ["gradient"]
-    if faults:
-        raise NumericError(f"policy {rows.policy_id!r}: the {faults[0]} is not finite; {_origin(rows, rollout)}")
+    fault = _first_fault(recorded)
+    if fault is None and grad_norm is not None and not math.isfinite(grad_norm):
+        fault = "gradient"
+    if fault is not None:
+        raise NumericError(f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, rollout)}")
 
 
-_REPLAY_LOSSES = {
-    "train/loss": "loss",
-    "train/critic_loss": "critic loss",
-    "train/actor_loss": "actor loss",
-    "train/ent_coef_loss": "loss of the entropy coefficient",
-    "train/ent_coef": "entropy coefficient",
-}
+def _first_fault(recorded: Mapping[str, Any]) -> str | None:
+    return next((words for name, words in _RECORDED.items() if not math.isfinite(recorded.get(name, 0.0))), None)
 
 
 def check_replay_update(policy_id: PolicyID, recorded: Mapping[str, Any], buffer: Any) -> None:
@@ -63,12 +62,12 @@ def check_replay_update(policy_id: PolicyID, recorded: Mapping[str, Any], buffer
     Raises:
         NumericError: names the policy, the quantity, and where it began.
     """
-    faults = [words for name, words in _REPLAY_LOSSES.items() if not math.isfinite(recorded.get(name, 0.0))]
-    if not faults:
+    fault = _first_fault(recorded)
+    if fault is None:
         return
     bad = next((name for name, array in buffer.tensors().items() if not np.isfinite(array).all()), None)
     origin = f"it began in the {bad} of the replay buffer" if bad else f"the replay buffer is finite: {_IN_UPDATE}"
-    raise NumericError(f"policy {policy_id!r}: the {faults[0]} is not finite; {origin}")
+    raise NumericError(f"policy {policy_id!r}: the {fault} is not finite; {origin}")
 
 
 def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -12,7 +12,6 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.storage.parts import Fields, if_present, integer, number
-from marl_sb3.types import Array, Observations
 
 # --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
 
@@ -52,11 +51,6 @@ def num_updates(algorithm: BaseAlgorithm) -> int:
     return algorithm._n_updates
 
 
-def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
-    """Set what `num_updates` returns."""
-    algorithm._n_updates = count
-
-
 # The counts in the state of an owner that has the algorithm as `algorithm`.
 COUNTS: Fields = {
     "num_timesteps": integer("algorithm.num_timesteps"),
@@ -94,27 +88,6 @@ def after_step(algorithm: BaseAlgorithm) -> None:
 def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
     """Set what normalises the minibatches that the algorithm draws from its replay buffer."""
     algorithm._vec_normalize_env = env
-
-
-# --- A rollout on an SB3 VecEnv --------------------------------------------------------------------------------------
-
-
-def last_step(algorithm: BaseAlgorithm) -> tuple[Observations, Array]:
-    """Return the latest observations, (n_envs, ...), and whether they start an episode, (n_envs,) bool."""
-    observations: Any = algorithm._last_obs
-    starts: Any = algorithm._last_episode_starts
-    return observations, starts
-
-
-def set_last_step(algorithm: BaseAlgorithm, observations: Observations, starts: Array) -> None:
-    """Set what `last_step` returns."""
-    algorithm._last_obs = observations
-    algorithm._last_episode_starts = starts
-
-
-def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], dones: Array) -> None:
-    """Record returns, lengths and successes of the episodes that ended in a step, for SB3's `rollout/` metrics."""
-    algorithm._update_info_buffer(list(infos), dones)
 
 
 # --- Callbacks -------------------------------------------------------------------------------------------------------
