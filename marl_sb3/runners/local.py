@@ -12,9 +12,9 @@ from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.turns import Experience
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
-from marl_sb3.runners.runner import StepListener
+from marl_sb3.runners.runner import Runner, StepListener
 from marl_sb3.storage.parts import SavedPart
-from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
@@ -34,17 +34,14 @@ class ActingPolicy(Protocol):
     experience: Any
 
 
-class LocalRunner:
-    """A `Runner` on one vec env.
+class LocalRunner(Runner):
+    """Steps one vec env.
 
     Args:
         env: the envs.
         policies: policy id -> the policy that acts.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
-
-    Attributes:
-        episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """
 
     def __init__(
@@ -57,7 +54,6 @@ class LocalRunner:
     ) -> None:
         self.env = env
         self.tracker = tracker
-        self.episodes_left_out = False
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience) for each in policies.values()
         ]
@@ -176,22 +172,13 @@ class LocalRunner:
         """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
-        running = self.env.get_state()
-        if is_plain(running):
-            return {"running": running, "left_out": None}
-        why = "the env's get_state() returned something other than plain data"
-        if not self.episodes_left_out:
-            self.episodes_left_out = True
-            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
-        return {"running": None, "left_out": why}
+        running, why = self.episodes_to_save(self.env.get_state())
+        return {"running": running, "left_out": why}
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
         """See `Runner.read_state`. If an env refuses its saved state, new episodes will begin in all envs."""
-        if saved.num_envs != self.env.num_envs:
-            return lambda: self._begin_anew(f"the checkpoint has {saved.num_envs} envs, the run {self.env.num_envs}")
-        if saved.value("left_out") is not None:
-            why = saved.string("left_out")
-            return lambda: self._begin_anew(why)
+        if begin_anew := self.without_episodes(saved, self.env.num_envs):
+            return begin_anew
         running = None if saved.value("running") is None else saved.fields("running")
         return lambda: self._set_running(running)
 
@@ -205,10 +192,6 @@ class LocalRunner:
                     experience.give_up(actor.rows.of_envs(list(lost)))
         elif lost and seed is not None:
             self.env.seed(seed)
-
-    def _begin_anew(self, why: str) -> dict[int, str]:
-        self.forget_episodes()
-        return dict.fromkeys(range(self.env.num_envs), why)
 
     def _set_running(self, running: StateReader | None) -> dict[int, str]:
         self.forget_episodes()

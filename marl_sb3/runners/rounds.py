@@ -110,14 +110,12 @@ class ShardRollout:
         episodes: the episodes that ended in each step; env indices are counted within the shard.
         policies: policy id -> what it experienced.
         state: the state of the shard afterwards.
-        seconds: time that the round took, in seconds.
     """
 
     steps: RecordedSteps
     episodes: Sequence[Sequence[Episode]]
     policies: Mapping[PolicyID, PolicyRollout]
     state: SavedShard
-    seconds: float
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
@@ -180,8 +178,8 @@ class StepRecorder:
         self._infos: list[StepInfos] = []
         self._is_silent = True
 
-    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """Keep a step; see `StepListener.on_step`."""
+    def add(self, step: VecStep, episodes: Sequence[Episode]) -> None:
+        """Keep a step, and the episodes that it ended."""
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
         num_envs = len(step.acted)
@@ -196,7 +194,6 @@ class StepRecorder:
             self._infos.append(DictInfos(infos))
             self._is_silent = self._is_silent and not any(infos)
         self.episodes.append(episodes)
-        return True
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""

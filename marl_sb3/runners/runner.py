@@ -1,14 +1,18 @@
-"""The protocol of runners, from which the joint loop gets its experience."""
+"""What runners have in common, from which the joint loop gets its experience."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from marl_sb3.metrics import Episode
 from marl_sb3.storage.parts import Part, SavedPart
+from marl_sb3.storage.state import is_plain
 from marl_sb3.vec_env.interface import Health
 from marl_sb3.vec_env.step import VecStep
+
+_log = logging.getLogger(__name__)
 
 
 class StepListener(Protocol):
@@ -32,7 +36,7 @@ class Runner(Part, Protocol):
         episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """
 
-    episodes_left_out: bool
+    episodes_left_out: bool = False
 
     @property
     def health(self) -> Health | None:
@@ -83,3 +87,28 @@ class Runner(Part, Protocol):
             lost: env index -> reason, from the function that `read_state` returned.
             seed: new seed of the envs if none of them was restored; None: they keep their seeds.
         """
+
+    def episodes_to_save(self, running: Any) -> tuple[Any, str | None]:
+        """Return the running episodes for a checkpoint; or None, and the reason why they are left out of it."""
+        if is_plain(running):
+            return running, None
+        why = "an env's get_state() returned something other than plain data"
+        if not self.episodes_left_out:
+            self.episodes_left_out = True
+            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
+        return None, why
+
+    def without_episodes(self, saved: SavedPart, num_envs: int) -> Callable[[], dict[int, str]] | None:
+        """Return what `read_state` returns for a checkpoint that has no episodes of so many envs; None: it has some."""
+        if saved.num_envs != num_envs:
+            why = f"the checkpoint has {saved.num_envs} envs, the run {num_envs}"
+        elif saved.value("left_out") is not None:
+            why = saved.string("left_out")
+        else:
+            return None
+
+        def begin_anew() -> dict[int, str]:
+            self.forget_episodes()
+            return dict.fromkeys(range(num_envs), why)
+
+        return begin_anew

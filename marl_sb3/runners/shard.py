@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -36,7 +35,7 @@ class Shard:
     """A fixed share of the envs with random streams of its own.
 
     What it does in a round follows from its state before and the round's order alone. Another process that is given
-    both therefore comes to the same results, to the last bit.
+    both therefore comes to the same results, to the last bit. It is the `StepListener` of its own rounds.
 
     Args:
         plan: how the shards are made.
@@ -45,6 +44,8 @@ class Shard:
     Raises:
         ConfigError: the envs cannot be made, or have other agents than those of the learners' process.
     """
+
+    changes_policies = False
 
     def __init__(self, plan: ShardPlan, index: int) -> None:
         self._plan = plan
@@ -83,17 +84,15 @@ class Shard:
             EnvError: an env broke the `ParallelEnv` contract.
             NumericError: a policy's network gave NaN or infinity.
         """
-        started_s = time.perf_counter()
         with preserve_rng(), limited_threads(self._plan.n_threads):
             self._begin(order)
-            recorder = StepRecorder()
-            self._runner.collect(order.env_steps, _Counting(self, recorder))
+            self._recorder = StepRecorder()
+            self._runner.collect(order.env_steps, self)
         return ShardRollout(
-            recorder.recorded(),
-            recorder.episodes,
+            self._recorder.recorded(),
+            self._recorder.episodes,
             {policy_id: policy.finish_round() for policy_id, policy in self._policies.items()},
             self.saved(),
-            time.perf_counter() - started_s,
         )
 
     def _begin(self, order: RoundOrder) -> None:
@@ -111,11 +110,17 @@ class Shard:
             self._runner.begin_rollouts(anew=True)
         self._first_settings.clear()  # the envs' states hold them now
 
-    def count_step(self) -> None:
-        """Note that a step has been taken."""
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """Count and keep a step before the policies record it; see `StepListener.on_step`."""
         self._sampled += self._plan.envs.n_envs  # the other shards have taken theirs, or will
+        self._recorder.add(step, episodes)
+        return True
 
     # --- Envs --------------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, *arguments: Any) -> tuple[Any, SavedShard]:
+        """Do `call` or `configure`; returns the result and the state afterwards."""
+        return getattr(self, method)(*arguments), self.saved()
 
     def call(self, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`; indices are counted within the shard."""
@@ -161,9 +166,9 @@ class Shard:
             self._runner.forget_episodes()
             return {}
         with preserve_rng():
-            return self._restore(StateReader(saved.state, f"shard {self._index}"), saved.env_seed)
+            return self._restore(StateReader(saved.state, f"shard {self._index}"))
 
-    def _restore(self, state: StateReader, env_seed: int | None) -> Inexact:
+    def _restore(self, state: StateReader) -> Inexact:
         put_policies = read_states(self._policies, state.fields("policies"))
         put_tracker = self._tracker.read_state(SavedPart.of(state, "tracker", self._env.num_envs))
         lost = self._runner.read_state(SavedPart.of(state, "env", self._env.num_envs))()
@@ -175,22 +180,8 @@ class Shard:
             given = first_settings.fields(number)
             settings = given.fields("settings")
             self.configure(given.items("envs"), {name: settings.value(name) for name in settings.names()})
-        self._runner.restart_lost(lost, fresh_seed() if env_seed is None else env_seed)
+        self._runner.restart_lost(lost, fresh_seed())
         return lost
-
-
-class _Counting:
-    """A `StepListener` that tells the shard of each step before its policies record it."""
-
-    changes_policies = False
-
-    def __init__(self, shard: Shard, recorder: StepRecorder) -> None:
-        self._shard, self._recorder = shard, recorder
-
-    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """See `StepListener.on_step`."""
-        self._shard.count_step()
-        return self._recorder.on_step(step, episodes)
 
 
 def _seed_process(of_torch: int, of_numpy: int, of_python: int) -> None:
@@ -213,23 +204,6 @@ def _no_infos_logged() -> Iterator[None]:
 # --- The shards of a process -----------------------------------------------------------------------------------------
 
 
-def _call(shard: Shard, arguments: tuple[Any, ...]) -> tuple[list[Any], SavedShard]:
-    return shard.call(*arguments), shard.saved()
-
-
-def _configure(shard: Shard, arguments: tuple[Any, ...]) -> tuple[None, SavedShard]:
-    shard.configure(*arguments)
-    return None, shard.saved()
-
-
-_ACTIONS: Mapping[str, Callable[[Shard, Any], Any]] = {
-    "keep": lambda shard, _: None,
-    "roll_out": Shard.roll_out,
-    "call": _call,
-    "configure": _configure,
-}
-
-
 class ShardHost:
     """The shards of one process: made when they are first needed, and then kept between rounds.
 
@@ -242,33 +216,32 @@ class ShardHost:
         self._shards: dict[int, Shard] = {}
 
     def work(
-        self, saved: Mapping[int, SavedShard], action: str, shards: Sequence[int], argument: Any
+        self, saved: Mapping[int, SavedShard], method: str | None, shards: Sequence[int], *arguments: Any
     ) -> tuple[dict[int, Inexact], dict[int, Any]]:
-        """Restore the states of some shards, then do something with these and other shards.
+        """Restore the states of some shards, then call a method of these and other shards.
 
         Args:
             saved: shard -> the state to restore.
-            action: `keep` (nothing), `roll_out` a round, or `call` and `configure` as in `ShardCalls`.
-            shards: with which it is done.
-            argument: of the action.
+            method: of `Shard`; None: nothing more is done.
+            shards: whose method is called.
+            arguments: of the method.
 
         Returns:
-            Shard -> what could not be restored exactly, and shard -> what came of the action; of `call` and
-            `configure`, that is the result and the state afterwards.
+            Shard -> what could not be restored exactly, and shard -> what the method returned.
 
         Raises:
             MarlSb3Error: the first error of a shard, whose message names the shard.
             AttributeError: an env does not have what was called.
             RuntimeError: any other exception in a shard.
         """
-        inexact = {number: self._do(number, Shard.restore, state) for number, state in saved.items()}
-        return inexact, {number: self._do(number, _ACTIONS[action], argument) for number in shards}
+        inexact = {number: self._call(number, "restore", state) for number, state in saved.items()}
+        return inexact, {number: method and self._call(number, method, *arguments) for number in shards}
 
-    def _do(self, number: int, action: Callable[[Shard, Any], Any], argument: Any) -> Any:
+    def _call(self, number: int, method: str, *arguments: Any) -> Any:
         try:
             if number not in self._shards:
                 self._shards[number] = self._made(number)
-            return action(self._shards[number], argument)
+            return getattr(self._shards[number], method)(*arguments)
         except Exception as error:
             raise known_error(error, f"{self._plan.name_of(number)}: ") from error
 

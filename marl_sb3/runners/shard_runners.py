@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from marl_sb3.errors import ConfigError, RunnersLostError
@@ -24,132 +25,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 1.0
 _MAX_FAILED_STARTS = 2  # in a row; after the next one, one process is started per round
 _MAX_LOSSES = 4  # processes that may end while they work on the same shard
-
-
-class ShardRunners:
-    """Rolls out all shards of a training.
-
-    Args:
-        make_pool: makes the pool, whose processes serve a `ShardHost`; called when it is first needed.
-        number: number of processes.
-        start_timeout_s: seconds that the start may take; later, seconds to wait for a process if none is left.
-        round_timeout_s: seconds after which a process that does not answer is killed and replaced.
-    """
-
-    def __init__(
-        self,
-        make_pool: Callable[[], Pool],
-        number: int = 1,
-        start_timeout_s: float = 180.0,
-        round_timeout_s: float = 3600.0,
-    ) -> None:
-        self._make_pool = make_pool
-        self._number = number
-        self._timeouts_s = start_timeout_s, round_timeout_s
-        self._pool: Pool | None = None
-        self._processes: _Processes | None = None
-        self._saved: dict[int, SavedShard] = {}
-
-    @property
-    def health(self) -> Health | None:
-        """The state of the processes; None if none was started, or if this process rolls out the shards."""
-        if self._processes is None or self._pool is None or not self._pool.is_elsewhere:
-            return None
-        return Health(len(self._processes.ready), self._processes.restarts)
-
-    def start(self, plan: ShardPlan) -> None:
-        """Start the processes; a second call does nothing.
-
-        Raises:
-            ConfigError: they cannot be started; nothing is left behind.
-        """
-        if self._pool is not None:
-            return
-        if self._number > plan.envs.n_shards:
-            raise ConfigError(
-                f"runners is {self._number}, more than the {plan.envs.n_shards} shards; accepted: at most n_shards",
-                key="ray.runners",
-            )
-        with preserve_rng():
-            self._pool = self._make_pool()
-            try:
-                self._processes = _Processes(self._pool, plan, self._number, *self._timeouts_s)
-                self._processes.start()
-                self.restore({shard: SavedShard() for shard in plan.shards})
-            except BaseException:
-                self.close()
-                self._pool = self._processes = None
-                raise
-
-    def restore(self, saved: Mapping[int, SavedShard]) -> dict[int, Inexact]:
-        """Restore the states of shards.
-
-        Returns:
-            Shard -> env index within it -> reason, for what could not be restored exactly.
-
-        Raises:
-            CheckpointError: a state does not fit its shard.
-        """
-        self._started.forget_states(list(saved))
-        self._saved.update(saved)
-        inexact, _ = self._work("keep", list(saved), None)
-        return inexact
-
-    def roll_out(self, order: RoundOrder) -> list[ShardRollout]:
-        """Take one round in all shards; returns their rollouts, in the order of the shards.
-
-        Raises:
-            EnvError: an env broke the `ParallelEnv` contract.
-            RunnersLostError: no process is left, or one shard has ended several of them.
-        """
-        assert self._pool is not None, "start() comes first"
-        inexact, rollouts = self._work("roll_out", list(self._saved), self._pool.share(order))
-        self._keep({shard: rollout.state for shard, rollout in rollouts.items()}, inexact)
-        return [rollouts[shard] for shard in self._saved]
-
-    def saved(self) -> list[SavedShard]:
-        """Return the states of all shards after the latest round."""
-        return list(self._saved.values())
-
-    def call(self, shard: int, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
-        """See `ShardCalls.call`."""
-        results: list[Any] = self._changed(shard, "call", name, env_indices, args, kwargs)
-        return results
-
-    def configure(self, shard: int, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        """See `ShardCalls.configure`."""
-        self._changed(shard, "configure", env_indices, settings)
-
-    def _changed(self, shard: int, action: str, *arguments: Any) -> Any:
-        """Let the process of a shard do something that changes the shard's state; returns the result."""
-        inexact, results = self._work(action, [shard], arguments)
-        result, state = results[shard]
-        self._keep({shard: state}, inexact)
-        return result
-
-    def _work(self, action: str, shards: Sequence[int], argument: Any) -> tuple[dict[int, Inexact], dict[int, Any]]:
-        with preserve_rng():
-            return self._started.work(self._saved, action, shards, argument)
-
-    @property
-    def _started(self) -> _Processes:
-        assert self._processes is not None, "start() comes first"
-        return self._processes
-
-    def _keep(self, states: Mapping[int, SavedShard], inexact: Mapping[int, Inexact]) -> None:
-        """Keep new states, and log what was lost with processes on the way to them."""
-        self._saved.update(states)
-        for shard, reasons in inexact.items():
-            for index, why in reasons.items():
-                _log.warning("inexact: a new episode begins in env %d of shard %d: %s", index, shard, why)
-
-    def close(self) -> None:
-        """Close all envs and end all processes; a second call does nothing."""
-        if self._processes is not None:
-            self._processes.close()
-
-
-# --- Supervision -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -168,123 +43,273 @@ class _Process:
     asked: dict[int, list[int]] = field(default_factory=dict)
     asked_s: float = 0.0
 
-    def ask(self, ticket: int, shards: list[int]) -> None:
-        """Note a message."""
-        if not self.asked:
-            self.asked_s = time.monotonic()
-        self.asked[ticket] = shards
 
-    def answered(self, ticket: int) -> list[int]:
-        """Note an answer; returns the shards of the message, whose states the process has now."""
-        shards = self.asked.pop(ticket)
-        self.shards |= set(shards)
-        self.asked_s = time.monotonic()
-        return shards
+class ShardRunners:
+    """Rolls out all shards of a training: keeps their states, and replaces processes that end.
 
-    def is_silent(self, timeout_s: float) -> bool:
-        """Whether it has owed an answer for longer than this."""
-        return self.ready and bool(self.asked) and time.monotonic() - self.asked_s > timeout_s
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A message was answered, with what `ShardHost.work` returned."""
-
-    shards: Sequence[int]
-    result: Any
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """A process has ended, or was ended because it did not answer.
-
-    Attributes:
-        why: in words.
-        current: the shards that it was working on.
-        shards: all shards that it owed an answer for.
-    """
-
-    why: str
-    current: Sequence[int]
-    shards: Sequence[int]
-
-
-class _Processes:
-    """Starts the processes of a pool, notes which shards they have, and replaces those that end.
-
-    Attributes:
-        restarts: processes that have replaced others.
+    Args:
+        make_pool: makes the pool, whose processes serve a `ShardHost`; called when it is first needed.
+        number: number of processes.
+        start_timeout_s: seconds that the start may take; later, seconds to wait for a process if none is left.
+        round_timeout_s: seconds after which a process that does not answer is killed and replaced.
     """
 
     def __init__(
-        self, pool: Pool, plan: ShardPlan, number: int, start_timeout_s: float, round_timeout_s: float
+        self,
+        make_pool: Callable[[], Pool],
+        number: int = 1,
+        start_timeout_s: float = 180.0,
+        round_timeout_s: float = 3600.0,
     ) -> None:
-        self.restarts = 0
-        self._pool, self._plan, self._number = pool, plan, number
+        self._make_pool, self._number = make_pool, number
         self._start_timeout_s, self._round_timeout_s = start_timeout_s, round_timeout_s
-        self._all: dict[int, _Process] = {}
+        self._pool: Pool  # with the plan, from the start on
+        self._plan: ShardPlan | None = None
+        self._processes: dict[int, _Process] = {}
         self._starts = RestartBudget(_MAX_FAILED_STARTS)
+        self._restarts = 0  # processes that have replaced others
+        self._saved: dict[int, SavedShard] = {}
 
     @property
-    def ready(self) -> list[int]:
-        """The processes that can be asked."""
-        return [number for number, process in self._all.items() if process.ready]
+    def health(self) -> Health | None:
+        """The state of the processes; None if none was started, or if this process rolls out the shards."""
+        if self._plan is None or not self._pool.is_elsewhere:
+            return None
+        return Health(len(self._ready()), self._restarts)
 
-    # --- Start -------------------------------------------------------------------------------------------------------
+    # --- Shards ------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start all processes.
+    def restore(self, saved: Mapping[int, SavedShard]) -> dict[int, Inexact]:
+        """Restore the states of shards.
+
+        Returns:
+            Shard -> env index within it -> reason, for what could not be restored exactly.
 
         Raises:
-            ConfigError: one has ended, has other versions, or has not started in time.
+            CheckpointError: a state does not fit its shard.
         """
+        for process in self._processes.values():
+            process.shards -= set(saved)
+        self._saved.update(saved)
+        inexact, _ = self._work(None, list(saved))
+        return inexact
+
+    def roll_out(self, order: RoundOrder) -> list[ShardRollout]:
+        """Take one round in all shards; returns their rollouts, in the order of the shards.
+
+        Raises:
+            EnvError: an env broke the `ParallelEnv` contract.
+            RunnersLostError: no process is left, or one shard has ended several of them.
+        """
+        inexact, rollouts = self._work("roll_out", list(self._saved), self._pool.share(order))
+        self._keep({shard: rollout.state for shard, rollout in rollouts.items()}, inexact)
+        return [rollouts[shard] for shard in self._saved]
+
+    def saved(self) -> list[SavedShard]:
+        """Return the states of all shards after the latest round."""
+        return list(self._saved.values())
+
+    def ask(self, shard: int, method: str, *arguments: Any) -> Any:
+        """See `ShardCalls.ask`."""
+        inexact, results = self._work("ask", [shard], method, *arguments)
+        result, state = results[shard]
+        self._keep({shard: state}, inexact)
+        return result
+
+    def _keep(self, states: Mapping[int, SavedShard], inexact: Mapping[int, Inexact]) -> None:
+        """Keep new states, and log what was lost with processes on the way to them."""
+        self._saved.update(states)
+        for shard, reasons in inexact.items():
+            for index, why in reasons.items():
+                _log.warning("inexact: a new episode begins in env %d of shard %d: %s", index, shard, why)
+
+    # --- Work --------------------------------------------------------------------------------------------------------
+
+    def _work(
+        self, method: str | None, shards: Sequence[int], *arguments: Any
+    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+        """Do something with shards, with each once, whatever processes end meanwhile; see `ShardHost.work`.
+
+        Raises:
+            MarlSb3Error: like that in a shard.
+            RunnersLostError: no process is left, or one shard has ended several of them.
+        """
+        with preserve_rng():
+            try:
+                return self._results(method, shards, arguments)
+            except BaseException:  # nobody knows what states the processes have, and their answers are not wanted
+                for process in self._processes.values():
+                    if process.ready:
+                        process.asked.clear()
+                        process.shards.clear()
+                raise
+
+    def _results(
+        self, method: str | None, shards: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+        def ask(number: int, wanted: list[int]) -> None:
+            self._forget_elsewhere(number, wanted)
+            states = {shard: self._saved[shard] for shard in wanted if shard not in self._processes[number].shards}
+            self._ask(number, wanted, "work", states, method, wanted, *arguments)
+
+        inexact: dict[int, Inexact] = {}
+        results: dict[int, Any] = {}
+        losses = RestartBudget(_MAX_LOSSES)
+        if len(self._processes) < self._number:  # several starts have failed: another one is tried
+            self._begin()
+        holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
+        for number, own in balanced(list(self._saved), self._wait_for_any(), holders).items():
+            if wanted := [shard for shard in own if shard in shards]:
+                ask(number, wanted)
+        while len(results) < len(shards):
+            for asked, result in self._poll():
+                if isinstance(result, Failed):
+                    raise result.error
+                if isinstance(result, Lost):
+                    self._count(losses, asked, result.why)
+                    for shard in chain(*asked):  # one per message: one that ends its process takes no other with it
+                        ask(self._least_busy(), [shard])
+                else:
+                    inexact.update(result[0])
+                    results.update(result[1])
+        return inexact, results
+
+    def _forget_elsewhere(self, number: int, shards: Sequence[int]) -> None:
+        """Let the other processes that have had these shards forget them."""
+        for holder, process in self._processes.items():
+            moved = process.shards & set(shards) if holder != number else set()
+            if moved:
+                process.shards -= moved
+                self._pool.send(holder, "forget", sorted(moved))
+
+    def _ask(self, number: int, shards: list[int], method: str, *arguments: Any) -> None:
+        process = self._processes[number]
+        if not process.asked:
+            process.asked_s = time.monotonic()
+        process.asked[self._pool.send(number, method, *arguments)] = shards
+
+    def _count(self, losses: RestartBudget, asked: Sequence[Sequence[int]], why: str) -> None:
+        """Count processes that end while they work on one shard alone."""
+        if asked and len(asked[0]) == 1 and (times := losses.lost(asked[0][0])):
+            assert self._plan is not None
+            where = self._plan.name_of(asked[0][0])
+            raise RunnersLostError(f"{times} runners have ended in one round while in {where}: {why}")
+
+    def _least_busy(self) -> int:
+        """Return the process that owes answers for the fewest shards; see `_wait_for_any`."""
+        return min(self._wait_for_any(), key=lambda number: sum(map(len, self._processes[number].asked.values())))
+
+    def _poll(self) -> list[tuple[list[list[int]], Any]]:
+        """Return what has happened since the last call, or within a second; processes that have ended are replaced.
+
+        Returns:
+            The shards of each message that was answered, and the result; or those of each message that a process which
+            has ended owed an answer to, in order, and `Lost`.
+        """
+        found: list[tuple[list[list[int]], Any]] = []
+        for answer in self._pool.poll(_POLL_S):
+            process = self._processes.get(answer.process)
+            if process is None:
+                continue  # it was lost a moment ago
+            if not process.ready:
+                self._join_late(answer)
+            elif isinstance(answer.result, Lost):
+                found.append(self._lose(answer.process, answer.result))
+            elif answer.ticket in process.asked:
+                shards = process.asked.pop(answer.ticket)
+                process.shards |= set(shards)
+                process.asked_s = time.monotonic()
+                found.append(([shards], answer.result))
+        until_s, silent = time.monotonic() - self._round_timeout_s, Lost(f"no answer for {self._round_timeout_s:g} s")
+        for number in self._ready():
+            if self._processes[number].asked and self._processes[number].asked_s < until_s:
+                found.append(self._lose(number, silent))
+        return found
+
+    # --- Processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, plan: ShardPlan) -> None:
+        """Start the processes; a second call does nothing.
+
+        Raises:
+            ConfigError: one cannot be started, has other versions, or has not started in time; nothing is left behind.
+        """
+        if self._plan is not None:
+            return
+        if self._number > plan.envs.n_shards:
+            raise ConfigError(
+                f"runners is {self._number}, more than the {plan.envs.n_shards} shards; accepted: at most n_shards",
+                key="ray.runners",
+            )
+        with preserve_rng():
+            self._pool, self._plan = self._make_pool(), plan
+            try:
+                self._start_all()
+                self.restore({shard: SavedShard() for shard in plan.shards})
+            except BaseException:
+                self.close()
+                self._plan = None
+                raise
+
+    def _start_all(self) -> None:
         for _ in range(self._number):
             self._begin()
         deadline = time.monotonic() + self._start_timeout_s
-        while len(self.ready) < self._number:
+        while len(self._ready()) < self._number:
             for answer in self._pool.poll(_POLL_S):
                 fault = self._greet(answer)
                 if fault is not None:
                     raise ConfigError(f"a runner cannot start: {fault}", key="ray")
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{len(self.ready)} of {self._number} runners have started within {self._start_timeout_s:g} s; "
+                    f"{len(self._ready())} of {self._number} runners have started within {self._start_timeout_s:g} s; "
                     "accepted: as many as the cluster has resources for (ray.num_cpus each)",
                     key="ray.runners",
                 )
 
     def _begin(self) -> None:
         number = self._pool.begin(self._plan)
-        self._all[number] = process = _Process()
-        process.ask(self._pool.send(number, "versions"), [])
+        self._processes[number] = _Process()
+        self._ask(number, [], "versions")
+
+    def _ready(self) -> list[int]:
+        """Return the processes that can be asked."""
+        return [number for number, process in self._processes.items() if process.ready]
 
     def _greet(self, answer: Answer) -> str | None:
         """Take in the first answer of a process; returns in words why it cannot be used, or None."""
-        process = self._all[answer.process]
-        process.answered(answer.ticket)
         if isinstance(answer.result, Lost):
             return answer.result.why
         if isinstance(answer.result, Failed):
             return str(answer.result.error)
-        fault = differing(answer.result)
-        process.ready = fault is None
-        return None if fault is None else f"it has {fault}"
-
-    def _replace(self) -> None:
-        if not self._starts.is_spent():
-            self._begin()
+        if fault := differing(answer.result):
+            return f"it has {fault}"
+        process = self._processes[answer.process]
+        process.asked.clear()
+        process.ready = True
+        return None
 
     def _join_late(self, answer: Answer) -> None:
         fault = self._greet(answer)
         if fault is None:
             self._starts.succeeded()
-            self.restarts += 1
-            _log.info("a runner has joined: %d of %d", len(self.ready), self._number)
-            return
-        self._starts.lost()
-        self._end(answer.process)
-        _log.warning("a runner that replaces another cannot start: %s", fault)
-        self._replace()
+            self._restarts += 1
+            _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
+        else:
+            self._starts.lost()
+            self._replace(answer.process, f"a runner that replaces another cannot start: {fault}")
+
+    def _lose(self, number: int, lost: Lost) -> tuple[list[list[int]], Lost]:
+        asked = list(self._processes[number].asked.values())
+        self._replace(number, f"a runner has ended ({lost.why}); its shards are rolled out again elsewhere")
+        return asked, lost
+
+    def _replace(self, number: int, words: str) -> None:
+        del self._processes[number]
+        self._pool.end(number)
+        _log.warning(words)
+        if not self._starts.is_spent():
+            self._begin()
 
     def _wait_for_any(self) -> list[int]:
         """Return the processes that are ready; if none is, wait for one.
@@ -293,138 +318,20 @@ class _Processes:
             RunnersLostError: none has become ready in time.
         """
         deadline = time.monotonic() + self._start_timeout_s
-        while not self.ready:
+        while not self._ready():
             if time.monotonic() > deadline:
                 raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
-            if not self._all:  # several starts have failed, as on a node that was about to end
+            if not self._processes:  # several starts have failed, as on a node that was about to end
                 time.sleep(_POLL_S)
                 self._begin()
             self._poll()
-        return self.ready
-
-    # --- Work --------------------------------------------------------------------------------------------------------
-
-    def work(
-        self, saved: Mapping[int, SavedShard], action: str, shards: Sequence[int], argument: Any
-    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
-        """Do something with shards, with each once, whatever processes end meanwhile.
-
-        Args:
-            saved: the states of all shards, for processes that do not have them.
-            action: see `ShardHost.work`.
-            shards: those to work on.
-            argument: of the action.
-
-        Returns:
-            See `ShardHost.work`.
-
-        Raises:
-            MarlSb3Error: like that in a shard.
-            RunnersLostError: no process is left, or one shard has ended several of them.
-        """
-        try:
-            return self._work(saved, action, shards, argument)
-        except BaseException:
-            self._forget_messages()
-            raise
-
-    def _work(
-        self, saved: Mapping[int, SavedShard], action: str, shards: Sequence[int], argument: Any
-    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
-        def ask(number: int, wanted: list[int]) -> None:
-            self._give(number, wanted, saved)
-            states = {shard: saved[shard] for shard in wanted if shard not in self._all[number].shards}
-            self._all[number].ask(self._pool.send(number, "work", states, action, wanted, argument), wanted)
-
-        inexact: dict[int, Inexact] = {}
-        results: dict[int, Any] = {}
-        losses = RestartBudget(_MAX_LOSSES)
-        if len(self._all) < self._number:  # several starts have failed: another one is tried
-            self._begin()
-        for number, own in balanced(list(saved), self._wait_for_any(), self._holders()).items():
-            if wanted := [shard for shard in own if shard in shards]:
-                ask(number, wanted)
-        while len(results) < len(shards):
-            for report in self._poll():
-                if isinstance(report, _Done):
-                    if isinstance(report.result, Failed):
-                        raise report.result.error
-                    inexact.update(report.result[0])
-                    results.update(report.result[1])
-                    continue
-                self._count(report, losses)
-                for shard in report.shards:  # one per message: a shard which ends its process takes no other with it
-                    ask(self._least_busy(), [shard])
-        return inexact, results
-
-    def _give(self, number: int, shards: list[int], saved: Mapping[int, SavedShard]) -> None:
-        """Let the processes that have had these shards forget them."""
-        for holder, other in self._all.items():
-            moved = other.shards & set(shards) if holder != number else set()
-            if moved:
-                other.shards -= moved
-                self._pool.send(holder, "forget", sorted(moved))
-
-    def _count(self, loss: _Loss, losses: RestartBudget) -> None:
-        """Count processes that end while they work on one shard alone."""
-        if len(loss.current) != 1:
-            return
-        (shard,) = loss.current
-        if times := losses.lost(shard):
-            where = self._plan.name_of(shard)
-            raise RunnersLostError(f"{times} runners have ended in one round while in {where}: {loss.why}")
-
-    def _holders(self) -> dict[int, int]:
-        """Return shard -> the process that has its present state."""
-        return {shard: number for number, process in self._all.items() for shard in process.shards}
-
-    def _least_busy(self) -> int:
-        """Return the process that owes answers for the fewest shards; see `_wait_for_any`."""
-        return min(self._wait_for_any(), key=lambda number: sum(map(len, self._all[number].asked.values())))
-
-    def _poll(self) -> list[_Done | _Loss]:
-        """Return what has happened since the last call, or within a second; processes that have ended are replaced."""
-        found: list[_Done | _Loss] = []
-        for answer in self._pool.poll(_POLL_S):
-            process = self._all.get(answer.process)
-            if process is None:
-                continue  # it was lost a moment ago
-            if not process.ready:
-                self._join_late(answer)
-            elif isinstance(answer.result, Lost):
-                found.append(self._lose(answer.process, answer.result.why))
-            elif answer.ticket in process.asked:
-                found.append(_Done(process.answered(answer.ticket), answer.result))
-        silent = [number for number, process in self._all.items() if process.is_silent(self._round_timeout_s)]
-        return found + [self._lose(number, f"no answer for {self._round_timeout_s:g} s") for number in silent]
-
-    def _lose(self, number: int, why: str) -> _Loss:
-        asked = list(self._all[number].asked.values())
-        self._end(number)
-        _log.warning("a runner has ended (%s); its shards are rolled out again elsewhere", why)
-        self._replace()
-        return _Loss(why, asked[0] if asked else [], [shard for shards in asked for shard in shards])
-
-    def _end(self, number: int) -> None:
-        del self._all[number]
-        self._pool.end(number)
-
-    def forget_states(self, shards: Sequence[int]) -> None:
-        """Note that the processes do not have the present states of these shards."""
-        for process in self._all.values():
-            process.shards -= set(shards)
-
-    def _forget_messages(self) -> None:
-        """Note that answers which are still to come are not wanted; nobody knows what states the processes have."""
-        for process in self._all.values():
-            if process.ready:
-                process.asked.clear()
-                process.shards.clear()
+        return self._ready()
 
     def close(self) -> None:
-        """End all processes."""
-        self._pool.close()
-        self._all.clear()
+        """Close all envs and end all processes; a second call does nothing."""
+        if self._plan is not None:
+            self._pool.close()
+            self._processes.clear()
 
 
 def balanced(shards: Sequence[int], processes: Sequence[int], holders: Mapping[int, int]) -> dict[int, list[int]]:

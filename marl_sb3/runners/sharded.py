@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from marl_sb3.errors import RunnersLostError
-from marl_sb3.experience.shards import PolicyRollout, ShardedExperience
-from marl_sb3.metrics import Episode, EpisodeTracker
+from marl_sb3.experience.shards import ShardedExperience
+from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
-from marl_sb3.runners.runner import StepListener
+from marl_sb3.runners.runner import Runner, StepListener
 from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.storage.parts import SavedPart
-from marl_sb3.storage.state import State, is_plain
-from marl_sb3.types import BoolArray, PolicyID
+from marl_sb3.storage.state import State
+from marl_sb3.types import PolicyID
 from marl_sb3.vec_env.interface import Health, shard_seed
 
-_log = logging.getLogger(__name__)
 
-
-class Sampled(NamedTuple):
-    """How far the training is.
-
-    Attributes:
-        env_steps: env steps so far, over all envs.
-        planned: env steps at the planned end; None: there is none.
-    """
-
-    env_steps: int
-    planned: int | None
-
-
-class ShardedRunner:
-    """A `Runner` on shards. A round lasts until the nearest update that is due.
+class ShardedRunner(Runner):
+    """Rolls out shards. A round lasts until the nearest update that is due.
 
     Args:
         plan: returns how the shards are made; called when they are first needed.
         runners: roll out the shards.
         sources: policy id -> the experience of its learner.
         tracker: keeps the finished episodes.
-        sampled: returns how far the training is.
-
-    Attributes:
-        episodes_left_out: see `Runner`.
+        sampled: returns the env steps of the training so far, and those at its planned end; None: there is none.
     """
 
     def __init__(
@@ -56,12 +38,10 @@ class ShardedRunner:
         runners: ShardRunners,
         sources: Mapping[PolicyID, ShardedExperience],
         tracker: EpisodeTracker,
-        sampled: Callable[[], Sampled],
+        sampled: Callable[[], tuple[int, int | None]],
     ) -> None:
         self.tracker = tracker
-        self.episodes_left_out = False
         self._make_plan = plan
-        self._made_plan: ShardPlan | None = None
         self._runners = runners
         self._sources = sources
         self._sampled = sampled
@@ -73,11 +53,9 @@ class ShardedRunner:
         """See `Runner.health`."""
         return self._runners.health
 
-    @property
+    @cached_property
     def _plan(self) -> ShardPlan:
-        if self._made_plan is None:
-            self._made_plan = self._make_plan()
-        return self._made_plan
+        return self._make_plan()
 
     def start(self) -> None:
         """See `Runner.start`."""
@@ -105,16 +83,24 @@ class ShardedRunner:
         if not self._pass_on(rollouts, steps, listener):
             return False
         self._anew = False
-        after = accumulate([self._plan.envs.n_envs] * env_steps, initial=order.sampled)
-        progress = [order.progress(sampled) for sampled in after][1:]
+        n_envs = self._plan.envs.n_envs
+        progress = [order.progress(order.sampled + n_envs * step) for step in range(1, env_steps + 1)]
         for policy_id, source in self._sources.items():
-            source.receive(_of_policy(rollouts, policy_id), _acted(source, steps), progress)
+            acted = steps.arrays["acted"][:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
+            source.receive([rollout.policies[policy_id] for rollout in rollouts], acted, progress)
         return True
 
     def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
         """Take one round in all shards; if the runners are lost, nothing has changed."""
         new_episodes, generator = self._new_episodes, np.random.get_state()  # noqa: NPY002
-        order = self._order(env_steps)
+        order = RoundOrder(
+            env_steps,
+            self._anew,
+            self._new_episodes,
+            {policy_id: source.order() for policy_id, source in self._sources.items()},
+            int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
+            *self._sampled(),
+        )
         self._new_episodes = True  # if a shard fails, nobody knows where its envs are
         try:
             rollouts = self._runners.roll_out(order)
@@ -125,24 +111,12 @@ class ShardedRunner:
         self._new_episodes = False
         return order, rollouts
 
-    def _order(self, env_steps: int) -> RoundOrder:
-        sampled = self._sampled()
-        return RoundOrder(
-            env_steps,
-            self._anew,
-            self._new_episodes,
-            {policy_id: source.order() for policy_id, source in self._sources.items()},
-            int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
-            sampled.env_steps,
-            sampled.planned,
-        )
-
     def _pass_on(self, rollouts: list[ShardRollout], steps: RecordedSteps, listener: StepListener) -> bool:
         """Give steps and episodes to the listener; returns False if it stopped the rollout."""
         size = self._plan.envs.shard_size
         for number in range(len(steps)):
             finished = [
-                _moved(episode, shard * size)
+                replace(episode, env_index=shard * size + episode.env_index)
                 for shard, rollout in enumerate(rollouts)
                 for episode in rollout.episodes[number]
             ]
@@ -157,15 +131,10 @@ class ShardedRunner:
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 
-    def call(self, shard: int, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
-        """See `ShardCalls.call`."""
+    def ask(self, shard: int, method: str, *arguments: Any) -> Any:
+        """See `ShardCalls.ask`."""
         self.start()
-        return self._runners.call(shard, name, env_indices, args, kwargs)
-
-    def configure(self, shard: int, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        """See `ShardCalls.configure`."""
-        self.start()
-        self._runners.configure(shard, env_indices, settings)
+        return self._runners.ask(shard, method, *arguments)
 
     def close(self) -> None:
         """See `ShardCalls.close`."""
@@ -175,39 +144,22 @@ class ShardedRunner:
 
     def get_state(self) -> State:
         """See `Part.get_state`: the states of all shards, or the reason why these are left out."""
-        if self._new_episodes:
-            return {"n_shards": self._n_shards, "shards": None, "left_out": None}
-        states = [saved.state for saved in self._runners.saved()]
-        if is_plain(states):
-            return {"n_shards": self._n_shards, "shards": states, "left_out": None}
-        why = "an env's get_state() returned something other than plain data"
-        if not self.episodes_left_out:
-            self.episodes_left_out = True
-            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
-        return {"n_shards": self._n_shards, "shards": None, "left_out": why}
-
-    @property
-    def _n_shards(self) -> int:
-        return self._plan.envs.n_shards
+        states = None if self._new_episodes else [saved.state for saved in self._runners.saved()]
+        shards, why = self.episodes_to_save(states)
+        return {"n_shards": self._plan.envs.n_shards, "shards": shards, "left_out": why}
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
         """See `Runner.read_state`."""
         envs = self._plan.envs
-        if saved.num_envs != envs.n_envs:
-            return lambda: self._begin_anew(f"the checkpoint has {saved.num_envs} envs, the run {envs.n_envs}")
-        if "n_shards" not in saved:
-            raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
-        if saved.integer("n_shards") != envs.n_shards:
-            raise saved.error("n_shards", saved.integer("n_shards"), f"{envs.n_shards}, as the run has")
-        if saved.value("left_out") is not None:
-            why = saved.string("left_out")
-            return lambda: self._begin_anew(why)
+        if saved.num_envs == envs.n_envs:
+            if "n_shards" not in saved:
+                raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
+            if saved.integer("n_shards") != envs.n_shards:
+                raise saved.error("n_shards", saved.integer("n_shards"), f"{envs.n_shards}, as the run has")
+        if begin_anew := self.without_episodes(saved, envs.n_envs):
+            return begin_anew
         shards = None if saved.value("shards") is None else saved.items("shards", envs.n_shards)
         return lambda: self._restore(shards)
-
-    def _begin_anew(self, why: str) -> dict[int, str]:
-        self.forget_episodes()
-        return dict.fromkeys(range(self._plan.envs.n_envs), why)
 
     def _restore(self, states: list[State] | None) -> dict[int, str]:
         self._new_episodes = self._anew = states is None
@@ -225,18 +177,3 @@ class ShardedRunner:
         if gone and seed is not None:
             self.start()
             self._runners.restore({shard: SavedShard(None, shard_seed(seed, shard)) for shard in gone})
-
-
-def _moved(episode: Episode, first: int) -> Episode:
-    return replace(episode, env_index=first + episode.env_index)
-
-
-def _of_policy(rollouts: list[ShardRollout], policy_id: PolicyID) -> list[PolicyRollout]:
-    return [rollout.policies[policy_id] for rollout in rollouts]
-
-
-def _acted(source: ShardedExperience, steps: RecordedSteps) -> BoolArray:
-    """Return (steps, rows) bool: the rows of a policy that acted."""
-    acted = steps.arrays["acted"]
-    columns = list(source.rows.agent_columns)
-    return acted[:, :, columns].reshape(len(acted), -1)

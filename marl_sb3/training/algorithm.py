@@ -23,7 +23,6 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
-from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
@@ -159,7 +158,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env,
             self._setup,
             self.tracker,
-            lambda: Sampled(self._counters.env_steps, self._counters.planned_env_steps),
+            lambda: (self._counters.env_steps, self._counters.planned_env_steps),
             update_path=update_path,
             n_threads=self.n_threads,
         )

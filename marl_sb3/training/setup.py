@@ -34,7 +34,7 @@ from marl_sb3.runners.local import LocalRunner
 from marl_sb3.runners.rounds import ShardPlan
 from marl_sb3.runners.runner import Runner
 from marl_sb3.runners.shard_runners import ShardRunners
-from marl_sb3.runners.sharded import Sampled, ShardedRunner
+from marl_sb3.runners.sharded import ShardedRunner
 from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import optimizer_forms
 from marl_sb3.sb3.tensors import weight_forms
@@ -196,7 +196,7 @@ def make_runner(
     env: MultiAgentVecEnv,
     setup: Setup,
     tracker: EpisodeTracker,
-    sampled: Callable[[], Sampled],
+    sampled: Callable[[], tuple[int, int | None]],
     *,
     update_path: str,
     n_threads: int,
@@ -204,7 +204,7 @@ def make_runner(
     """Make the runner of a training.
 
     Args:
-        sampled: returns how far the training is.
+        sampled: see `ShardedRunner`.
         update_path: see `marl_sb3.PPO`.
         n_threads: threads of one operation of PyTorch or BLAS.
     """

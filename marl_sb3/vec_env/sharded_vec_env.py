@@ -87,11 +87,8 @@ class _Shifted:
 class ShardCalls(Protocol):
     """Passes calls to the envs of shards; see `MultiAgentVecEnv.call` and `configure`."""
 
-    def call(self, shard: int, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
-        """Call a method of some envs of a shard; indices are counted within the shard."""
-
-    def configure(self, shard: int, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        """Change settings of some envs of a shard; indices are counted within the shard."""
+    def ask(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Do `call` or `configure` with some envs of a shard; indices are counted within the shard."""
 
     def close(self) -> None:
         """Close the envs of all shards."""
@@ -156,12 +153,12 @@ class ShardedVecEnv(MultiAgentVecEnv):
             return [self._asked_here.call(name, [0], *args, **kwargs)[0] for _ in env_indices]
         results: dict[int, Any] = {}
         for shard, places, inner in self._by_shard(env_indices):
-            results.update(zip(places, self._shards.call(shard, name, inner, args, kwargs), strict=True))
+            results.update(zip(places, self._shards.ask(shard, "call", name, inner, args, kwargs), strict=True))
         return [results[place] for place in range(len(env_indices))]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for shard, _, inner in self._by_shard(env_indices):
-            self._shards.configure(shard, inner, settings)
+            self._shards.ask(shard, "configure", inner, settings)
 
     def _by_shard(self, env_indices: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield each shard that has some of these envs, with their places in the list and their indices in it."""

@@ -19,7 +19,7 @@ def recorded(infos: list[Any]) -> RecordedSteps:
     for number, each in enumerate(infos):
         arrays = {name: np.full((2, 1), number) for name in ARRAYS}
         more: dict[str, Any] = {"observations": (), "action_masks": (), "final_observations": {}, "reset_infos": {}}
-        recorder.on_step(
+        recorder.add(
             VecStep(infos=each, stepped=np.full(2, number), episode_done=np.full(2, number), **arrays, **more), []
         )
     return recorder.recorded()
