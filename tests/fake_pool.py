@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from marl_sb3.processes.pool import Answer, Failed, InProcessPool, Lost
+from marl_sb3.processes.messages import Failed
+from marl_sb3.processes.pool import Answer, InProcessPool, Lost
 from marl_sb3.runners.shard import ShardHost
 from marl_sb3.runners.shard_runners import ShardRunners
 

@@ -96,6 +96,24 @@ def packed_error(error: BaseException) -> bytes:
     return packed
 
 
+@dataclass(frozen=True)
+class Failed:
+    """Takes the place of a result if a call has raised an exception; it travels with `packed_error`.
+
+    Attributes:
+        error: with the traceback in the other process as its cause.
+    """
+
+    error: BaseException
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _failed, (packed_error(self.error),)
+
+
+def _failed(packed: bytes) -> Failed:
+    return Failed(unpacked_error(packed))
+
+
 def unpacked_error(packed: bytes) -> BaseException:
     """Return the exception from `packed_error`, with the traceback as its cause."""
     error: Any

@@ -10,19 +10,21 @@ import pickle
 import platform
 import select
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from marl_sb3 import stacks
 from marl_sb3.errors import ConfigError
 from marl_sb3.processes.channel import Kind
 from marl_sb3.processes.fork_server import fork_server
-from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
+from marl_sb3.processes.messages import Failed, ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
-from marl_sb3.processes.worker import Worker, WorkerLostError
+from marl_sb3.processes.worker import Worker, WorkerLostError, stacks_of
 from marl_sb3.storage.checkpoint_format import versions as package_versions
 
 _CLOSE_S = 5.0  # how long processes that owe no answer may take to close what they serve
@@ -42,17 +44,6 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """What a pool answers in the place of a result if the method raised an exception.
-
-    Attributes:
-        error: with the traceback in the other process as its cause.
-    """
-
-    error: BaseException
-
-
-@dataclass(frozen=True)
 class Answer:
     """The answer to a message.
 
@@ -67,15 +58,19 @@ class Answer:
     result: Any
 
 
-class Pool(Protocol):
+class Pool(ABC):
     """Processes, each of which serves an object.
 
     Attributes:
         is_elsewhere: whether the processes are others than this one.
     """
 
-    is_elsewhere: bool
+    is_elsewhere = True
 
+    def __init__(self) -> None:
+        self._numbers, self._tickets = itertools.count(), itertools.count()
+
+    @abstractmethod
     def begin(self, argument: Any) -> int:
         """Begin to start a process, which makes its object of the argument; returns its number, which no other has.
 
@@ -85,23 +80,28 @@ class Pool(Protocol):
             ConfigError: the argument cannot be sent to another process.
         """
 
+    @abstractmethod
     def send(self, process: int, method: str, *arguments: Any) -> int:
         """Ask a process to call a method of its object; returns the ticket of the answer. It waits for nothing."""
 
     def share(self, value: Any) -> Any:
         """Return what stands for a value in the arguments of several messages, so that it is sent once."""
+        return value
 
+    @abstractmethod
     def poll(self, timeout_s: float) -> Sequence[Answer]:
         """Return answers that have arrived since the last call; if there are none, wait for one."""
 
+    @abstractmethod
     def end(self, process: int) -> None:
         """Kill a process. There will be no more answers from it."""
 
+    @abstractmethod
     def close(self) -> None:
         """End all processes."""
 
 
-class InProcessPool:
+class InProcessPool(Pool):
     """A `Pool` without other processes: the reference for all others.
 
     Args:
@@ -111,9 +111,9 @@ class InProcessPool:
     is_elsewhere = False
 
     def __init__(self, make: Make) -> None:
+        super().__init__()
         self._make = make
         self._served: dict[int, Any] = {}
-        self._numbers, self._tickets = itertools.count(), itertools.count()
         self._messages: deque[tuple[int, int, str, tuple[Any, ...]]] = deque()
 
     def begin(self, argument: Any) -> int:
@@ -127,10 +127,6 @@ class InProcessPool:
         ticket = next(self._tickets)
         self._messages.append((process, ticket, method, arguments))
         return ticket
-
-    def share(self, value: Any) -> Any:
-        """Return the value itself."""
-        return value
 
     def poll(self, timeout_s: float) -> Sequence[Answer]:
         """Work on the next message."""
@@ -156,24 +152,54 @@ class InProcessPool:
             self.end(process)
 
 
-@dataclass
 class _Member:
     """A process of a `LocalPool`.
 
     Attributes:
         worker: the process.
-        waiting: ticket and payload of messages; the first has been sent if the worker has made its object.
-        is_made: whether it has.
-        broken: the answer to all messages, if it could not be started.
+        waiting: ticket and payload of messages; the first was sent. The request to make the object has the ticket None.
+        broken: the answer to all further messages, if the process has ended or could not make its object.
     """
 
-    worker: Worker
-    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
-    is_made: bool = False
-    broken: Lost | Failed | None = None
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.waiting: deque[tuple[int | None, bytes]] = deque([(None, worker.make)])
+        self.broken: Lost | Failed | None = None
+        try:
+            worker.start()
+        except WorkerLostError as error:
+            self.broken = Lost(error.how)
+
+    def send_next(self) -> None:
+        """Send the first message."""
+        try:
+            self.worker.send(Kind.REQUEST, self.waiting[0][1])
+        except BaseException:  # after an interrupt, nobody knows how much of the message was sent
+            self.worker.end()
+            raise
+
+    def answer(self) -> tuple[int | None, Any]:
+        """Return the ticket of the first message, and the answer, which has arrived."""
+        result = self.broken or self._received()
+        ticket, _ = self.waiting.popleft()
+        if isinstance(result, Lost) or (ticket is None and isinstance(result, Failed)):
+            self.broken = result
+        elif self.waiting:
+            self.send_next()
+        return ticket, result
+
+    def _received(self) -> Any:
+        try:
+            message = self.worker.receive()
+        except WorkerLostError as error:
+            return Lost(error.how)
+        try:
+            return Worker.result(message)
+        except BaseException as error:
+            return Failed(error)
 
 
-class LocalPool:
+class LocalPool(Pool):
     """A `Pool` of processes of this machine.
 
     Args:
@@ -183,28 +209,26 @@ class LocalPool:
         timeout_s: how long a process may take to send an answer that has begun to arrive.
     """
 
-    is_elsewhere = True
-
     def __init__(self, make: Make, modules: str, name: str, timeout_s: float) -> None:
+        super().__init__()
         self._make, self._modules, self._name, self._timeout_s = make, modules, name, timeout_s
         self._context = ProcessContext.here(imports=True)
         self._request: bytes | None = None  # it is the same for all processes
         self._members: dict[int, _Member] = {}
-        self._numbers, self._tickets = itertools.count(), itertools.count()
         stacks.add_source(self.stacks)
 
     def begin(self, argument: Any) -> int:
         """Start a process."""
         if self._request is None:
-            self._request = packed_request("make", (self._context, _packed(self._make, argument)))
+            try:
+                packed = by_value((_made, (self._make, argument)))
+            except Exception as error:
+                raise unsendable(error) from error
+            self._request = packed_request("make", (self._context, packed))
         process = next(self._numbers)
         starter = partial(fork_server, self._modules)
         worker = Worker(f"{self._name} {process}", starter, self._request, timeout_s=self._timeout_s)
-        self._members[process] = member = _Member(worker)
-        try:
-            worker.start()
-        except WorkerLostError as error:
-            member.broken = Lost(error.how)
+        self._members[process] = _Member(worker)
         return process
 
     def send(self, process: int, method: str, *arguments: Any) -> int:
@@ -214,16 +238,9 @@ class LocalPool:
         """
         member, ticket = self._members[process], next(self._tickets)
         member.waiting.append((ticket, packed_request(method, arguments)))
-        if len(member.waiting) == 1 and member.is_made:
-            self._send_next(member)
+        if len(member.waiting) == 1 and not member.broken:
+            member.send_next()
         return ticket
-
-    def _send_next(self, member: _Member) -> None:
-        try:
-            member.worker.send(Kind.REQUEST, member.waiting[0][1])
-        except BaseException:  # after an interrupt, nobody knows how much of the message was sent
-            member.worker.end()
-            raise
 
     def share(self, value: Any) -> Any:
         """Pickle the value, once."""
@@ -238,40 +255,12 @@ class LocalPool:
         if not ready:
             by_file = {member.worker.fileno(): process for process, member in asked.items()}
             ready = [by_file[file] for file in select.select(list(by_file), [], [], timeout_s)[0]]
-        answers = [self._answer(process, asked[process]) for process in ready]
-        return [answer for answer in answers if answer is not None]
-
-    def _answer(self, process: int, member: _Member) -> Answer | None:
-        """Return the answer that a process has sent; None if it says that it has made its object."""
-        result = member.broken or self._result(member.worker)
-        if not member.is_made and not isinstance(result, (Lost, Failed)):
-            member.is_made = True
-            self._send_next(member)
-            return None
-        if not member.is_made:
-            member.broken = result
-        ticket, _ = member.waiting.popleft()
-        if member.waiting and not isinstance(result, Lost):
-            self._send_next(member)
-        return Answer(process, ticket, result)
-
-    @staticmethod
-    def _result(worker: Worker) -> Any:
-        try:
-            message = worker.receive()
-        except WorkerLostError as error:
-            return Lost(error.how)
-        try:
-            return Worker.result(message)
-        except BaseException as error:
-            return Failed(error)
+        answers = [(process, *asked[process].answer()) for process in ready]
+        return [Answer(process, ticket, result) for process, ticket, result in answers if ticket is not None]
 
     def stacks(self) -> list[str]:
         """Return what each process is doing, with its name."""
-        running = [member.worker for member in self._members.values() if member.worker.is_healthy]
-        for worker in running:
-            worker.write_stacks()
-        return [f"{worker.name}:\n{worker.stacks()}" for worker in running]
+        return stacks_of([member.worker for member in self._members.values()])
 
     def end(self, process: int) -> None:
         """Kill a process."""
@@ -280,14 +269,12 @@ class LocalPool:
     def close(self) -> None:
         """Let processes that owe no answer close their objects, and end all."""
         until_s = time.monotonic() + _CLOSE_S
-        idle = [each.worker for each in self._members.values() if each.is_made and not each.waiting]
+        idle = [each.worker for each in self._members.values() if not (each.waiting or each.broken)]
         for worker in idle:
             worker.send(Kind.REQUEST, packed_request("close", ()))
         for worker in idle:
-            try:
+            with suppress(WorkerLostError):
                 worker.receive(until_s)
-            except WorkerLostError:
-                continue
         for process in list(self._members):
             self.end(process)
 
@@ -295,13 +282,6 @@ class LocalPool:
 def _made(link: Link, make: Make, argument: Any) -> Any:
     """Make what a process serves: it needs no link."""
     return make(argument)
-
-
-def _packed(make: Make, argument: Any) -> bytes:
-    try:
-        return by_value((_made, (make, argument)))
-    except Exception as error:
-        raise unsendable(error) from error
 
 
 def unsendable(reason: BaseException) -> ConfigError:

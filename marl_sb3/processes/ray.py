@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -15,13 +14,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, install_words
-from marl_sb3.processes.messages import MessageLog, packed_error, pass_on, unpacked_error
-from marl_sb3.processes.pool import Answer, Failed, Lost, Make, unsendable
+from marl_sb3.processes.messages import Failed, MessageLog, pass_on
+from marl_sb3.processes.pool import Answer, Lost, Make, Pool, unsendable
 
 _log = logging.getLogger(__name__)
 
@@ -238,21 +236,6 @@ def _first_line(error: BaseException) -> str:
 # --- Actors ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Called:
-    """What a call in an actor has led to.
-
-    Attributes:
-        result: of the method.
-        error: from `packed_error`, if it raised.
-        messages: log records and warnings: see `MessageLog`.
-    """
-
-    result: Any
-    error: bytes | None
-    messages: Sequence[tuple[Any, ...]]
-
-
 class ServingActor:
     """A Ray actor that serves an object."""
 
@@ -261,15 +244,15 @@ class ServingActor:
         self._log.install()
         self._served = make(argument)
 
-    def call(self, method: str, *arguments: Any) -> _Called:
-        """Call a method of the object."""
+    def call(self, method: str, *arguments: Any) -> tuple[Any, Sequence[tuple[Any, ...]]]:
+        """Call a method of the object; returns its result or `Failed`, and what was logged."""
         try:
-            return _Called(getattr(self._served, method)(*arguments), None, self._log.taken())
+            return getattr(self._served, method)(*arguments), self._log.taken()
         except Exception as error:
-            return _Called(None, packed_error(error), self._log.taken())
+            return Failed(error), self._log.taken()
 
 
-class RayPool:
+class RayPool(Pool):
     """A `Pool` of Ray actors.
 
     Args:
@@ -277,31 +260,26 @@ class RayPool:
         make: makes what each actor serves.
     """
 
-    is_elsewhere = True
-
     def __init__(self, connection: Connection, make: Make) -> None:
+        super().__init__()
         self._connection, self._make = connection, make
         self._ray = connection.ray
         self._options = {**connection.options, "max_restarts": 0, "max_task_retries": 0}
         self._actors: dict[int, Any] = {}
-        self._numbers, self._tickets = itertools.count(), itertools.count()
         self._asked: dict[Any, tuple[int, int]] = {}  # reference -> process, ticket
         self._argument: Any = None  # it is the same for all actors
 
     def begin(self, argument: Any) -> int:
         """Begin to start an actor."""
         if self._argument is None:
-            self._argument = self._put(argument)
+            try:
+                self._argument = self._ray.put(argument)
+            except (TypeError, AttributeError, ValueError) as error:  # what pickle raises; Ray adds pages to it
+                raise unsendable(error.__cause__ or error.__context__ or error) from error
         process = next(self._numbers)
         actor = self._ray.remote(ServingActor).options(**self._options)
         self._actors[process] = actor.remote(self._make, self._argument)
         return process
-
-    def _put(self, argument: Any) -> Any:
-        try:
-            return self._ray.put(argument)
-        except (TypeError, AttributeError, ValueError) as error:  # what pickle raises; Ray adds pages to it
-            raise unsendable(error.__cause__ or error.__context__ or error) from error
 
     def send(self, process: int, method: str, *arguments: Any) -> int:
         """Send a message."""
@@ -327,13 +305,13 @@ class RayPool:
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
         try:
-            called: _Called = self._ray.get(reference)
+            result, messages = self._ray.get(reference)
         except errors.RayTaskError as error:
             return Failed(RuntimeError(f"a runner raised: {_words(error)}"))
         except errors.RayError as error:
             return Lost(_words(error))
-        pass_on(called.messages)
-        return called.result if called.error is None else Failed(unpacked_error(called.error))
+        pass_on(messages)
+        return result
 
     def end(self, process: int) -> None:
         """Kill an actor."""

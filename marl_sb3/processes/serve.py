@@ -14,7 +14,7 @@ from typing import Any
 
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.processes.channel import Channel, ChannelClosedError, Heartbeat, Kind, Message
-from marl_sb3.processes.messages import MessageLog, ProcessContext, packed_error, packed_result
+from marl_sb3.processes.messages import Failed, MessageLog, ProcessContext, packed_result
 from marl_sb3.signals import ENDING
 
 
@@ -99,7 +99,7 @@ def _answer(link: Link, served: Any, message: Message) -> tuple[int, bytes, Any,
         link.heartbeat.advance()
         return Kind.DONE, packed_result((result, link.log.taken()), name), served, ends
     except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
-        return Kind.FAILED, pickle.dumps((packed_error(error), link.log.taken())), served, ends
+        return Kind.FAILED, pickle.dumps((Failed(error), link.log.taken())), served, ends
 
 
 def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_sb3.processes.channel import PAGE, Channel, ChannelClosedError, Heartbeat, Kind, Message, status_file
 from marl_sb3.processes.fork_server import Forker, ForkServer, ForkServerEndedError
-from marl_sb3.processes.messages import packed_request, pass_on, unpacked_error
+from marl_sb3.processes.messages import Failed, packed_request, pass_on
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,6 @@ class Worker:
         make: the request that is sent first whenever the process starts; see `serve`.
         timeout_s: how long it may work on a request without any progress of its heartbeat.
         look_s: longest time between two looks at a worker that has not answered.
-        limit: name of the setting of that time.
         descriptors: open files that the worker gets; they stay open here.
         polling_s: see `Channel`.
 
@@ -99,13 +98,12 @@ class Worker:
         *,
         timeout_s: float,
         look_s: float = 1.0,
-        limit: str = "worker_timeout_s",
         descriptors: Sequence[int] = (),
         polling_s: float = 0.0,
     ) -> None:
         self.name, self.make = name, make
         self._starter, self._descriptors = starter, descriptors
-        self._timeout_s, self._limit, self._polling_s = timeout_s, limit, polling_s
+        self._timeout_s, self._polling_s = timeout_s, polling_s
         self._look_s, self._stacks_s = min(timeout_s / 4, look_s), min(timeout_s, _STACKS_S)
         self._patience_s = timeout_s  # without progress, before the worker counts as hung
         self._number = self._answered = 0  # of the latest request, and of the latest that was answered
@@ -146,9 +144,7 @@ class Worker:
         self.send(Kind.REQUEST, self.make)
 
     def _start(self) -> None:
-        if self._status >= 0:
-            os.close(self._status)
-            self._status = -1
+        self.free()
         self._status = status_file()
         self.heartbeat = Heartbeat(self._status)
         self._patience_s = max(self._timeout_s, _START_S)
@@ -224,11 +220,10 @@ class Worker:
             self._progress, self._waited_s = self.heartbeat.progress, 0.0
         patience_s = self._timeout_s if self.heartbeat.in_call else self._patience_s
         if self._waited_s >= patience_s:
-            raise self._hung(f"within {patience_s:g} s ({self._limit})")
+            raise self._hung(f"within {patience_s:g} s (worker_timeout_s)")
 
     def _hung(self, when: str) -> WorkerLostError:
-        self.write_stacks()
-        self.stacks()
+        stacks_of([self])
         env_index = self.heartbeat.env_index
         which = f"env {env_index}" if env_index >= 0 else "it"
         self.end()
@@ -244,19 +239,19 @@ class Worker:
         """
         value, messages = pickle.loads(message.payload)
         pass_on(messages)
-        if message.kind == Kind.FAILED:
-            raise unpacked_error(value)
+        if isinstance(value, Failed):
+            raise value.error
         return value
 
     # --- Stacks ------------------------------------------------------------------------------------------------------
 
-    def write_stacks(self) -> None:
-        """Have the worker write what its threads are doing; `stacks` returns it."""
+    def request_stacks(self) -> None:
+        """Have the worker write what its threads are doing; `written_stacks` returns it."""
         self._stacks_end = os.fstat(self._status).st_size
         self.send_signal(signal.SIGUSR1)
 
-    def stacks(self) -> str:
-        """Return what the threads of the worker are doing, after `write_stacks`; empty if it does not say."""
+    def written_stacks(self) -> str:
+        """Return what the worker writes after `request_stacks`; empty if it does not."""
         until_s = time.monotonic() + self._stacks_s
         before, size = self._stacks_end, self._stacks_end
         while time.monotonic() < until_s:
@@ -313,6 +308,14 @@ class Worker:
         if self._status >= 0:
             os.close(self._status)
             self._status = -1
+
+
+def stacks_of(workers: Sequence[Worker]) -> list[str]:
+    """Return what the threads of each worker that runs are doing, with its name."""
+    running = [worker for worker in workers if worker.is_healthy]
+    for worker in running:
+        worker.request_stacks()
+    return [f"{worker.name}:\n{worker.written_stacks()}" for worker in running]
 
 
 def ending(code: int | None) -> str:

@@ -14,7 +14,8 @@ from itertools import chain
 from typing import Any
 
 from marl_sb3.errors import ConfigError, RunnersLostError
-from marl_sb3.processes.pool import Answer, Failed, Lost, Pool, differing
+from marl_sb3.processes.messages import Failed
+from marl_sb3.processes.pool import Answer, Lost, Pool, differing
 from marl_sb3.processes.worker import RestartBudget
 from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 from marl_sb3.storage.process_rng import preserve_rng

@@ -14,7 +14,7 @@ from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
 from marl_sb3.processes.channel import Kind, Message, anonymous_file
 from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by_value, packed_request
-from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError
+from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError, stacks_of
 from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
 from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
 from marl_sb3.vec_env.workers.server import EnvServer, Facts
@@ -258,10 +258,7 @@ class Supervisor:
 
     def stacks(self) -> list[str]:
         """Return what each worker is doing, with its name."""
-        running = [worker for worker in self.workers if worker.is_healthy]
-        for worker in running:
-            worker.write_stacks()
-        return [f"{worker.name}:\n{worker.stacks()}" for worker in running]
+        return stacks_of(self.workers)
 
     def close_envs(self) -> None:
         """Let the workers close their envs; those that have ended are not replaced.
