@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.metrics import Result
-from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.queue import Train, train_here, work
+from marl_sb3.tuning.jobs.queue import Train, TrainedRun, train_here, work
 from marl_sb3.tuning.jobs.trials import TrialQueue
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.study import TuneStudy
@@ -34,21 +32,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass
-class PretendedRun:
-    """A `TrainedRun` that nobody trained."""
-
-    files: RunFolder
-    results: list[Result]
-    checkpoint = "ckpt-000001"
-    interrupted = False
-
-    @property
-    def result(self) -> Result:
-        return self.results[-1]
-
-
-def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> PretendedRun:
+def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
     """Take the place of a training: its returns follow from the seed and the hyperparameters."""
     returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
     results: list[Result] = []
@@ -58,7 +42,7 @@ def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any])
         (report,) = callbacks
         if not report.on_iteration_end(results[-1]):
             break
-    return PretendedRun(RunFolder(folder), results)
+    return TrainedRun(folder.absolute(), False, results[-1], results, "ckpt-000001")
 
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:

@@ -37,7 +37,7 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     expected = [one.space.suggest(one.next_trial("worker")) for _ in range(2)]
     queues = [TrialQueue(other).again(other.reopened()) for _ in range(2)]
     jobs: list[Any] = [queue.claim("worker") for queue in queues]
-    assert [job.study.space.suggest(job.trial) for job in jobs] == expected
+    assert [job.args[0].space.suggest(job.args[1]) for job in jobs] == expected
 
 
 def test_a_pruning_server_that_was_started_again_forgets_questions() -> None:

@@ -73,22 +73,22 @@ class _Training:
     seed_index: int
     folder: Path
 
-    def outcome(self) -> Outcome | None:
-        """See `read_outcome`."""
-        return read_outcome(self.folder)
-
-    def lock(self) -> FileLock:
-        """The lock that the worker holds while it trains; the system releases it if the worker dies."""
+    def taken(self) -> BaseFileLock | None:
+        """Take the lock of a worker that trains, which the system releases if it dies; None: another worker has it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
+        lock = FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return None
+        return lock
 
     def is_free(self) -> bool:
         """Whether no worker holds the lock."""
-        try:
-            with self.lock().acquire(timeout=0):
-                return True
-        except Timeout:
-            return False
+        lock = self.taken()
+        if lock is not None:
+            lock.release()
+        return lock is not None
 
 
 class ConfirmationQueue:
@@ -103,18 +103,16 @@ class ConfirmationQueue:
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`: a worker claims a training by taking its lock."""
         for training in self._not_done():
-            lock = training.lock()
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue  # claimed by another worker
-            if training.outcome() is None:
-                return _Confirmation(self._study, training, lock, self.train)
+            lock = training.taken()
+            if lock is None:
+                continue
+            if read_outcome(training.folder) is None:  # still
+                return partial(_train, self._study, training, lock, self.train)
             lock.release()
         return None
 
     def _not_done(self) -> list[_Training]:
-        return [training for training in self.trainings if training.outcome() is None]
+        return [training for training in self.trainings if read_outcome(training.folder) is None]
 
     def n_done(self) -> int:
         """See `JobQueue.n_done`."""
@@ -132,22 +130,6 @@ class ConfirmationQueue:
         return any(training.is_free() for training in self._not_done())
 
 
-@dataclass(frozen=True)
-class _Confirmation:
-    """A training that this process has claimed; it holds the lock."""
-
-    study: TuneStudy
-    training: _Training
-    lock: BaseFileLock
-    train: Train
-
-    def run(self) -> bool:
-        try:
-            return _train(self.study, self.training, self.train)
-        finally:
-            self.lock.release()
-
-
 def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Training]:
     """The trainings in order: seed by seed, the preset first, so that an interrupted run compares equal numbers."""
     return [
@@ -157,25 +139,28 @@ def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Tra
     ]
 
 
-def _train(study: TuneStudy, training: _Training, train: Train) -> bool:
-    """Train a candidate with a seed and store the outcome; returns False if interrupted."""
+def _train(study: TuneStudy, training: _Training, lock: BaseFileLock, train: Train) -> bool:
+    """Train a candidate with a seed, store the outcome and release the lock; returns False if interrupted."""
     search = study.search
-    settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
-    seed = search.fresh_seed(training.seed_index)
-    config = search.trial_config(settings, seed)
-    # The evaluation episodes are new, too: the winner was selected on those of the search.
-    config = config.changed({"evaluation.seed": search.fresh_evaluation_seed(training.seed_index)})
-    shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
     try:
-        run = train(config, training.folder, study.factory, [])
-        if run.interrupted:
-            return False
-        outcome = Outcome(seed, objective_of(search, run))
-    except TrainerLostError:
-        return True  # without an outcome, it is claimed again
-    except (Exception, SystemExit) as error:  # a failure is a result, too
-        if is_disk_full(error):
-            raise
-        outcome = Outcome(seed, error=store_failure(training.folder, error))
-    write_outcome(training.folder, outcome)
-    return True
+        settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
+        seed = search.fresh_seed(training.seed_index)
+        config = search.trial_config(settings, seed)
+        # The evaluation episodes are new, too: the winner was selected on those of the search.
+        config = config.changed({"evaluation.seed": search.fresh_evaluation_seed(training.seed_index)})
+        shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
+        try:
+            run = train(config, training.folder, study.factory, [])
+            if run.interrupted:
+                return False
+            outcome = Outcome(seed, objective_of(search, run))
+        except TrainerLostError:
+            return True  # without an outcome, it is claimed again
+        except (Exception, SystemExit) as error:  # a failure is a result, too
+            if is_disk_full(error):
+                raise
+            outcome = Outcome(seed, error=store_failure(training.folder, error))
+        write_outcome(training.folder, outcome)
+        return True
+    finally:
+        lock.release()

@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.metrics import Result
-from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import KILLED
 
 GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
 
 
-class TrainedRun(Protocol):
-    """What a job stores of a run that was trained: see `Run`, which is one."""
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a job stores of a run that was trained.
 
-    @property
-    def files(self) -> RunFolder:
-        """The run folder, on this machine."""
+    Attributes:
+        folder: of the run, on this machine.
+        interrupted: whether a signal, or the end of the search, ended it.
+        result: the metrics of the last iteration.
+        results: the metrics of all iterations; empty if it was interrupted.
+        checkpoint: the name of the latest checkpoint.
+    """
 
-    @property
-    def result(self) -> Mapping[str, Any] | None:
-        """The metrics of the last iteration."""
-
-    @property
-    def results(self) -> list[Result]:
-        """The metrics of all iterations."""
-
-    @property
-    def checkpoint(self) -> str | None:
-        """The name of the latest checkpoint."""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal, or the end of the search, ended it."""
+    folder: Path
+    interrupted: bool
+    result: Result | None = None
+    results: Sequence[Result] = ()
+    checkpoint: str | None = None
 
 
-class Train(Protocol):
-    """Trains a run in a folder of this machine."""
-
-    def __call__(
-        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
-    ) -> TrainedRun:
-        """Train.
-
-        Raises:
-            TrainerLostError: the process that trained it has ended.
-        """
+# Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
+Train = Callable[[TrainConfig, Path, EnvFactory | None, Sequence[BaseCallback]], TrainedRun]
 
 
 class TrainerLostError(RuntimeError):
@@ -66,14 +52,12 @@ def train_here(
     from marl_sb3.runs.execute import execute
     from marl_sb3.runs.start import prepare
 
-    return execute(prepare(config, folder, factory), callbacks)
+    run = execute(prepare(config, folder, factory), callbacks)
+    return TrainedRun(run.folder, run.interrupted, run.result, () if run.interrupted else run.results, run.checkpoint)
 
 
-class Job(Protocol):
-    """A training that a worker has claimed."""
-
-    def run(self) -> bool:
-        """Train and store the outcome; returns False if interrupted, and the job can then be claimed again."""
+# Trains a run that a worker has claimed and stores the outcome; returns False if interrupted: it can be claimed again.
+Job = Callable[[], bool]
 
 
 class JobQueue(Protocol):
@@ -121,7 +105,7 @@ def work(
         False if a job was interrupted.
     """
     while is_wanted() and (job := queue.claim(worker)) is not None:
-        if not job.run():
+        if not job():
             return False
         look()
     return True

@@ -12,12 +12,12 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,94 +28,14 @@ from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory, import_modules, imported_modules
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Result
-from marl_sb3.processes.messages import known_error, packed_error, unpacked_error
+from marl_sb3.processes.messages import Failed, known_error
 from marl_sb3.processes.pool import differing, versions
 from marl_sb3.processes.ray import Connection
-from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.training.callback import TrainingCallback
-from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, TrainedRun, TrainerLostError, work
+from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, TrainedRun, TrainerLostError, train_here, work
 from marl_sb3.tuning.study import TuneStudy
 
 _POLL_S = 0.2
-
-
-def work_on_ray(study: TuneStudy, queue: JobQueue, trainer: RayTrainer, workers: int, look: Callable[[], None]) -> None:
-    """Run all jobs of a queue on a cluster.
-
-    Args:
-        workers: number of trainings at the same time.
-        look: called several times a second.
-
-    Raises:
-        KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
-    """
-    threads = [_Worker(study, queue, trainer) for _ in range(workers)]
-    try:
-        queue.requeue_dead()
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(_POLL_S)
-            look()
-    except BaseException:
-        _interrupt(trainer, [thread for thread in threads if thread.ident is not None])
-        raise
-    for thread in threads:
-        if thread.error is not None:
-            raise thread.error
-
-
-def _interrupt(trainer: RayTrainer, threads: Sequence[threading.Thread]) -> None:
-    """Interrupt the trainings, and wait until the threads have stored what came of them."""
-    for grace_s in (GRACE_S, 0.0):
-        trainer.stop(grace_s)
-        with suppress(KeyboardInterrupt):  # a second Ctrl-C kills the trainings
-            for thread in threads:
-                thread.join()
-
-
-class _Worker(threading.Thread):
-    """Claims jobs one after the other until there are none left.
-
-    Attributes:
-        error: what ended it; None if nothing did.
-    """
-
-    def __init__(self, study: TuneStudy, queue: JobQueue, trainer: RayTrainer) -> None:
-        super().__init__(daemon=True)
-        self._study, self._queue, self._trainer = study, queue, trainer
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Work."""
-        name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
-        try:
-            # A study keeps the sampler of one trial: each thread has an object of its own.
-            queue = self._queue.again(self._study.reopened())
-            queue.train = self._trainer.train
-            with self._study.working(name):
-                work(queue, name, is_wanted=lambda: not self._trainer.is_stopped)
-        except BaseException as error:  # raised again in the main thread
-            self.error = error
-            self._trainer.stop(GRACE_S)
-
-
-# --- The trainings, as this process sees them ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FetchedRun:
-    """A run that was trained on the cluster; see `TrainedRun`."""
-
-    files: RunFolder
-    result: Mapping[str, Any] | None
-    checkpoint: str | None
-    interrupted: bool
-
-    @property
-    def results(self) -> list[Result]:
-        """The metrics of all iterations."""
-        return read_results(self.files.path)
 
 
 class RayTrainer:
@@ -162,14 +82,50 @@ class RayTrainer:
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
         return {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether trainings are to end."""
-        return self._end_by_s is not None
+    # --- Threads -----------------------------------------------------------------------------------------------------
 
-    def stop(self, grace_s: float) -> None:
+    def work(self, study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None]) -> None:
+        """Run all jobs of a queue, `workers` at the same time.
+
+        Args:
+            look: called several times a second.
+
+        Raises:
+            KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
+        """
+        queue.requeue_dead()
+        threads = ThreadPoolExecutor(workers)
+        working = [threads.submit(self._work, study, queue) for _ in range(workers)]
+        try:
+            while wait(working, _POLL_S).not_done:
+                look()
+        except BaseException:
+            for grace_s in (GRACE_S, 0.0):
+                self._stop(grace_s)
+                with suppress(KeyboardInterrupt):  # a second Ctrl-C kills the trainings
+                    wait(working)
+            raise
+        for each in working:
+            each.result()
+
+    def _work(self, study: TuneStudy, queue: JobQueue) -> None:
+        """Claim jobs one after the other until there are none left."""
+        name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
+        try:
+            # A study keeps the sampler of one trial: each thread has an object of its own.
+            own = queue.again(study.reopened())
+            own.train = self.train
+            with study.working(name):
+                work(own, name, is_wanted=lambda: self._end_by_s is None)
+        except BaseException:
+            self._stop(GRACE_S)
+            raise
+
+    def _stop(self, grace_s: float) -> None:
         """Interrupt all trainings after their running iteration; kill them if they need longer than `grace_s`."""
         self._end_by_s = time.monotonic() + grace_s
+
+    # --- Trainings ---------------------------------------------------------------------------------------------------
 
     def train(
         self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
@@ -187,8 +143,7 @@ class RayTrainer:
             if self._end_by_s is not None and time.monotonic() > self._end_by_s:
                 self._ray.cancel(training, force=True)
             self._answer(job, watching)
-        outcome = self._outcome(training)
-        return FetchedRun(RunFolder(folder), None, None, True) if outcome is None else _fetched(outcome, folder)
+        return self._fetched(training, folder.absolute())
 
     def _answer(self, job: str, watching: Sequence[TrainingCallback]) -> None:
         result = self._ray.get(self._pruning.question.remote(job))
@@ -196,52 +151,30 @@ class RayTrainer:
             answers = [each.on_iteration_end(result) for each in watching]
             self._ray.get(self._pruning.answer.remote(job, all(answers)))
 
-    def _outcome(self, training: Any) -> Outcome | None:
-        """Return what a training has sent; None if it was killed because the search ends."""
+    def _fetched(self, training: Any, folder: Path) -> TrainedRun:
+        """Return the run of a training that has ended, with its folder on this machine."""
+        archive: bytes
+        run: TrainedRun | Failed
         try:
-            outcome: Outcome = self._ray.get(training)
+            archive, run = self._ray.get(training)
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            if self.is_stopped:
-                return None
+            if self._end_by_s is not None:  # it was killed
+                return TrainedRun(folder, interrupted=True)
             raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
-        return outcome
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
+        unpack(archive, folder)
+        if isinstance(run, Failed):
+            raise run.error
+        return replace(run, folder=folder)
 
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
 
 
-def _fetched(outcome: Outcome, folder: Path) -> FetchedRun:
-    shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
-    unpack(outcome.folder, folder)
-    if outcome.error is not None:
-        raise unpacked_error(outcome.error)
-    return FetchedRun(RunFolder(folder), outcome.result, outcome.checkpoint, outcome.interrupted)
-
-
-# --- In a process of the cluster
-# ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a training on the cluster sends back.
-
-    Attributes:
-        folder: the run folder, as a zip file.
-        result: the metrics of the last iteration.
-        checkpoint: name of the latest checkpoint.
-        interrupted: whether a signal ended it.
-        error: the exception that ended it, from `packed_error`; None if none did.
-    """
-
-    folder: bytes
-    result: Result | None = None
-    checkpoint: str | None = None
-    interrupted: bool = False
-    error: bytes | None = None
+# --- In a process of the cluster -------------------------------------------------------------------------------------
 
 
 class PruningServer:
@@ -285,27 +218,25 @@ class AskTheSearch(TrainingCallback):
 
 def train_remotely(
     config: TrainConfig, factory: EnvFactory | None, pruning: Any, job: str, imports: Sequence[str]
-) -> Outcome:
-    """Train a run in a temporary folder; exceptions are a part of what it returns.
+) -> tuple[bytes, TrainedRun | Failed]:
+    """Train a run in a temporary folder; returns the folder as a zip file, and the run.
 
     Args:
         imports: modules to import first, as after `--import`.
     """
-    from marl_sb3.runs.execute import execute
-    from marl_sb3.runs.start import prepare
-
     with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
         folder = Path(parent) / "run"
+        run: TrainedRun | Failed
         try:
             import_modules(imports)
-            run = execute(prepare(config, folder, factory), [AskTheSearch(pruning, job)])
+            run = train_here(config, folder, factory, [AskTheSearch(pruning, job)])
         except SystemExit as error:
-            return Outcome(packed(folder), error=packed_error(error))
+            run = Failed(error)
         except Exception as error:
             known = known_error(error)
             known.__cause__ = error
-            return Outcome(packed(folder), error=packed_error(known))
-        return Outcome(packed(folder), run.result, run.checkpoint, run.interrupted)
+            run = Failed(known)
+        return packed(folder), run
 
 
 def packed(folder: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from marl_sb3.errors import is_disk_full
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
+from marl_sb3.storage.checkpoint_folder import checkpoints_of
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainedRun, TrainerLostError, train_here
@@ -93,17 +94,7 @@ class TrialQueue:
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`."""
         trial = self._study.next_trial(worker)
-        return None if trial is None else _TrialJob(self._study, trial, self.train)
-
-
-@dataclass(frozen=True)
-class _TrialJob:
-    study: TuneStudy
-    trial: optuna.trial.Trial
-    train: Train
-
-    def run(self) -> bool:
-        return run_trial(self.study, self.trial, self.train)
+        return None if trial is None else partial(run_trial, self._study, trial, self.train)
 
 
 class ReportEvaluations(TrainingCallback):
@@ -198,7 +189,7 @@ def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
     trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
     trial.set_user_attr(key.SECONDS, result.get("time_total_s"))
     trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
-    trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(run.files.checkpoints.path / run.checkpoint))
+    trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint))
 
 
 def store_failure(folder: Path, error: BaseException) -> str:

@@ -68,11 +68,14 @@ def run_jobs(
     """
     with study_lock(study.folder):
         if trainer is not None:
-            _work_on_ray(study, queue, trainer, workers, look)
+            run = partial(trainer.work, study, queue, workers, look)
         elif workers == 1 and (not CAN_FORK or importable_id(study.search.env, study.factory) is None):
-            work_here(study, queue, look)
+            run = partial(work_here, study, queue, look)
         else:
-            _work_in_processes(study, queue, workers, look)
+            run = partial(Workers(study, workers, queue).run, look)
+        run()
+        while queue.is_waiting():
+            run()
         look()
 
 
@@ -102,31 +105,6 @@ def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> No
             raise KeyboardInterrupt
 
 
-def _work_on_ray(
-    study: TuneStudy, queue: JobQueue, trainer: RayTrainer, workers: int, look: Callable[[], None]
-) -> None:
-    from marl_sb3.tuning.jobs.ray import work_on_ray
-
-    while True:
-        work_on_ray(study, queue, trainer, workers, look)
-        if not queue.is_waiting():
-            return
-
-
-def _work_in_processes(study: TuneStudy, queue: JobQueue, count: int, look: Callable[[], None]) -> None:
-    pool = Workers(study, count, queue)
-    while True:
-        pool.run(look)
-        if at_work := queue.in_flight():
-            _log.warning("waiting for other workers of this study: %s", ", ".join(at_work))
-        while queue.in_flight():
-            time.sleep(POLL_S)
-            look()
-        queue.requeue_dead()
-        if not queue.is_waiting():
-            return
-
-
 class Workers:
     """A fixed number of worker processes that divide the cores among them.
 
@@ -152,7 +130,7 @@ class Workers:
         self._done = 0  # finished jobs when the latest worker died
 
     def run(self, watch: Callable[[], None]) -> None:
-        """Start the workers and wait until all have ended because there are no jobs left.
+        """Start the workers and wait until all have ended because there are no jobs left, and others of the study, too.
 
         Args:
             watch: called twice a second.
@@ -170,6 +148,12 @@ class Workers:
                 self._replace_ended()
         finally:
             self._stop()
+        if at_work := self._queue.in_flight():
+            _log.warning("waiting for other workers of this study: %s", ", ".join(at_work))
+        while self._queue.in_flight():
+            time.sleep(POLL_S)
+            watch()
+        self._queue.requeue_dead()
 
     def _start(self) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
