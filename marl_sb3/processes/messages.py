@@ -78,48 +78,37 @@ class WorkerTracebackError(Exception):
         return f"\n{self.args[0]}"
 
 
-def packed_error(error: BaseException) -> bytes:
-    """Return an exception as bytes, with its traceback as text; one that cannot be pickled becomes its description.
-
-    An `Exception` is then an `EnvRaisedError`, another exception the built-in one that its class derives from.
-    """
-    text = "".join(traceback.format_exception(error))
-    plain = error.with_traceback(None)
-    plain.__cause__ = plain.__context__ = None
-    try:
-        packed = pickle.dumps((plain, text))
-        pickle.loads(packed)  # an exception with a constructor of its own may fail only here
-    except Exception:
-        builtin = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-        kind = EnvRaisedError if isinstance(error, Exception) else builtin
-        packed = pickle.dumps((kind(described(error)), text))
-    return packed
-
-
 @dataclass(frozen=True)
 class Failed:
-    """Takes the place of a result if a call has raised an exception; it travels with `packed_error`.
+    """Takes the place of a result if a call has raised an exception. In another process, the traceback is its cause.
+
+    An exception that cannot be pickled becomes its description there: an `Exception` is then an `EnvRaisedError`,
+    another exception the built-in one that its class derives from.
 
     Attributes:
-        error: with the traceback in the other process as its cause.
+        error: the exception.
     """
 
     error: BaseException
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _failed, (packed_error(self.error),)
+        error, text = self.error, "".join(traceback.format_exception(self.error))
+        plain = error.with_traceback(None)
+        plain.__cause__ = plain.__context__ = None
+        try:
+            packed = pickle.dumps(plain)
+            pickle.loads(packed)  # an exception with a constructor of its own may fail only here
+        except Exception:
+            builtin = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+            kind = EnvRaisedError if isinstance(error, Exception) else builtin
+            packed = pickle.dumps(kind(described(error)))
+        return _failed, (packed, text)
 
 
-def _failed(packed: bytes) -> Failed:
-    return Failed(unpacked_error(packed))
-
-
-def unpacked_error(packed: bytes) -> BaseException:
-    """Return the exception from `packed_error`, with the traceback as its cause."""
-    error: Any
-    error, text = pickle.loads(packed)
+def _failed(packed: bytes, text: str) -> Failed:
+    error = pickle.loads(packed)
     error.__cause__ = WorkerTracebackError(text)
-    return error  # type: ignore[no-any-return]
+    return Failed(error)
 
 
 def known_error(error: Exception, where: str = "") -> Exception:

@@ -213,21 +213,18 @@ class LocalPool(Pool):
         super().__init__()
         self._make, self._modules, self._name, self._timeout_s = make, modules, name, timeout_s
         self._context = ProcessContext.here(imports=True)
-        self._request: bytes | None = None  # it is the same for all processes
         self._members: dict[int, _Member] = {}
         stacks.add_source(self.stacks)
 
     def begin(self, argument: Any) -> int:
         """Start a process."""
-        if self._request is None:
-            try:
-                packed = by_value((_made, (self._make, argument)))
-            except Exception as error:
-                raise unsendable(error) from error
-            self._request = packed_request("make", (self._context, packed))
+        try:
+            packed = by_value((_made, (self._make, argument)))
+        except Exception as error:
+            raise unsendable(error) from error
         process = next(self._numbers)
-        starter = partial(fork_server, self._modules)
-        worker = Worker(f"{self._name} {process}", starter, self._request, timeout_s=self._timeout_s)
+        starter, request = partial(fork_server, self._modules), packed_request("make", (self._context, packed))
+        worker = Worker(f"{self._name} {process}", starter, request, timeout_s=self._timeout_s)
         self._members[process] = _Member(worker)
         return process
 

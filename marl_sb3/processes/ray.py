@@ -67,20 +67,16 @@ def answering(address: str) -> str:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise _refused(f"ray: no Ray cluster answers at {address!r}; {_ACCEPTED}") from error
-    if probe.returncode != 0:
-        raise _refused(_of_probe(address, (probe.stderr or probe.stdout).strip()))
-    return found
-
-
-def _of_probe(address: str, said: str) -> str:
-    """Say in words why Ray's health check failed."""
+    said = (probe.stderr or probe.stdout).strip()
+    if probe.returncode == 0:
+        return found
     if "AuthenticationError" in said:
-        return (
+        raise _refused(
             f"ray: the cluster at {address!r} wants its token; accepted: with RAY_AUTH_MODE=token in the environment, "
             "and the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         )
     last = said.rpartition("\n")[2] or "it does not answer as Ray does"
-    return f"ray: no Ray cluster answers at {address!r}: {last}; {_ACCEPTED}"
+    raise _refused(f"ray: no Ray cluster answers at {address!r}: {last}; {_ACCEPTED}")
 
 
 def _cluster_of_this_machine() -> str:
@@ -137,7 +133,7 @@ class Connection:
             if not self._is_own:
                 self.options["runtime_env"] = self._runtime_env(settings)
                 return
-            with _signals_preserved(), _silent():
+            with _undisturbed():
                 self._connect(settings, processes)
 
     def _connect(self, settings: RaySettings, processes: int) -> None:
@@ -195,16 +191,19 @@ class Connection:
 
 
 @contextmanager
-def _signals_preserved() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which Ray replaces, and SIGHUP from the processes that are started.
+def _undisturbed() -> Iterator[None]:
+    """Keep Ray from logging hints, from replacing the handler of SIGTERM, and SIGHUP from the processes that it starts.
 
     When a terminal is closed, this process has to save the training before they end. Ray itself keeps SIGINT from them.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    logger = logging.getLogger("ray")
+    level, before = logger.level, signal.getsignal(signal.SIGTERM)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        logger.setLevel(level)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
@@ -214,18 +213,6 @@ def _log_message(message: Mapping[str, Any], **_: Any) -> None:
     """Log what Ray prints about processes that have ended: standard output is for the name of the run folder."""
     for line in message["lines"]:
         _log.debug("Ray: %s", line)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep Ray from logging hints."""
-    logger = logging.getLogger("ray")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _first_line(error: BaseException) -> str:

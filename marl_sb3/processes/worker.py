@@ -133,8 +133,16 @@ class Worker:
         Raises:
             WorkerLostError: it cannot be started.
         """
+        self.free()
+        self._patience_s = max(self._timeout_s, _START_S)
         try:
-            self._start()
+            self._status = status_file()
+            self.heartbeat = Heartbeat(self._status)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._channel = Channel(ours, self._timeout_s, self._look_s, self._polling_s)
+                self._fork_server = self._starter()
+                self.process = self._fork_server.start((theirs.fileno(), self._status, *self._descriptors))
         except ForkServerEndedError:
             raise self._lost("could not be started: the process that starts workers has ended") from None
         except OSError as error:
@@ -142,17 +150,6 @@ class Worker:
             raise WorkerRefusedError(self.name, f"could not be started: {error.strerror}") from error
         _log.debug("%s: started, process %d", self.name, self.process)
         self.send(Kind.REQUEST, self.make)
-
-    def _start(self) -> None:
-        self.free()
-        self._status = status_file()
-        self.heartbeat = Heartbeat(self._status)
-        self._patience_s = max(self._timeout_s, _START_S)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._channel = Channel(ours, self._timeout_s, self._look_s, self._polling_s)
-            self._fork_server = self._starter()
-            self.process = self._fork_server.start((theirs.fileno(), self._status, *self._descriptors))
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 
@@ -226,9 +223,7 @@ class Worker:
         stacks_of([self])
         env_index = self.heartbeat.env_index
         which = f"env {env_index}" if env_index >= 0 else "it"
-        self.end()
-        how = f"has hung: {which} has not answered {when}"
-        return WorkerLostError(self.name, how, self._written(), has_hung=True)
+        return self._lost(f"has hung: {which} has not answered {when}", has_hung=True)
 
     @staticmethod
     def result(message: Message) -> Any:
@@ -276,14 +271,14 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.kill(self.process, number)
 
-    def _lost(self, how: str | None = None) -> WorkerLostError:
+    def _lost(self, how: str = "", *, has_hung: bool = False) -> WorkerLostError:
         """End the process; returns the error that says how it ended."""
         code = self.end()
-        if how is not None:
-            return WorkerLostError(self.name, how, self._written())
-        env_index = self.heartbeat.env_index
-        where = f", in env {env_index}" if env_index >= 0 else ""
-        return WorkerLostError(self.name, f"has ended: {ending(code)}{where}", self._written(), code)
+        if not how:
+            env_index = self.heartbeat.env_index
+            where = f", in env {env_index}" if env_index >= 0 else ""
+            how = f"has ended: {ending(code)}{where}"
+        return WorkerLostError(self.name, how, self._written(), code, has_hung=has_hung)
 
     def end(self) -> int | None:
         """Kill the process if it runs.
