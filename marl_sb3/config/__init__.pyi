@@ -10,4 +10,4 @@ from .files import require_named as require_named
 from .files import to_yaml as to_yaml
 from .files import yaml_text as yaml_text
 from .schema import TrainConfig as TrainConfig
-from .sources import load_config as load_config
+from .settings import load_config as load_config

@@ -10,9 +10,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.algorithms import AlgorithmInfo, algorithm_info, saved_class, saved_name
 from marl_sb3.config.compat.rllib_names import Context
-from marl_sb3.config.names import canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.schema import PROCESSING, ProcessingSettings, processing_settings, split_processing
+from marl_sb3.config.settings import canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.values import Named, accepts, plain_numbers, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm

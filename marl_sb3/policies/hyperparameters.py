@@ -14,8 +14,8 @@ from stable_baselines3.common.utils import LinearSchedule
 from marl_sb3.config.algorithms import Line, info_of
 from marl_sb3.config.compat.rllib import explanation, is_of_rllib, no_counterpart
 from marl_sb3.config.compat.rllib_names import NO_COUNTERPART
-from marl_sb3.config.names import canonical_name
 from marl_sb3.config.schema import ACCEPTED, PROCESSING
+from marl_sb3.config.settings import canonical_name
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.networks import resolve_policy_kwargs

@@ -11,9 +11,8 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import Hparams, load_config
 from marl_sb3.config.algorithms import AlgorithmInfo
-from marl_sb3.config.names import as_integer
 from marl_sb3.config.ray import RaySettings, either
-from marl_sb3.config.sources import require_kinds
+from marl_sb3.config.settings import as_integer, require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import named_algorithm

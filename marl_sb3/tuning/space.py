@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import parse_value, preset_path, read_yaml
-from marl_sb3.config.names import as_integer, canonical_name, canonical_value
+from marl_sb3.config.settings import as_integer, canonical_name, canonical_value
 from marl_sb3.config.values import plain_numbers
 from marl_sb3.errors import ConfigError
 

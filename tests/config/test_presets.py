@@ -6,8 +6,7 @@ import pytest
 
 from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
 from marl_sb3.config.files import preset_path, read_yaml
-from marl_sb3.config.names import canonical_hyperparameters
-from marl_sb3.config.sources import load_config
+from marl_sb3.config.settings import canonical_hyperparameters, load_config
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.tuning.space import read_space
 

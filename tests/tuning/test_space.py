@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from marl_sb3.config.names import canonical_name
+from marl_sb3.config.settings import canonical_name
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.space import parse_grid, parse_space, read_space
 

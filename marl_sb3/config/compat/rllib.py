@@ -15,6 +15,7 @@ from marl_sb3.config.compat.rllib_names import (
     RUNNERS,
     Context,
 )
+from marl_sb3.config.schema import PROCESSING
 from marl_sb3.config.values import Count, Named, PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 
@@ -23,46 +24,44 @@ OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
 LATER = OF_RUN.union(DEPENDENT)
 
 
-def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+def split_name(name: str) -> tuple[str, str]:
+    """Split the name of one policy's setting, `POLICY.own`, into `POLICY.` and `own`.
+
+    Names of settings of the run stay whole, and those of arguments of envs and networks, which have no other names.
+    """
+    policy_id, dot, own = name.rpartition(".")
+    outer, outer_dot, last = policy_id.rpartition(".")
+    if name.startswith("env.") or last == "policy_kwargs":
+        return "", name
+    if last == "replay_buffer_config" or (last == "processing" and own in PROCESSING):
+        return f"{outer}{outer_dot}", f"{last}.{own}"
+    return f"{policy_id}{dot}", own
+
+
+def unnested(name: str, value: Any, written: str) -> Iterator[tuple[str, str, Any]]:
     """Yield the settings that a name of RLlib means: the key that the user wrote, the name, the value.
 
     `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
     `replay_buffer_config.capacity`. Names that are no mappings of RLlib yield themselves. Values that are always so
     here yield nothing.
 
+    Args:
+        written: what the user wrote for `name`.
+
     Raises:
         ConfigError: the name has no counterpart, or not with this value.
     """
-    prefix, own = _split(name)
+    prefix, own = split_name(name)
     if own not in NESTED:
         if not _is_always_so(own, name, value):
-            yield name, name, value
+            yield written, name, value
         return
-    require(own, value, Named, key=name)
-    for inner, part in value.items():
+    for inner, part in require(own, value, Named, key=name).items():
         theirs = f"{NESTED[own]}{inner}"
         if not is_of_rllib(theirs) and theirs != "grayscale":
             raise ConfigError(f"{inner!r} in {own} is unknown; accepted: RLlib's names", key=name)
         if not _is_always_so(theirs, name, part):
-            yield f"{name}.{inner}", f"{prefix}{theirs}", part
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split `POLICY.own` into `POLICY.` and `own`; arguments of envs and networks have no own name of RLlib."""
-    policy_id, dot, own = name.rpartition(".")
-    last = policy_id.rpartition(".")[2]
-    if name.startswith("env.") or last == "policy_kwargs":
-        return name, ""
-    if last == "replay_buffer_config":
-        policy_id, dot, _ = policy_id.rpartition(".")
-        own = f"replay_buffer_config.{own}"
-    return f"{policy_id}{dot}", own
-
-
-def is_taken_apart(name: str) -> bool:
-    """Whether `unnested` yields something else than the setting itself, or refuses the name."""
-    own = _split(name)[1]
-    return own in NESTED or own in ALWAYS or own in NO_COUNTERPART
+            yield f"{written}.{inner}", f"{prefix}{theirs}", part
 
 
 def is_of_rllib(own: str) -> bool:

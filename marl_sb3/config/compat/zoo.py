@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_sb3.config.networks import IN_PYTHON
@@ -35,20 +34,16 @@ def parse_literal(key: str, text: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is something else; nothing in it is evaluated or imported.
     """
+    value = node = None
     try:
-        value = _value(_parsed(text))
-    except _NotLiteralError as error:
-        part = "" if error.node is None else ast.get_source_segment(text.strip(), error.node)
-        raise _refused(key, text, part or "") from None
-    if not isinstance(value, dict):
-        raise _refused(key, text)
-    return value
-
-
-def _refused(key: str, text: str, part: str = "") -> ConfigError:
-    """Make the error of a text; it names the part that is not a literal, if that is known."""
+        value = _literal(_parsed(text))
+    except (_NotLiteralError, RecursionError) as error:
+        node = getattr(error, "node", None)
+    if isinstance(value, dict):
+        return value
+    part = ast.get_source_segment(text.strip(), node) if node else None
     named = f", with {shown(part, _SHOWN_TEXT)}" if part and part != text.strip() else ""
-    return ConfigError(f"{key} is {shown(text, _SHOWN_TEXT)}{named}; accepted: {_ACCEPTED}", key=key)
+    raise ConfigError(f"{key} is {shown(text, _SHOWN_TEXT)}{named}; accepted: {_ACCEPTED}", key=key)
 
 
 class _NotLiteralError(Exception):
@@ -58,80 +53,35 @@ class _NotLiteralError(Exception):
         node: that part; None: the text is not a Python expression.
     """
 
-    def __init__(self, node: ast.expr | None) -> None:
+    def __init__(self, node: ast.expr | None = None) -> None:
         super().__init__()
         self.node = node
 
 
 def _parsed(text: str) -> ast.expr:
-    if len(text) > _LONGEST:
-        raise _NotLiteralError(None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler, on style
-            return ast.parse(text.strip(), mode="eval").body
+            return ast.parse(text.strip() if len(text) <= _LONGEST else "", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _NotLiteralError(None) from None
+        raise _NotLiteralError from None
 
 
-def _value(node: ast.expr) -> Any:
-    read = _READERS.get(type(node))
-    if read is None:
-        raise _NotLiteralError(node)
-    return read(node)
-
-
-def _constant(node: ast.Constant) -> Any:
-    if node.value is None or isinstance(node.value, (str, int, float, bool)):
-        return node.value
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as number)):
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.List() | ast.Tuple():
+            return [_literal(item) for item in node.elts]
+        case ast.Dict() if all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
+            return dict(zip(map(ast.literal_eval, filter(None, node.keys)), map(_literal, node.values), strict=True))
+        case ast.Call(func=ast.Name(id="dict"), args=[]) if all(keyword.arg for keyword in node.keywords):
+            return {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+        case ast.Attribute() | ast.Name() if ast.unparse(node) in _CLASS_NAMES:
+            return _CLASS_NAMES[ast.unparse(node)]
     raise _NotLiteralError(node)
-
-
-def _signed(node: ast.UnaryOp) -> Any:
-    value = node.operand.value if isinstance(node.operand, ast.Constant) else None
-    if not isinstance(value, (int, float)) or not isinstance(node.op, (ast.USub, ast.UAdd)):
-        raise _NotLiteralError(node)
-    return -value if isinstance(node.op, ast.USub) else value
-
-
-def _mapping(node: ast.Dict) -> dict[str, Any]:
-    keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-    if len(keys) != len(node.keys):
-        raise _NotLiteralError(node)
-    return dict(zip(keys, map(_value, node.values), strict=True))
-
-
-def _dict_call(node: ast.Call) -> dict[str, Any]:
-    is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
-    if not is_dict or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise _NotLiteralError(node)
-    return {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
-
-
-def _class(node: ast.Attribute) -> str:
-    name, inner = node.attr, node.value
-    if isinstance(inner, ast.Attribute):  # torch.nn.ReLU
-        name, inner = f"{inner.attr}.{name}", inner.value
-    name = f"{inner.id}.{name}" if isinstance(inner, ast.Name) else name
-    return _known(node, name)
-
-
-def _known(node: ast.expr, name: str) -> str:
-    if name not in _CLASS_NAMES:
-        raise _NotLiteralError(node)
-    return _CLASS_NAMES[name]
-
-
-_READERS: Mapping[type[ast.expr], Callable[[Any], Any]] = {
-    ast.Constant: _constant,
-    ast.UnaryOp: _signed,
-    ast.List: lambda node: [_value(item) for item in node.elts],
-    ast.Tuple: lambda node: [_value(item) for item in node.elts],
-    ast.Dict: _mapping,
-    ast.Call: _dict_call,
-    ast.Attribute: _class,
-    ast.Name: lambda node: _known(node, node.id),
-}
 
 
 # --- Sections and keys -----------------------------------------------------------------------------------------------
@@ -142,26 +92,13 @@ DEFAULT, ATARI = "default", "atari"
 _ATARI_ID = re.compile(r"^(ALE|atari)/|NoFrameskip-v\d+$|Deterministic-v\d+$")
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A key of the zoo that is not supported.
-
-    Attributes:
-        what: what it switches on, for messages.
-        off: the values that switch it off; messages advise the first.
-    """
-
-    what: str
-    off: tuple[Any, ...]
-
-
-_NONE: tuple[Any, ...] = (None, "", [], {}, False)
-_KEYS: Mapping[str, _Key] = {
-    "vec_env_wrapper": _Key("wrappers around the vectorized env, named by their Python classes", _NONE),
-    "callback": _Key("callbacks named by their Python classes; pass marl_sb3.train(callback=[...])", _NONE),
-    "monitor_kwargs": _Key("arguments of SB3's Monitor", _NONE),
+# Keys that are not supported -> what they switch on.
+KEYS: Mapping[str, str] = {
+    "vec_env_wrapper": "wrappers around the vectorized env, named by their Python classes",
+    "callback": "callbacks named by their Python classes; pass marl_sb3.train(callback=[...])",
+    "monitor_kwargs": "arguments of SB3's Monitor",
 }
-KEYS = frozenset(_KEYS)
+_OFF: tuple[Any, ...] = (None, "", [], {}, False)  # values that switch them off
 
 
 # VecNormalize's arguments -> settings.
@@ -223,37 +160,25 @@ def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:
     return DEFAULT if DEFAULT in sections else None
 
 
-def unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
+def unsupported(given: Mapping[str, Any]) -> dict[str, None]:
     """Return the keys that switch on something unsupported, each with a value that switches it off."""
-    return {key: _KEYS[key].off[0] for key, value in given.items() if key in KEYS and value not in _KEYS[key].off}
+    return dict.fromkeys(key for key, value in given.items() if key in KEYS and value not in _OFF)
 
 
 def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
     """Refuse keys that switch on something unsupported."""
-    wanted = unsupported(given)
-    if not wanted:
-        return
-    first = next(iter(wanted))
-    asked = "; ".join(f"{key} is {shown(given[key], _SHOWN)} ({_KEYS[key].what})" for key in wanted)
-    without = " ".join(f"--set {key}={_text(off)}" for key, off in wanted.items())
-    words = f"not supported yet: {asked}; to train without: {without}"
-    raise ConfigError(f"{sources[first]}: {words}" if first in sources else words, key=first)
-
-
-def _text(value: Any) -> str:
-    return {False: "false", None: "null"}.get(value, str(value))
+    if wanted := unsupported(given):
+        asked = "; ".join(f"{key} is {shown(given[key], _SHOWN)} ({KEYS[key]})" for key in wanted)
+        without = " ".join(f"--set {key}=null" for key in wanted)
+        first = next(iter(wanted))
+        words = f"{sources[first]}: not supported yet: {asked}; to train without: {without}"
+        raise ConfigError(words, key=first)
 
 
 # --- Action noise ----------------------------------------------------------------------------------------------------
 
 
 _TYPE, _STD = "noise_type", "noise_std"
-_NOISES = {"normal": "normal", "ornstein-uhlenbeck": "ornstein_uhlenbeck", "ornstein_uhlenbeck": "ornstein_uhlenbeck"}
-
-
-def names_noise(given: Iterable[str]) -> bool:
-    """Whether one of the two keys is among the names of settings."""
-    return any(name.endswith((_TYPE, _STD)) for name in given)
 
 
 def with_action_noise(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -264,12 +189,12 @@ def with_action_noise(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]
     """
     for written, value in given.items():
         prefix, dot, own = written.rpartition(".")
-        is_noise = own in (_TYPE, _STD) and prefix.partition(".")[0] != "env"
-        if is_noise and own == _TYPE:
-            yield written, f"{prefix}{dot}action_noise", _noise(written, value, given.get(f"{prefix}{dot}{_STD}"))
-        elif not is_noise:
+        of_policy = f"{prefix}{dot}"
+        if own not in (_TYPE, _STD) or of_policy.startswith("env."):
             yield written, written, value
-        elif f"{prefix}{dot}{_TYPE}" not in given:
+        elif own == _TYPE:
+            yield written, f"{of_policy}action_noise", _noise(written, value, given.get(f"{of_policy}{_STD}"))
+        elif f"{of_policy}{_TYPE}" not in given:
             words = "noise_std is given without noise_type; accepted: both, or action_noise={normal: 0.1}"
             raise ConfigError(words, key=written)
 
@@ -277,7 +202,9 @@ def with_action_noise(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]
 def _noise(written: str, kind: Any, scale: Any) -> Any:
     if kind is None:
         return None
-    if not isinstance(kind, str) or kind.strip() not in _NOISES or scale is None:
-        words = f"noise_type is {kind!r}, noise_std is {scale!r}; accepted: {', '.join(_NOISES)}, and a number"
+    name = kind.strip().replace("-", "_") if isinstance(kind, str) else kind
+    if name not in ("normal", "ornstein_uhlenbeck") or scale is None:
+        accepted = "normal, ornstein-uhlenbeck, ornstein_uhlenbeck, and a number"
+        words = f"noise_type is {kind!r}, noise_std is {scale!r}; accepted: {accepted}"
         raise ConfigError(words, key=written)
-    return {_NOISES[kind.strip()]: scale}
+    return {name: scale}

@@ -1,0 +1,436 @@
+"""Settings as users give them, in files, options, `--set` and Python: their names and values, and merging all sources.
+
+Each becomes that of `TrainConfig` or SB3: RLlib's names become SB3's; numbers such as `1e5` become integers where an
+integer is expected; `dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as in rl-baselines3-zoo's files, becomes a
+mapping. A name that is no field of `TrainConfig` is the name of a hyperparameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.config.algorithms import canonical_algorithm, kinds_of, takes_integers
+from marl_sb3.config.compat.rllib import LATER, OF_RUN, number_of_envs, split_name, translated, unnested
+from marl_sb3.config.compat.rllib_names import RENAMED, Context
+from marl_sb3.config.compat.zoo import (
+    KEYS,
+    TRANSLATED,
+    parse_literal,
+    refuse_unsupported,
+    translated_key,
+    with_action_noise,
+)
+from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
+from marl_sb3.config.ids import TEXT_IDS
+from marl_sb3.config.networks import IN_PYTHON
+from marl_sb3.config.schema import (
+    ACCEPTED,
+    BY_POLICY,
+    PROCESSING,
+    SECTIONS,
+    Source,
+    TrainConfig,
+    names_in,
+    nested,
+    source_of,
+)
+from marl_sb3.config.values import Named, integer_in, plain_numbers, require, shown, takes_integers_only
+from marl_sb3.errors import ConfigError
+
+# --- Names and values ------------------------------------------------------------------------------------------------
+
+# Other names of settings, RLlib's above all.
+ALIASES: Mapping[str, str] = {
+    **{name: renamed.setting for name, renamed in RENAMED.items()},
+    "net_arch": "policy_kwargs.net_arch",
+}
+# Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
+FLAT_NAMES: Mapping[str, str] = {
+    **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
+    **{name: f"processing.{name}" for name in PROCESSING},
+}
+_OF_PROCESSING = "processing."
+_OF_NETWORK = "policy_kwargs."
+HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
+_INTEGERS = {name.rpartition(".")[2] for name, kind in ACCEPTED.items() if takes_integers_only(kind)}
+
+
+def canonical_name(name: str) -> str:
+    """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
+    policy, own = split_name(name.removeprefix(f"{HYPERPARAMETERS}."))
+    if policy:
+        canonical = ALIASES.get(own, own)
+        of_processing = canonical.removeprefix(_OF_PROCESSING)
+        return f"{policy}{of_processing if of_processing in PROCESSING else canonical}"
+    return FLAT_NAMES.get(own) or ALIASES.get(own, own)
+
+
+def canonical_value(name: str, value: Any) -> Any:
+    """Convert the value of a setting from the form in which users write it to the form that is checked.
+
+    Args:
+        name: what the user calls the setting; it may begin with a policy's id.
+        value: anything; a value without another form is returned unchanged.
+
+    Raises:
+        ConfigError: the value of RLlib's name has no counterpart, or `policy_kwargs` or `replay_buffer_kwargs` is a
+            text that is not a literal.
+    """
+    value = plain_numbers(value)
+    if name.startswith("env."):
+        return value
+    own = split_name(name)[1]
+    if own in RENAMED:
+        try:
+            value = plain_numbers(RENAMED[own].value(value))
+        except ConfigError as error:
+            raise ConfigError(str(error), key=name) from error
+    whole, _, own = canonical_name(name).rpartition(".")
+    if own == "algo":
+        return canonical_algorithm(value)
+    if own in _INTEGERS or takes_integers(own):
+        return as_integer(value)
+    if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
+        value = parse_literal(own, value)
+    if own == "policy_kwargs" and isinstance(value, Mapping):
+        return {entry: _class_name(entry, part) for entry, part in value.items()}
+    return _class_name(own, value) if whole.endswith("policy_kwargs") else value
+
+
+def as_integer(value: Any) -> Any:
+    """Convert 1e5 and `100k` to 100000. All other values but floats without a fraction are returned unchanged."""
+    if isinstance(value, str) and value[-1:] in ("k", "K", "m", "M"):
+        number = integer_in(value)
+        return value if number is None else number
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _class_name(entry: str, value: Any) -> Any:
+    """Convert `nn.ReLU` to `relu`. All other values are returned unchanged and checked later."""
+    return IN_PYTHON[entry].get(value, value) if entry in IN_PYTHON and isinstance(value, str) else value
+
+
+def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, tuple[str, Any]]:
+    """Return the settings of one source by canonical name: the name that the source uses, and the value.
+
+    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `translated`.
+
+    Args:
+        given: may have sections: `checkpoints: {every: 5}` is `checkpoints.every: 5`.
+        of_algorithm: arguments of the algorithm's class, which mean what the class says.
+
+    Raises:
+        ConfigError: two names of one setting are given, a section has an unknown name, or a name of RLlib has no
+            counterpart.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for source, key, whole in with_action_noise(_without_sections(given, of_algorithm)):
+        for written, name, value in [(source, key, whole)] if key in of_algorithm else unnested(key, whole, source):
+            canonical = canonical_name(name)
+            if canonical in found:
+                raise _given_twice(canonical, found[canonical][0], written)
+            found[canonical] = (written, canonical_value(name, value))
+    for name, (written, _) in found.items():
+        whole, _, part = name.rpartition(".")
+        mapping = found.get(whole, ("", None))[1]
+        if whole.rpartition(".")[2] == "policy_kwargs" and isinstance(mapping, Mapping) and part in mapping:
+            raise _given_twice(name, f"{whole}: {{{part}: ...}}", written)
+    return found
+
+
+def _given_twice(name: str, one: str, other: str) -> ConfigError:
+    words = "are both given, but are two names of"
+    return ConfigError(f"{one} and {other} {words} {name}; accepted: one of them", key=name)
+
+
+def _without_sections(given: Mapping[str, Any], of_algorithm: Collection[str]) -> dict[str, Any]:
+    """Convert settings of sections to dotted names: `checkpoints: {every: 5}` to `checkpoints.every: 5`."""
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        is_section = (name in SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
+        for key, part in _of_section(name, value) if is_section else [(name, value)]:
+            if key in settings:
+                raise ConfigError(f"{key} is given twice; accepted: once", key=key)
+            settings[key] = part
+    return settings
+
+
+def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in require(section, settings, Named).items():
+        if section == HYPERPARAMETERS:
+            is_dotted = "." in str(name) and not str(name).startswith(_OF_NETWORK)
+            fault = "is no hyperparameter" if name in ACCEPTED or name in KEYS or is_dotted else ""
+        else:
+            fault = "" if name in names_in(section) else f"is unknown; accepted: {', '.join(names_in(section))}"
+        if fault:
+            raise ConfigError(f"{shown(name)} in {section} {fault}", key=f"{section}.{name}")
+        yield f"{section}.{name}", value
+
+
+# --- The settings of one policy --------------------------------------------------------------------------------------
+
+
+def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings of one policy: hyperparameters by SB3's names, and those of its processing.
+
+    `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` stands beside the rest.
+    The arguments and errors are those of `canonical_settings`.
+    """
+    result: dict[str, Any] = {}
+    found = canonical_settings(given, of_algorithm)
+    for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
+        own, _, entry = name.removeprefix(_OF_PROCESSING).partition(_OF_NETWORK)
+        _put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
+    return result
+
+
+def translated_hyperparameters(
+    settings: Mapping[str, Any], algorithm: str, kinds: Mapping[str, Any], context: Context
+) -> dict[str, Any]:
+    """Translate those names of RLlib that `canonical_hyperparameters` keeps.
+
+    Args:
+        settings: what it returned.
+        algorithm: name of the algorithm, for messages.
+        kinds: its table of hyperparameters.
+        context: what is known of the run.
+
+    Raises:
+        ConfigError: two names of one setting are given, or a name has no counterpart for the algorithm.
+    """
+    result = {name: value for name, value in settings.items() if name not in LATER}
+    for name in settings.keys() & LATER:
+        for setting, value in translated(name, settings[name], algorithm, kinds, context).items():
+            if setting in result:
+                raise _given_twice(setting, name, setting)
+            result[setting] = value
+    return result
+
+
+def _put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set an entry of nested mappings; they are copied, because they may be the user's."""
+    for name in path[:-1]:
+        settings[name] = dict(settings.get(name) or {})
+        settings = settings[name]
+    settings[path[-1]] = value
+
+
+# --- Merging all sources; the last one wins --------------------------------------------------------------------------
+
+
+class MergedSettings:
+    """The settings of a `TrainConfig` while its sources are merged.
+
+    Attributes:
+        fields: values by names such as `n_envs` and `checkpoints.every`.
+        of_the_zoo: values by keys of rl-baselines3-zoo that are not supported.
+        sources: where each setting was given.
+    """
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}
+        self.of_the_zoo: dict[str, Any] = {}
+        self.sources: dict[str, Source] = {}
+        self._count = 0
+
+    def add(
+        self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False, is_yaml: bool = True
+    ) -> None:
+        """Add the settings of one source; they replace those of earlier sources.
+
+        Args:
+            dotted: whether `a.b` is a path, as after `--set`.
+            is_yaml: whether integers may be ids, which YAML reads as such: then they become strings.
+
+        Raises:
+            ConfigError: a key or a value is malformed, or a setting is given by two names.
+        """
+        self._count += 1
+        try:
+            for key, (written, value) in canonical_settings(given).items():
+                whole = TEXT_IDS[key](value) if is_yaml and key in TEXT_IDS else value
+                self.sources[key] = Source(where(written), written if dotted else "", self._count)
+                if key in BY_POLICY and isinstance(whole, Mapping):
+                    whole = self._of_policies(written, whole, where)
+                for name, own in translated_key(key, whole).items() if key in TRANSLATED else [(key, whole)]:
+                    self.sources[name] = self.sources[key]
+                    path = _path(name, is_dotted=dotted or key != written)
+                    _put(self.of_the_zoo if name in KEYS else self.fields, path, own)
+        except ConfigError as error:
+            key = error.key or ""
+            raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
+
+    def _of_policies(self, field: str, policies: Mapping[Any, Any], where: Callable[[str], str]) -> dict[Any, Any]:
+        """Convert the settings of single policies, and note where they are given: `policies.POLICY`, `POLICY.NAME`."""
+        converted = dict(policies)
+        for policy_id, settings in policies.items():
+            self.sources[f"policies.{policy_id}"] = Source(where(f"{field}.{policy_id}"), order=self._count)
+            if isinstance(settings, Mapping):  # anything else is refused later
+                for name in map(str, settings):
+                    place = where(f"{field}.{policy_id}.{name}")
+                    self.sources[f"{policy_id}.{canonical_name(name)}"] = Source(place, order=self._count)
+                converted[policy_id] = canonical_hyperparameters({str(name): own for name, own in settings.items()})
+        return converted
+
+    def translate_rllib(self) -> None:
+        """Translate RLlib's names that need the algorithm or the number of envs, which are known now.
+
+        Raises:
+            ConfigError: a name has no counterpart for the algorithm, or a source gives a setting by two names.
+        """
+        of_run = self.fields[HYPERPARAMETERS]
+        if of_envs := {name: of_run.pop(name) for name in OF_RUN if name in of_run}:
+            latest = max(of_envs, key=lambda name: self._source(name).order)
+            self._put_meant("", latest, self.fields, lambda: {"n_envs": number_of_envs(of_envs)})
+        context = Context(*(self.fields.get(name, getattr(TrainConfig, name)) for name in Context._fields))
+        for policy, algo, settings in self._by_policy():
+            for name in LATER & settings.keys():
+                value = settings.pop(name)
+                meaning = partial(translated, name, value, str(algo), kinds_of(algo), context)
+                self._put_meant(policy, name, settings, meaning)
+
+    def _by_policy(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """Yield the settings of the run, and of each policy: `POLICY.`, its algorithm, its settings."""
+        algo = self.fields.get("algo", TrainConfig.algo)
+        yield "", algo, self.fields[HYPERPARAMETERS]
+        by_policy = [self.fields[name] for name in BY_POLICY if isinstance(self.fields.get(name), Mapping)]
+        single = [(key, own) for each in by_policy for key, own in each.items() if isinstance(own, dict)]
+        algos = {policy_id: own["algo"] for policy_id, own in single if "algo" in own}
+        for policy_id, own in single:
+            yield f"{policy_id}.", algos.get(policy_id, algo), own
+
+    def _put_meant(
+        self, policy: str, name: str, target: dict[str, Any], meaning: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Put the settings that a name of RLlib means, but not where a later source has given them."""
+        source = self._source(f"{policy}{name}")
+        try:
+            meant = meaning()
+        except ConfigError as error:
+            key = f"{policy}{error.key}"
+            raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
+        for setting, value in meant.items():
+            other = self._source(f"{policy}{setting}").order if setting in target else -1
+            if other == source.order:
+                words = f"{name} and {setting} are both given, but mean the same; accepted: one of them"
+                raise ConfigError(f"{source}: {words}", key=f"{policy}{name}")
+            if other < source.order:
+                target[setting] = value
+                self.sources[f"{policy}{setting}"] = source
+
+    def _source(self, key: str) -> Source:
+        return source_of(self.sources, key) or Source(key)
+
+
+_BY_NAME = {"env": "env_kwargs", "stop": "stop"}  # fields whose entries may be set by `HEAD.NAME`
+
+
+def _path(key: str, *, is_dotted: bool) -> tuple[str, ...]:
+    """Return where a setting belongs in the fields; whether an algorithm has it is checked when the policies are made.
+
+    Args:
+        key: its canonical name.
+        is_dotted: whether dots in it separate names.
+    """
+    head, dot, rest = key.partition(".")
+    if key in ACCEPTED or key in KEYS:
+        return (key,)
+    if is_dotted and (not head or (dot and not rest) or key == "env"):
+        raise ConfigError("accepted: a setting, env.NAME or POLICY.NAME", key=key)
+    if not is_dotted or not dot:
+        return HYPERPARAMETERS, key
+    if head in _BY_NAME:
+        return _BY_NAME[head], rest
+    if head == "policy_kwargs":
+        return HYPERPARAMETERS, head, rest
+    policy_id, in_network, name = key.partition(".policy_kwargs.")  # the policy's id may contain dots
+    if not in_network:
+        policy_id, _, name = key.rpartition(".")
+    if not policy_id or not name:
+        raise ConfigError("accepted: POLICY.NAME", key=key)
+    return ("policy_settings", policy_id, *(["policy_kwargs"] if in_network else []), name)
+
+
+def load_config(
+    env: str | None,
+    algo: str | None = None,
+    hparams: Hparams | None = None,
+    settings: Mapping[str, Any] | None = None,
+    trusted_env: str | None = None,
+    label: Callable[[str], str] = lambda key: f"--set {key}",
+    **overrides: Any,
+) -> TrainConfig:
+    """Return the configuration from a preset or file, options, and single settings; the last one wins.
+
+    Args:
+        env: env id; None: the only one in `hparams`.
+        algo: algorithm; None: as in the file, or the default.
+        hparams: a file instead of the presets of the package, or the content of such a file; it must have an entry for
+            the env, or a section `default`.
+        settings: values by key, as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or
+            `<policy>.x`. RLlib's names are accepted, here and in files.
+        trusted_env: another env id that the user has named; see below.
+        label: the place of a key of `settings`, for messages.
+        overrides: fields of `TrainConfig`; None means not given.
+
+    An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
+    file alone must not import code.
+    """
+    algo = None if algo is None else canonical_algorithm(algo)
+    named = [name for name in (env, trusted_env) if name is not None]
+    notes: list[str] = []
+    if hparams is not None:
+        env, section, entry = entry_of(hparams, env, notes)
+        path = name_of(hparams)
+        require_named(env, named, path)
+    else:
+        path = preset_path(algo or TrainConfig.algo)
+        env, section, entry = entry_of_preset(path, env)
+    values = MergedSettings()
+    values.add({str(key): value for key, value in entry.items()}, lambda key: f"{path}, {section}.{key}")
+    planned = values.fields.get("n_timesteps")
+    options = {"algo": algo, **overrides}
+    values.add({name: value for name, value in options.items() if value is not None}, _option, is_yaml=False)
+    values.add(settings or {}, label, dotted=True)
+    if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
+        values.fields.pop("extensions", None)
+    refuse_unsupported(values.of_the_zoo, values.sources)
+    values.translate_rllib()
+    try:
+        about: dict[str, Any] = {
+            "sources": values.sources,
+            "notes": notes,
+            "picks_rollouts": hparams is None and not entry,
+        }
+        return TrainConfig(env, **about, **nested(values.fields))
+    except ConfigError as error:
+        source = source_of(values.sources, error.key)
+        raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error
+
+
+def require_kinds(hparams: Any, settings: Any) -> None:
+    """Refuse arguments of wrong types, which only callers in Python can pass.
+
+    Raises:
+        ConfigError: `hparams` is no path and no mapping, or `settings` no mapping with strings as keys.
+    """
+    if not isinstance(hparams, (str, Path, Mapping, type(None))):
+        accepted = "the path of a settings file, or a mapping from env ids to their settings"
+        raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")
+    if not isinstance(settings, (Mapping, type(None))):
+        accepted = "a mapping of settings to values, such as {'learning_rate': 1e-4}"
+        raise ConfigError(f"settings is {shown(settings)}; accepted: {accepted}", key="settings")
+    for key in settings or ():
+        if not isinstance(key, str):
+            raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
+
+
+_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers"}
+
+
+def _option(key: str) -> str:
+    name = key.partition(".")[0]
+    return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
