@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -233,14 +233,13 @@ class PolicySettings:
     Attributes:
         algo: name of its algorithm.
         policy: SB3 policy class, by name.
-        hyperparameters: SB3's arguments, by name; all of them in a resolved configuration.
-        processing: settings of `ProcessingSettings`, by name, unchecked; those that are left out are off.
+        hyperparameters: SB3's arguments, by name, all of them in a resolved configuration; and those settings of
+            `ProcessingSettings` that are not as by default.
     """
 
     algo: str
     policy: str
     hyperparameters: Mapping[str, Any]
-    processing: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -337,29 +336,38 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in ACCEPTED.items():
             require(name, attrgetter(name)(self), kind)
-        _check_extensions(self)
-        _check_stop(self)
+        if any(one["until"] >= following["until"] for one, following in pairwise(self.extensions or ())):
+            raise refusal("extensions", self.extensions, _Extensions)
+        for metric, value in self.stop.items():
+            if not accepts(FiniteFloat, value):
+                raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
         _check_ids(self)
+
+    @property
+    def _listed(self) -> Mapping[PolicyID, Mapping[str, Any]]:
+        return {} if isinstance(self.policies, str) else self.policies
+
+    def single_policies(self) -> list[PolicyID]:
+        """Return the ids of the policies that are listed or have settings of their own."""
+        return list(dict.fromkeys([*self._listed, *self.policy_settings]))
 
     def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
         """Return the settings that are given for one policy alone, without its agents."""
-        listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
-        settings = {**listed, **self.policy_settings.get(policy_id, {})}
+        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
         settings.pop("agents", None)
         return settings
 
     def of_policy(self, policy_id: PolicyID) -> PolicySettings:
         """Return the settings of one policy: its own, and the run's; hyperparameters if it has the run's algorithm."""
-        processing, own = split_processing(self.own_settings(policy_id))
+        own = self.own_settings(policy_id)
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        return PolicySettings(algo, policy, {**of_run, **own}, {**self.processing.changed(), **processing})
+        return PolicySettings(algo, policy, {**of_run, **self.processing.changed(), **own})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """Return the agents that are listed for a policy; None if none are listed."""
-        listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
-        agents: Sequence[AgentID] | None = {**listed, **self.policy_settings.get(policy_id, {})}.get("agents")
-        return agents
+        agents: Sequence[AgentID] | None = self._listed.get(policy_id, {}).get("agents")
+        return self.policy_settings.get(policy_id, {}).get("agents", agents)
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
         """Return a copy with other values.
@@ -370,12 +378,7 @@ class TrainConfig:
         """
         given = {} if source is None else dict.fromkeys(values, Source(source))
         settings = {name: value_of(self, name) for name in ACCEPTED}
-        about: dict[str, Any] = {
-            "sources": {**self.sources, **given},
-            "notes": self.notes,
-            "picks_rollouts": self.picks_rollouts,
-        }
-        return TrainConfig(self.env, **about, **nested({**settings, **values}))
+        return replace(self, sources={**self.sources, **given}, **nested({**settings, **values}))
 
     def where(self, key: str | None) -> str:
         """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
@@ -418,33 +421,21 @@ def value_of(config: TrainConfig, name: str) -> Any:
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Make the fields of a `TrainConfig` from setting -> value; a section has defaults for missing settings."""
-    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    fields: dict[str, Any] = {}
-    for name, value in values.items():
-        section, _, own = name.partition(".")
-        (sections[section] if own else fields)[own or name] = value
-    return {**fields, **{section: SECTIONS[section](**own) for section, own in sections.items()}}
-
-
-def _check_extensions(config: TrainConfig) -> None:
-    if any(one["until"] >= following["until"] for one, following in pairwise(config.extensions or ())):
-        raise refusal("extensions", config.extensions, _Extensions)
-
-
-def _check_stop(config: TrainConfig) -> None:
-    for metric, value in config.stop.items():
-        if not accepts(FiniteFloat, value):
-            raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
+    made: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    for section, of_section in SECTIONS.items():
+        given = {own: f"{section}.{own}" for own in names_in(section)}
+        made[section] = of_section(**{own: values[name] for own, name in given.items() if name in values})
+    return made
 
 
 def _check_ids(config: TrainConfig) -> None:
-    by_policy = {name: getattr(config, name) for name in BY_POLICY if not isinstance(getattr(config, name), str)}
-    for name, policy_id in [(name, policy_id) for name, mapping in by_policy.items() for policy_id in mapping]:
-        require_ids("policy", [policy_id], name, _QUOTE)
-        settings = by_policy[name][policy_id]
-        require(f"policies.{policy_id}", settings, _Policy)
-        if "agents" in settings:
-            _check_agents(config, policy_id, settings["agents"])
+    for name in BY_POLICY:
+        by_policy = getattr(config, name)
+        for policy_id, settings in () if isinstance(by_policy, str) else by_policy.items():
+            require_ids("policy", [policy_id], name, _QUOTE)
+            require(f"policies.{policy_id}", settings, _Policy)
+            if "agents" in settings:
+                _check_agents(config, policy_id, settings["agents"])
     require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
     require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)
 

@@ -14,7 +14,7 @@ import torch
 
 from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.ray import AnyRunners
-from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, source_of
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
 from marl_sb3.config.values import counted
 from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
@@ -25,6 +25,7 @@ from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
@@ -55,19 +56,13 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
     Raises:
         ConfigError: an argument of the env has the name of an argument of `make_vec_env`.
     """
-    settings = {
-        "episode_horizon": config.episode_horizon,
-        "n_workers": _fitting(config.n_workers, config.n_envs, n_envs),
-        "worker_timeout_s": config.worker_timeout_s,
-        "max_worker_restarts": config.max_worker_restarts,
-    }
-    for name in settings:
-        if name in config.env_kwargs:
-            raise ConfigError(
-                f"env.{name}: the argument of the env has the name of a setting; accepted: other names, as a "
-                "factory around the env can give it",
-                key=f"env.{name}",
-            )
+    names = ("episode_horizon", "n_workers", "worker_timeout_s", "max_worker_restarts")
+    settings = {name: getattr(config, name) for name in names}
+    if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
+        settings["n_workers"] = min(config.n_workers, n_envs)
+    for name in settings.keys() & config.env_kwargs.keys():
+        words = "the argument of the env has the name of a setting; accepted: other names, as a factory around the env"
+        raise ConfigError(f"env.{name}: {words} can give it", key=f"env.{name}")
     return {**settings, **config.env_kwargs}
 
 
@@ -86,13 +81,6 @@ def make_envs(
     return make_vec_env(env_of(config, factory), number, seed, config.vectorizer, **env_settings(config, number))
 
 
-def _fitting(n_workers: int | str, of_run: int, n_envs: int | None) -> int | str:
-    """Return the number of workers for envs that may be fewer than those of the run."""
-    if isinstance(n_workers, str) or n_envs is None or n_envs >= of_run:
-        return n_workers
-    return min(n_workers, n_envs)
-
-
 def set_up_process(config: TrainConfig) -> None:
     """Check the device, set the number of PyTorch's threads, and avoid imports that a training run does not need."""
     check_device(config)
@@ -100,37 +88,38 @@ def set_up_process(config: TrainConfig) -> None:
     start_without_dynamo()
 
 
-def build(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None = None) -> MultiAgentAlgorithm:
+def build(
+    config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None = None
+) -> tuple[TrainConfig, MultiAgentAlgorithm]:
     """Make the envs, and the algorithm that trains in them.
 
     Args:
-        config: of the run folder.
+        config: from `resolved`, or of a run folder.
         factory: makes the env if the id in the configuration is only its name; None: the id finds it.
         runners: which processes roll out the shards; None: this one.
+
+    Returns:
+        The configuration `with_rollouts`, and the algorithm.
 
     Raises:
         ConfigError: a setting does not fit.
     """
-    return build_new(config, factory, runners)[1]
-
-
-def build_new(
-    config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None = None
-) -> tuple[TrainConfig, MultiAgentAlgorithm]:
-    """Do the same as `build` with a configuration from `resolved`; returns it `with_rollouts`, too."""
-    with source_named(config), _too_large_refused(config):
-        env = _make_envs(config, factory, runners)
+    with source_named(config):
         try:
-            config = with_rollouts(config, env.agents)
-            algorithm = _build_algorithm(config, env)
-            _require_masks(config, factory, algorithm)
-            return config, algorithm
-        except BaseException:
-            env.close()
-            raise
+            env = _make_envs_of_run(config, factory, runners)
+            with undone_on_error(env.close):
+                config = with_rollouts(config, env.agents)
+                algorithm = _build_algorithm(config, env)
+                _require_masks(config, factory, algorithm)
+                return config, algorithm
+        except MemoryError as error:
+            words = f"{counted(config.n_envs, 'env')} and these settings need more memory than there is: {error}"
+            raise ConfigError(words, key="n_envs") from error
+        except OverflowError as error:
+            raise ConfigError(f"a setting is too large: {error}") from error
 
 
-def _make_envs(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
+def _make_envs_of_run(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
     if not config.n_shards and runners is None:
         return make_envs(config, factory, seed=config.seed)
     from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
@@ -155,17 +144,6 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
 
 
 @contextmanager
-def _too_large_refused(config: TrainConfig) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        words = f"{counted(config.n_envs, 'env')} and these settings need more memory than there is: {error}"
-        raise ConfigError(words, key="n_envs") from error
-    except OverflowError as error:
-        raise ConfigError(f"a setting is too large: {error}") from error
-
-
-@contextmanager
 def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
     """Put the file or option of the wrong setting before the message of a `ConfigError`."""
     try:
@@ -185,9 +163,9 @@ def resolved(config: TrainConfig) -> TrainConfig:
     # A given value is kept as it was written: `lin_3e-4` can be written to a file, the function made of it cannot.
     of_run = {**_defaults(config, config.algo, "algo"), **config.hyperparameters}
     others = {
-        policy_id: {**_defaults(config, own["algo"], f"{policy_id}.algo"), **own}
-        for policy_id, own in _own_settings(config).items()
-        if own.get("algo", config.algo) != config.algo
+        policy_id: {**_defaults(config, algo, f"{policy_id}.algo"), **config.own_settings(policy_id)}
+        for policy_id in config.single_policies()
+        if (algo := config.of_policy(policy_id).algo) != config.algo
     }
     settings = {**config.policy_settings, **others}
     return replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings, hyperparameters=of_run)
@@ -223,34 +201,32 @@ def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig
         return config
     policy_ids = resolve_policies(config.policies, agents)
     policies = list(policy_of_agents(policy_ids, agents, _mapping(config)).values())
-    lengths = {policy_id: _picked_steps(config, policy_id, policies.count(policy_id)) for policy_id in policy_ids}
-    picked = {policy_id: steps for policy_id, steps in lengths.items() if steps is not None}
-    if not picked:
-        return replace(config, picks_rollouts=False)
-    of_run = next((steps for policy_id, steps in picked.items() if _has_algo_of_run(config, policy_id)), None)
-    of_policies = {
-        policy_id: {**config.policy_settings.get(policy_id, {}), "n_steps": steps}
-        for policy_id, steps in picked.items()
-        if steps != of_run or not _has_algo_of_run(config, policy_id)
-    }
-    hyperparameters = {**config.hyperparameters, **({} if of_run is None else {"n_steps": of_run})}
-    return replace(config, hyperparameters=hyperparameters, policy_settings={**config.policy_settings, **of_policies})
+    of_run: dict[str, Any] = {}
+    of_policies: dict[PolicyID, Any] = {}
+    for policy_id in policy_ids:
+        steps = _picked_steps(config, policy_id, policies.count(policy_id))
+        if steps is None:
+            continue
+        has_algo_of_run = config.of_policy(policy_id).algo == config.algo
+        if not has_algo_of_run or of_run.setdefault("n_steps", steps) != steps:
+            of_policies[policy_id] = {**config.policy_settings.get(policy_id, {}), "n_steps": steps}
+    return replace(
+        config,
+        hyperparameters={**config.hyperparameters, **of_run},
+        policy_settings={**config.policy_settings, **of_policies},
+        picks_rollouts=bool(of_run or of_policies),
+    )
 
 
 def rollout_lengths(config: TrainConfig) -> list[int]:
     """Return the different lengths of the rollouts in a resolved configuration, in steps of an env."""
-    of_policies = [config.of_policy(policy_id) for policy_id in _own_settings(config)]
-    algorithms = [(config.algo, config.hyperparameters)]
-    algorithms += [(settings.algo, settings.hyperparameters) for settings in of_policies]
-    return sorted({hyperparameters["n_steps"] for algo, hyperparameters in algorithms if not _has_replay(algo)})
+    of_policies = [config.of_policy(policy_id) for policy_id in config.single_policies()]
+    used = [PolicySettings(config.algo, config.policy, config.hyperparameters), *of_policies]
+    return sorted({each.hyperparameters["n_steps"] for each in used if not _has_replay(each.algo)})
 
 
 def _has_replay(algo: str) -> bool:
     return is_off_policy(algorithm_info(algo).algorithm_class)
-
-
-def _has_algo_of_run(config: TrainConfig, policy_id: PolicyID) -> bool:
-    return config.of_policy(policy_id).algo == config.algo
 
 
 def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> int | None:
@@ -266,13 +242,6 @@ def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> in
     batch_size: int = settings.hyperparameters.get("batch_size", 1)
     whole = batch_size // math.gcd(batch_size, rows)
     return -(-steps // whole) * whole
-
-
-def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:
-    listed = () if isinstance(config.policies, str) else config.policies
-    return {
-        policy_id: config.own_settings(policy_id) for policy_id in dict.fromkeys([*listed, *config.policy_settings])
-    }
 
 
 def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
@@ -366,8 +335,7 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     """Make the specification of one policy of a run."""
     settings = config.of_policy(policy_id)
     try:
-        given = {**settings.hyperparameters, **settings.processing}
-        return PolicySpec(algorithm_info(settings.algo), settings.policy, **given)
+        return PolicySpec(algorithm_info(settings.algo), settings.policy, **settings.hyperparameters)
     except ConfigError as error:
         if str(error.key).partition(".")[0] not in config.own_settings(policy_id):
             raise

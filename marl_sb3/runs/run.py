@@ -198,9 +198,9 @@ def load_run(
     """
     name, factory = named_factory(env)
     saved = SavedRun.open(folder, name, device)
-    files, config = saved.files, saved.config
+    files = saved.files
     results = read_results(files.path)
-    run = Run(files, config, build(config, factory), factory=factory)
+    run = Run(files, *build(saved.config, factory), factory=factory)
     with undone_on_error(run.close):
         # The checkpoint is read last: a training run in progress may delete older ones while the policies are built.
         run.checkpoint, run.checkpoint_why = with_checkpoint(

@@ -23,7 +23,7 @@ from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.metrics import require_metric
-from marl_sb3.runs.build import build, build_new, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
@@ -86,7 +86,7 @@ def _checked(
     for note in config.notes:
         _log.warning("%s", note)
     set_up_process(config)
-    config, algorithm = build_new(config, factory, runners)
+    config, algorithm = build(config, factory, runners)
     run = Run(files, config, algorithm, factory=factory)
     with undone_on_error(run.close):
         require_metrics(run)
@@ -161,7 +161,8 @@ def resume_run(
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
         set_up_process(config)
         goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
-        run = Run(files, config, build(config, factory, runners), checkpoint=checkpoint.name, factory=factory)
+        config, algorithm = build(config, factory, runners)
+        run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory)
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)

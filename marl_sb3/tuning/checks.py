@@ -75,7 +75,7 @@ def _built(config: TrainConfig, factory: EnvFactory | None) -> Iterator[Run]:
     config = resolved(config)
     check_device(config)
     start_without_dynamo()
-    run = Run(RunFolder(Path()), config, build(config, factory), factory=factory)
+    run = Run(RunFolder(Path()), *build(config, factory), factory=factory)
     try:
         require_metrics(run)
         yield run

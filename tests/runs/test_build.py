@@ -91,7 +91,7 @@ def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, mo
     made: list[type] = []
     check = spec.info_of_class
     monkeypatch.setattr(spec, "info_of_class", lambda algorithm: made.append(algorithm) or check(algorithm))
-    build(mixed, None).env.close()
+    build(mixed, None)[1].env.close()
     assert made == [algorithm_info("ppo").algorithm_class, algorithm_info("a2c").algorithm_class]
 
 
