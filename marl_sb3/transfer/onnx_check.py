@@ -15,11 +15,11 @@ from marl_sb3.errors import ExportError
 from marl_sb3.transfer.onnx_graph import (
     UNPROCESSED,
     GraphProcessing,
-    arrays_by_input,
+    by_input,
     copy_on_cpu,
-    head_of,
     onnx_packages,
-    q_values,
+    outputs,
+    outputs_of,
 )
 from marl_sb3.types import Array, Observations
 
@@ -39,7 +39,7 @@ def largest_difference(
     seed: int = 0,
     processing: GraphProcessing = UNPROCESSED,
 ) -> float:
-    """Compare an ONNX model, run by onnxruntime, with SB3's `predict`, `get_distribution` and `predict_values`.
+    """Compare an ONNX model, run by onnxruntime, with SB3's `predict`, and with SB3's values and distribution.
 
     Args:
         model: the content of the file.
@@ -58,6 +58,7 @@ def largest_difference(
         ExportError: onnxruntime cannot run it, or a difference is above `TOLERANCE`.
     """
     session = _session(model)
+    names = [output.name for output in session.get_outputs()]
     space = _checked_space(observation_space)
     space.seed(seed)
     largest = 0.0
@@ -65,14 +66,13 @@ def largest_difference(
     policy = algorithm.policy if algorithm.policy.device.type == "cpu" else copy_on_cpu(algorithm)
     for rows in BATCH_SIZES:
         observations = _stacked([space.sample() for _ in range(rows)])
-        expected, received = _by_sb3(policy, processing.observe(observations)), _by_onnx(session, observations)
-        expected = {**expected, "actions": processing.env_actions(expected["actions"])}
+        received = dict(zip(names, session.run(names, by_input(observations)), strict=True))
+        expected = _by_sb3(policy, processing.observe(observations))
+        expected["actions"] = processing.env_actions(expected["actions"])
         for name, difference in _differences(algorithm.action_space, expected, received).items():
             if not difference <= TOLERANCE:  # True for NaN too
-                raise ExportError(
-                    f"the ONNX graph does not act as the policy: {name} differ by {difference:.2g}; "
-                    f"accepted: {TOLERANCE:g}"
-                )
+                words = f"{name} differ by {difference:.2g}; accepted: {TOLERANCE:g}"
+                raise ExportError(f"the ONNX graph does not act as the policy: {words}")
             largest = max(largest, difference)
     return largest
 
@@ -107,40 +107,19 @@ def _stacked(rows: list[Any]) -> Observations:
     return np.stack(rows)
 
 
-def _by_onnx(session: Any, observations: Observations) -> Arrays:
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, arrays_by_input(observations)), strict=True))
-
-
-def _by_sb3(policy: Any, observations: Observations) -> Arrays:
+def _by_sb3(policy: Any, observations: Observations) -> dict[str, Array]:
     actions, _ = policy.predict(observations, deterministic=True)
     with th.no_grad():
-        tensors, _ = policy.obs_to_tensor(observations)
-        _, outputs = head_of(policy)
-        if "values" not in outputs:
-            scores = {"q_values": q_values(policy, tensors).cpu().numpy()} if "q_values" in outputs else {}
-            return {"actions": actions, **scores}
-        distribution = policy.get_distribution(tensors).distribution
-        values = policy.predict_values(tensors)
-    tensors = {"values": values.flatten(), **_parameters(distribution)}
-    return {"actions": actions, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()}}
-
-
-def _parameters(distribution: Any) -> dict[str, th.Tensor]:
-    if isinstance(distribution, list):  # the distributions of a MultiDiscrete space
-        return {"logits": th.cat([part.logits for part in distribution], dim=1)}
-    if isinstance(distribution, th.distributions.Normal):
-        return {"mean": distribution.mean, "log_std": distribution.stddev.log()}
-    return {"logits": distribution.logits}
+        computed = outputs(policy, policy.obs_to_tensor(observations)[0])
+    more = zip(outputs_of(policy)[1:], computed[1:], strict=True)
+    return {"actions": actions, **{name: tensor.detach().cpu().numpy() for name, tensor in more}}
 
 
 def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays) -> dict[str, float]:
     if {name: array.shape for name, array in expected.items()} != {n: array.shape for n, array in received.items()}:
         raise ExportError("the outputs of the ONNX graph have other names or shapes than those of the policy")
-    differences = {name: _relative(expected[name], received[name]) for name in expected if name != "actions"}
-    if isinstance(space, spaces.Box):
-        differences["actions"] = _relative(expected["actions"], received["actions"])
-    else:
+    differences = {name: _relative(expected[name], received[name]) for name in expected}
+    if not isinstance(space, spaces.Box):
         differences["actions"] = _likelier(space, expected, received["actions"])
     return differences
 
@@ -149,20 +128,15 @@ def _relative(expected: Array, received: Array) -> float:
     return float(np.max(np.abs(expected - received)) / max(1.0, np.max(np.abs(expected))))
 
 
-def _likelier(space: spaces.Space[Any], expected: Arrays, received: Array) -> float:
+def _likelier(space: Any, expected: Arrays, received: Array) -> float:
     """Return the largest log-probability of SB3's choices minus that of the received ones."""
     rows, logits = len(received), expected["q_values" if "q_values" in expected else "logits"]
     chosen, other = (actions.reshape(rows, -1).astype(np.int64) for actions in (expected["actions"], received))
     if isinstance(space, spaces.MultiBinary):
         return float(np.max(np.abs(logits) * (chosen != other)))
-    sizes = _sizes(space)
+    sizes: Array = space.nvec.reshape(-1) if isinstance(space, spaces.MultiDiscrete) else np.array([space.n])
     if ((other < 0) | (other >= sizes)).any():
         return float("inf")
     starts = np.cumsum(sizes) - sizes
     row = np.arange(rows)[:, None]
     return float(np.max(logits[row, starts + chosen] - logits[row, starts + other]))
-
-
-def _sizes(space: Any) -> Array:
-    """Return the number of choices of each part of a Discrete or MultiDiscrete space."""
-    return space.nvec.reshape(-1) if isinstance(space, spaces.MultiDiscrete) else np.array([space.n])

@@ -3,7 +3,7 @@
 The graph includes SB3's pre- and postprocessing: channels-first images divided by 255, one-hot encoding, actions
 clipped to their Box. Of our own processing it includes normalised observations and rescaled actions; other processing
 keeps a memory, or has no counterpart in ONNX: the graph of such a policy takes processed observations, and the metadata
-of the file say how they are made. onnx, onnxscript and onnxruntime are optional; only `_optional` imports them.
+of the file say how they are made. `onnx_packages` imports onnx, onnxscript and onnxruntime, which are optional.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -122,127 +121,77 @@ INPUT = "observation"
 Outputs = tuple[th.Tensor, ...]
 
 
-def _optional(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"the format onnx needs the package {name}, which cannot be imported; {install_words('onnx')}"
-        ) from error
-
-
 def onnx_packages() -> tuple[ModuleType, ModuleType]:
     """Import and return the modules onnx and onnxruntime.
 
     Raises:
         ConfigError: one of them, or onnxscript, which PyTorch's exporter needs, is not installed.
     """
-    onnx, runtime, _ = (_optional(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+    try:
+        onnx, runtime, _ = (importlib.import_module(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+    except ImportError as error:
+        missing = f"the package {error.name}, which cannot be imported; {install_words('onnx')}"
+        raise ConfigError(f"the format onnx needs {missing}") from error
     return onnx, runtime
 
 
 # --- What comes out ---------------------------------------------------------------------------------------------------
 
-Head = Callable[[Any, Any], Outputs]  # from a policy and its observations
+_DISTRIBUTIONS = {
+    DiagGaussianDistribution: ("mean", "log_std"),
+    StateDependentNoiseDistribution: ("mean", "log_std"),
+    CategoricalDistribution: ("logits",),
+    MultiCategoricalDistribution: ("logits",),
+    BernoulliDistribution: ("logits",),
+}  # -> the names of its parameters
 
 
-def head_of(policy: Any) -> tuple[Head, tuple[str, ...]]:
-    """Return what computes the outputs of a policy, and their names. An actor's actions are from -1 to 1.
+def outputs_of(policy: Any) -> tuple[str, ...]:
+    """Return the names of the outputs of a policy's graph.
 
     Raises:
         ConfigError: it is not one of SB3's policies, or its action distribution is not supported.
     """
     if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
-        return _best_action, ("actions", "q_values")
+        return "actions", "q_values"
     if isinstance(getattr(policy, "actor", None), nn.Module):
-        return _action_of_actor, ("actions",)
+        return ("actions",)
     distribution = type(getattr(policy, "action_dist", None))
     if isinstance(policy, ActorCriticPolicy) and distribution in _DISTRIBUTIONS:
-        of_distribution, parameters = _DISTRIBUTIONS[distribution]
-        return partial(_actor_critic, of_distribution), ("actions", "values", *parameters)
+        return "actions", "values", *_DISTRIBUTIONS[distribution]
     raise ConfigError(
         f"{type(policy).__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
         f"policies with {', '.join(cls.__name__ for cls in _DISTRIBUTIONS)}"
     )
 
 
-def q_values(policy: Any, observations: Any) -> th.Tensor:
-    """Return the (batch, choices) Q values of DQN, or the means of QRDQN's quantiles."""
+def outputs(policy: Any, observations: Any) -> Outputs:
+    """Compute the outputs of a policy. An actor's actions are from -1 to 1."""
+    if isinstance(policy, ActorCriticPolicy):
+        actions, values, _ = policy(observations, deterministic=True)
+        return actions, values.flatten(), *_parameters(policy)
     if hasattr(policy, "quantile_net"):
-        means: th.Tensor = policy.quantile_net(observations).mean(dim=1)
-        return means
-    values: th.Tensor = policy.q_net(observations)
-    return values
-
-
-def _best_action(policy: Any, observations: Any) -> Outputs:
-    values = q_values(policy, observations)
-    return th.argmax(values, dim=1), values
-
-
-def _action_of_actor(policy: Any, observations: Any) -> Outputs:
-    """Return the mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
-    if hasattr(policy.actor, "get_action_dist_params"):
+        values = policy.quantile_net(observations).mean(dim=1)
+        return th.argmax(values, dim=1), values
+    if hasattr(policy, "q_net"):
+        values = policy.q_net(observations)
+        return th.argmax(values, dim=1), values
+    if hasattr(policy.actor, "get_action_dist_params"):  # SAC, TQC, CrossQ: the mode of the distribution
         mean, *_ = policy.actor.get_action_dist_params(observations)
         return (th.tanh(mean),)
     return (policy.actor(observations),)
 
 
-def _actor_critic(of_distribution: Head, policy: Any, observations: Any) -> Outputs:
-    features = policy.extract_features(observations)
-    for_actions, for_values = features if isinstance(features, tuple) else (features, features)
-    actions, *parameters = of_distribution(policy, policy.mlp_extractor.forward_actor(for_actions))
-    values = policy.value_net(policy.mlp_extractor.forward_critic(for_values))
-    return actions, values.flatten(), *parameters
-
-
-def _gaussian(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
-    mean = policy.action_net(latent)
-    return mean, mean, policy.log_std.expand_as(mean)
-
-
-def _state_dependent(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
-    distribution: Any = policy.action_dist
-    mean = policy.action_net(latent)
-    variance = th.mm(latent**2, distribution.get_std(policy.log_std) ** 2) + distribution.epsilon
-    actions = mean if distribution.bijector is None else th.tanh(mean)
-    return actions, mean, 0.5 * th.log(variance)
-
-
-def _categorical(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
-    logits = th.log_softmax(policy.action_net(latent), dim=1)
-    return th.argmax(logits, dim=1), logits
-
-
-def _multi_categorical(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
-    distribution: Any = policy.action_dist
-    sizes = [int(size) for size in distribution.action_dims]
-    parts = [th.log_softmax(part, dim=1) for part in th.split(policy.action_net(latent), sizes, dim=1)]
-    return th.stack([th.argmax(part, dim=1) for part in parts], dim=1), th.cat(parts, dim=1)
-
-
-def _bernoulli(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
-    logits = policy.action_net(latent)
-    return th.round(th.sigmoid(logits)), logits
-
-
-# Each takes a policy and the latent features of its actor, and returns the most likely actions and the parameters of
-# the distribution, named as in SB3.
-_DISTRIBUTIONS: Mapping[type[Any], tuple[Head, tuple[str, ...]]] = {
-    DiagGaussianDistribution: (_gaussian, ("mean", "log_std")),
-    StateDependentNoiseDistribution: (_state_dependent, ("mean", "log_std")),
-    CategoricalDistribution: (_categorical, ("logits",)),
-    MultiCategoricalDistribution: (_multi_categorical, ("logits",)),
-    BernoulliDistribution: (_bernoulli, ("logits",)),
-}
-
-
-def _require_plain_policy(algorithm: BaseAlgorithm) -> None:
-    """Refuse policies that take more than an observation."""
-    more = "recurrent state" if initial_states(algorithm, 1) else "action masks" if takes_masks(algorithm) else None
-    if more is not None:
-        name = type(algorithm).__name__
-        raise ConfigError(f"{name} needs {more}, which the ONNX export does not cover; accepted: --format sb3")
+def _parameters(policy: ActorCriticPolicy) -> Outputs:
+    """Return the parameters of the distribution of the actions that a policy has just taken."""
+    distribution: Any = policy.action_dist.distribution
+    if isinstance(distribution, list):  # of a MultiDiscrete space
+        return (th.cat([part.logits for part in distribution], dim=1),)
+    if not isinstance(distribution, th.distributions.Normal):
+        return (distribution.logits,)
+    if isinstance(policy.action_dist, DiagGaussianDistribution):
+        return distribution.mean, policy.log_std.expand_as(distribution.mean)
+    return distribution.mean, distribution.stddev.log()
 
 
 class PolicyGraph(nn.Module):
@@ -259,22 +208,25 @@ class PolicyGraph(nn.Module):
             numbers) before any squashing. Of DQN and QRDQN `q_values` (batch, choices).
 
     Raises:
-        ConfigError: it is not one of SB3's actor-critic policies, or its action distribution is not supported.
+        ConfigError: it is not one of SB3's actor-critic policies, its action distribution is not supported, or it takes
+            more than an observation.
     """
 
     def __init__(
         self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], processing: GraphProcessing
     ) -> None:
         super().__init__()
-        _require_plain_policy(algorithm)
-        self._head, self.output_names = head_of(algorithm.policy)
+        more = "recurrent state" if initial_states(algorithm, 1) else "action masks" if takes_masks(algorithm) else None
+        if more is not None:
+            needs = f"{type(algorithm).__name__} needs {more}, which the ONNX export does not cover"
+            raise ConfigError(f"{needs}; accepted: --format sb3")
+        self.output_names = outputs_of(algorithm.policy)
         self.policy = copy_on_cpu(algorithm)
         self._processing = processing
-        by_input = spaces_by_input(observation_space)
-        inner = spaces_by_input(algorithm.observation_space)
+        inputs, inner = by_input(observation_space), by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
-        self._channels_last = [space.shape != inner[name].shape for name, space in by_input.items()]
-        self.input_names = tuple(by_input)
+        self._channels_last = [space.shape != inner[name].shape for name, space in inputs.items()]
+        self.input_names = tuple(inputs)
 
     def forward(self, *observations: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
@@ -285,7 +237,7 @@ class PolicyGraph(nn.Module):
             for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
         seen = dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
-        actions, *more = self._head(self.policy, seen)
+        actions, *more = outputs(self.policy, seen)
         return self._processing.traced_actions(self._within_space(actions)), *more
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
@@ -301,19 +253,10 @@ class PolicyGraph(nn.Module):
         return actions.reshape(-1, *space.shape)
 
 
-def spaces_by_input(observation_space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    """Return the space of each input of a graph: name -> space."""
-    if isinstance(observation_space, spaces.Dict):
-        # The prefix keeps keys from having the name of something else in the graph.
-        return {f"{INPUT}.{key}": space for key, space in observation_space.spaces.items()}
-    return {INPUT: observation_space}
-
-
-def arrays_by_input(observations: Observations) -> dict[str, Any]:
-    """Return a batch of observations as the inputs of a graph: name -> array."""
-    if isinstance(observations, dict):
-        return {f"{INPUT}.{key}": array for key, array in observations.items()}
-    return {INPUT: observations}
+def by_input(observed: Any) -> dict[str, Any]:
+    """Return observations, or the parts of their space, by the names of a graph's inputs."""
+    # The prefix keeps keys from having the name of something else in the graph.
+    return {f"{INPUT}.{key}": observed[key] for key in observed} if isinstance(observed, Mapping) else {INPUT: observed}
 
 
 def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
@@ -359,18 +302,14 @@ def to_onnx(
     """
     onnx, _ = onnx_packages()
     graph = PolicyGraph(algorithm, observation_space, processing).eval()
-    program = _traced(graph, _examples(graph, observation_space))
+    space = deepcopy(observation_space)
+    rows = [by_input(space.sample()) for _ in range(2)]  # PyTorch would take a batch of 1 for a fixed length
+    program = _traced(graph, tuple(th.as_tensor(np.stack([row[name] for row in rows])) for name in graph.input_names))
     _free_output_names(program, graph.output_names)
     model = _without_traces(program.model_proto)
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
-
-
-def _examples(graph: PolicyGraph, observation_space: spaces.Space[Any]) -> Outputs:
-    space = deepcopy(observation_space)
-    rows = [arrays_by_input(space.sample()) for _ in range(2)]  # PyTorch would take a batch of 1 for a fixed length
-    return tuple(th.as_tensor(np.stack([row[name] for row in rows])) for name in graph.input_names)
 
 
 def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
@@ -395,9 +334,13 @@ def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence PyTorch: it warns of packages that are not needed, and prints graphs on which it fails."""
-    disabled = logging.root.manager.disable
+    """Silence PyTorch: it warns of packages that are not needed, and prints graphs on which it fails.
+
+    Its distributions do not check their arguments, which a graph cannot do.
+    """
+    disabled, checks = logging.root.manager.disable, th.distributions.Distribution._validate_args
     logging.disable(logging.WARNING)
+    th.distributions.Distribution.set_default_validate_args(False)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             # PyTorch 2.13 warns about its own code.
@@ -407,6 +350,7 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
+        th.distributions.Distribution.set_default_validate_args(checks)
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:
