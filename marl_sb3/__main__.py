@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from marl_sb3.cli.parser import CommandParser
 COMMANDS = ("train", "tune", "evaluate", "export", "doctor")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line."""
     width = max(map(len, COMMANDS))
     descriptions = {name: importlib.import_module(f"marl_sb3.{name}").build_parser().description for name in COMMANDS}

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED
 from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
     add_verbosity,
     assignments,
-    import_users_modules,
     integer,
     named_env,
 )
@@ -48,7 +47,7 @@ interrupted
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line of `doctor`."""
     parser = CommandParser(
         "python -m marl_sb3.doctor",
@@ -83,29 +82,15 @@ def env_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name.removeprefix("env."): value for name, value in found.items()}
 
 
-def require_env(env: str | None) -> str:
-    """The env, which has no default.
-
-    Raises:
-        ConfigError: the command line names none.
-    """
-    if env is None:
-        raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
-    return env
-
-
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(lambda: _doctor(arguments), arguments.verbosity)
+    return build_parser().run(_doctor, argv)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    setup_logging(arguments.verbosity)
-    import_users_modules(arguments)
     report = _examine(arguments)
     if arguments.json:
         print(json.dumps(report.to_plain(), allow_nan=False), flush=True)
@@ -118,7 +103,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> Report:
-    env, settings = require_env(named_env(arguments)), env_settings(arguments)
+    env, settings = named_env(arguments), env_settings(arguments)
+    if env is None:
+        raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
     from rich.console import Console
 
     from marl_sb3.checkup.api import examine  # after what can be refused without it

@@ -10,14 +10,13 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
     add_run,
     add_verbosity,
     found_run,
-    import_users_modules,
     integer,
     named_env,
 )
@@ -25,7 +24,6 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.display.video import VideoFile
     from marl_sb3.evaluation import EvaluationPlan
     from marl_sb3.policies.mapping import Deterministic
     from marl_sb3.runs.evaluate import EvaluatedRun
@@ -55,7 +53,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 _ACTIONS = ("--stochastic", "--deterministic", "--stochastic-policies")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Make the parser of `evaluate`."""
     parser = CommandParser(
         "python -m marl_sb3.evaluate",
@@ -117,13 +115,10 @@ def film_episodes(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(lambda: _evaluate(arguments), arguments.verbosity)
+    return build_parser().run(_evaluate, argv)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    setup_logging(arguments.verbosity)
-    import_users_modules(arguments)
     require_accepted(arguments)
     evaluated = _play(arguments)
     actions = _actions(arguments, evaluated.plan)
@@ -138,7 +133,11 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
     with ExitStack() as cleanup:
         if arguments.json:  # what envs print must not be mixed with the JSON object
             cleanup.enter_context(redirect_stdout(sys.stderr))
-        video = None if arguments.video is None else cleanup.enter_context(_video_file(arguments))
+        video = None
+        if arguments.video is not None:
+            from marl_sb3.display.video import VideoFile
+
+            video = cleanup.enter_context(VideoFile(arguments.video))
         folder = found_run(arguments.run)
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
@@ -151,12 +150,6 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
         )
         return evaluate_run(run, plan, arguments.checkpoint, video)
-
-
-def _video_file(arguments: argparse.Namespace) -> VideoFile:
-    from marl_sb3.display.video import VideoFile
-
-    return VideoFile(arguments.video)
 
 
 def _asked(arguments: argparse.Namespace) -> Deterministic | None:

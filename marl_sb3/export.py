@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
     add_run,
     add_verbosity,
     found_run,
-    import_users_modules,
     named_env,
 )
 from marl_sb3.errors import path_is_usable
@@ -44,7 +43,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Make the parser of `export`."""
     parser = CommandParser(
         "python -m marl_sb3.export",
@@ -68,15 +67,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(lambda: _export(arguments), arguments.verbosity)
+    return build_parser().run(_export, argv)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    setup_logging(arguments.verbosity)
-    import_users_modules(arguments)
     folder = found_run(arguments.run)
-    out = Path(arguments.out) if arguments.out else _folder_in(folder, arguments.format)
+    out = Path(arguments.out or folder / "export" / arguments.format)
+    if not arguments.out:
+        with path_is_usable("--out: cannot write to", out, "out"):  # a link or a file there is refused
+            require_own(folder, ["export/", f"export/{arguments.format}/"])
     with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs.run import SavedRun
 
@@ -88,14 +87,6 @@ def _export(arguments: argparse.Namespace) -> int:
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
         print(line, flush=True)
     return EXIT_DONE
-
-
-def _folder_in(run: Path, format_name: str) -> Path:
-    """Return where files are exported to without `--out`; a link or a file there is refused."""
-    out = run / "export" / format_name
-    with path_is_usable("--out: cannot write to", out, "out"):
-        require_own(run, ["export/", f"export/{format_name}/"])
-    return out
 
 
 def _line(checkpoint: str | None, file: Exported) -> str:

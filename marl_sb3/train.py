@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from marl_sb3.cli.parser import (
     CommandParser,
     add_device_options,
@@ -22,7 +22,6 @@ from marl_sb3.cli.parser import (
     add_verbosity,
     assignments,
     found_run,
-    import_users_modules,
     integer,
     named_env,
     number_of_workers,
@@ -34,7 +33,6 @@ from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.config import TrainConfig
-    from marl_sb3.config.ray import AnyRunners
     from marl_sb3.runs.run import Run
 
 
@@ -69,7 +67,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Make the parser of `train`."""
     parser = CommandParser(
         "python -m marl_sb3.train", "[ENV] [options]", description="Train the agents of an env.", epilog=_EPILOG
@@ -213,13 +211,10 @@ def require_resumable(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(lambda: _train(arguments), arguments.verbosity)
+    return build_parser().run(_train, argv)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    setup_logging(arguments.verbosity)
-    import_users_modules(arguments)
     if arguments.seeds is not None:
         return _train_seeds(arguments)
     with without_collections():
@@ -240,7 +235,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> Run:
     if arguments.resume is not None:
-        return _resume(arguments, stop_conditions(arguments), runner_settings(arguments))
+        return _resume(arguments)
     config, runners = _config(arguments), runner_settings(arguments)
     from marl_sb3.runs.start import prepare  # takes seconds: wrong options are refused before
 
@@ -290,16 +285,18 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     )
 
 
-def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, runners: AnyRunners | None) -> Run:
+def _resume(arguments: argparse.Namespace) -> Run:
+    changes: dict[str, Any] = {
+        "stop": stop_conditions(arguments),
+        "runners": runner_settings(arguments),
+        "settings": assignments("--set", arguments.settings),
+        **{name: getattr(arguments, name) for name in RESUME_SETTINGS},
+    }
     require_resumable(arguments)
     folder = found_run(arguments.resume)
     from marl_sb3.runs.start import resume_run  # takes seconds: wrong options are refused before
 
-    changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
-    settings = assignments("--set", arguments.settings)
-    return resume_run(
-        folder, arguments.timesteps, named_env(arguments), runners=runners, settings=settings, stop=stop, **changes
-    )
+    return resume_run(folder, arguments.timesteps, named_env(arguments), **changes)
 
 
 if __name__ == "__main__":

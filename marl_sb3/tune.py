@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import (
     CommandParser,
     add_device_options,
@@ -20,7 +20,6 @@ from marl_sb3.cli.parser import (
     add_setup_options,
     add_verbosity,
     assignments,
-    import_users_modules,
     integer,
     named_env,
     ray_settings,
@@ -67,7 +66,7 @@ OF_EACH_CALL = (
 )  # options that a study does not keep
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Make the parser of `tune`."""
     parser = CommandParser(
         "python -m marl_sb3.tune",
@@ -167,13 +166,10 @@ def command_to_continue(env: str, name: str, storage: str | None, arguments: arg
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(lambda: _tune(arguments), arguments.verbosity)
+    return build_parser().run(_tune, argv)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    setup_logging(arguments.verbosity)
-    import_users_modules(arguments)
     from marl_sb3.display.screen import standard_console
     from marl_sb3.display.text import short_path
 

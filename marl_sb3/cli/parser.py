@@ -7,15 +7,15 @@ import atexit
 import difflib
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
-from marl_sb3.cli.command import EXIT_USAGE
+from marl_sb3.cli.command import EXIT_USAGE, run_command, setup_logging
 from marl_sb3.config.algorithms import ALGORITHMS, canonical_algorithm
 from marl_sb3.config.schema import SECTIONS, TrainConfig
-from marl_sb3.config.values import documented
+from marl_sb3.config.values import documented, integer_in
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,17 @@ class CommandParser(argparse.ArgumentParser):
         """Add an option with a value that may be given several times; its values are a list."""
         self.option(option, words, action="append", default=[], **settings)
 
+    def run(self, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None) -> int:
+        """Run a command with what a command line says; returns its exit code."""
+        arguments = self.parse_args(argv)
+
+        def run() -> int:
+            setup_logging(arguments.verbosity)
+            _import_users_modules(arguments)
+            return command(arguments)
+
+        return run_command(run, arguments.verbosity)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
         arguments, unknown = self.parse_known_args(args, namespace)
@@ -75,8 +86,7 @@ class CommandParser(argparse.ArgumentParser):
             settings: the values of `--set`; None for a command without that option.
         """
         if unknown.startswith("-"):
-            known = [option for action in self._actions for option in action.option_strings]
-            close = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=_SIMILAR)
+            close = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1, _SIMILAR)
             return close[0] if close else "--set KEY=VALUE" if settings is not None else None
         if settings and "=" not in settings[-1]:  # --set lr 1e-4
             return f"--set {settings[-1]}={unknown}"
@@ -116,12 +126,8 @@ def add_env_option(parser: CommandParser, *, also_positional: bool, makes_env: b
     )
 
 
-def import_users_modules(arguments: argparse.Namespace) -> None:
-    """Import the modules that `--import` names, and that of `--algo module:NAME`.
-
-    Raises:
-        ConfigError: one cannot be imported.
-    """
+def _import_users_modules(arguments: argparse.Namespace) -> None:
+    """Import the modules that `--import` names, and that of `--algo module:NAME`."""
     if arguments.imports:
         from marl_sb3.envs.registry import import_modules  # takes half a second
 
@@ -164,8 +170,6 @@ def found_run(path: str) -> Path:
 
 def integer(text: str) -> int:
     """Parse an integer, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`."""
-    from marl_sb3.config.values import integer_in
-
     value = integer_in(text)
     if value is not None:
         return value
@@ -242,9 +246,6 @@ def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:
 # --- Options of Ray --------------------------------------------------------------------------------------------------
 
 
-_OF_RAY = {"ray_runtime_env": "--ray-runtime-env", "runner_cpus": "--runner-cpus"}
-
-
 def add_ray_options(parser: CommandParser, what: str, process: str) -> None:
     """Give a command the options of Ray.
 
@@ -272,21 +273,17 @@ def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
     Raises:
         ConfigError: an option of Ray is given without `--ray`, or a value is not accepted.
     """
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in _OF_RAY}
+    file, cpus = arguments.ray_runtime_env, arguments.runner_cpus
     if arguments.ray is None:
-        useless = [option for name, option in _OF_RAY.items() if given[name] is not None]
-        if useless:
-            raise ConfigError(f"{useless[0]} is only for Ray; accepted: with --ray", key="ray")
+        for option, value in {"--ray-runtime-env": file, "--runner-cpus": cpus}.items():
+            if value is not None:
+                raise ConfigError(f"{option} is only for Ray; accepted: with --ray", key="ray")
         return None
     from marl_sb3.config.ray import RaySettings, read_runtime_env
 
-    file = given["ray_runtime_env"]
-    return RaySettings(
-        arguments.ray,
-        getattr(arguments, "runners", None),
-        num_cpus=1.0 if given["runner_cpus"] is None else given["runner_cpus"],
-        runtime_env=None if file is None else read_runtime_env(file),
-    )
+    runtime_env = None if file is None else read_runtime_env(file)
+    runners = getattr(arguments, "runners", None)
+    return RaySettings(arguments.ray, runners, num_cpus=1.0 if cpus is None else cpus, runtime_env=runtime_env)
 
 
 def runner_settings(arguments: argparse.Namespace) -> AnyRunners | None:
@@ -295,9 +292,7 @@ def runner_settings(arguments: argparse.Namespace) -> AnyRunners | None:
     Raises:
         ConfigError: see `ray_settings`.
     """
-    on_ray = ray_settings(arguments)
-    if on_ray is not None or arguments.runners is None:
-        return on_ray
-    from marl_sb3.config.ray import RunnerSettings
+    from marl_sb3.config.ray import either
 
-    return RunnerSettings(arguments.runners)
+    ray = ray_settings(arguments)
+    return either(ray, arguments.runners if ray is None else None)

@@ -366,8 +366,8 @@ class TrainConfig:
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """Return the agents that are listed for a policy; None if none are listed."""
-        agents: Sequence[AgentID] | None = self._listed.get(policy_id, {}).get("agents")
-        return self.policy_settings.get(policy_id, {}).get("agents", agents)
+        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
+        return cast("Sequence[AgentID] | None", settings.get("agents"))
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
         """Return a copy with other values.

@@ -137,7 +137,7 @@ def onnx_packages() -> tuple[ModuleType, ModuleType]:
 
 # --- What comes out ---------------------------------------------------------------------------------------------------
 
-_DISTRIBUTIONS = {
+_DISTRIBUTIONS: Mapping[Any, tuple[str, ...]] = {
     DiagGaussianDistribution: ("mean", "log_std"),
     StateDependentNoiseDistribution: ("mean", "log_std"),
     CategoricalDistribution: ("logits",),
@@ -338,7 +338,7 @@ def _quiet_exporter() -> Iterator[None]:
 
     Its distributions do not check their arguments, which a graph cannot do.
     """
-    disabled, checks = logging.root.manager.disable, th.distributions.Distribution._validate_args
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     th.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -350,7 +350,7 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        th.distributions.Distribution.set_default_validate_args(checks)
+        th.distributions.Distribution.set_default_validate_args(__debug__)  # as PyTorch does
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:
