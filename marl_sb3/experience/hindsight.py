@@ -101,20 +101,16 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         """Whether an episode is over: SB3 draws from whole episodes."""
         return bool((self.ep_length > 0).any())
 
-    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
-        """See `RowRings.add_transitions`."""
-        columns = np.flatnonzero(rows)
+    def add_transitions(self, added: Transitions) -> None:
+        """See `Lines.add_transitions`; episodes whose first transition is overwritten are no longer drawn from."""
+        columns = added.rows
         for column in columns.tolist():
-            self._give_up_overwritten(column)
+            line = self._next[column]
+            self.ep_length[(line + np.arange(self.ep_length[line, column])) % self.buffer_size, column] = 0
         self.ep_start[self._next[columns], columns] = self._current_ep_start[columns]
-        super().add_transitions(added, rows)
+        super().add_transitions(added)
         for column in columns[np.asarray(added.dones, dtype=np.bool_)].tolist():
             self._complete(column)
-
-    def _give_up_overwritten(self, column: int) -> None:
-        """Draw no more from the episode whose first transition is about to be overwritten."""
-        line = self._next[column]
-        self.ep_length[(line + np.arange(self.ep_length[line, column])) % self.buffer_size, column] = 0
 
     def _complete(self, column: int) -> None:
         """Let the episode that ended be drawn from."""
@@ -146,18 +142,17 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         super().set_fields(values)
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """See `StoredColumns.require_columns`; refuses starts and lengths that are not those of episodes."""
-        super().require_columns(file, lines, rows)
-        self._require_episodes(file)
+        """See `Lines.require_columns`; refuses transitions that do not lie in their episode.
 
-    def _require_episodes(self, file: TensorFile) -> None:
-        """Refuse transitions that do not lie in their episode: its start and length are used as indices."""
+        Its start and its length are used as indices.
+        """
+        super().require_columns(file, lines, rows)
         for (begin, starts), (_, lengths) in zip(
             pieces(file.arrays, "ep_start"), pieces(file.arrays, "ep_length"), strict=True
         ):
-            lines = np.arange(begin, begin + len(starts))[:, None]
+            numbers = np.arange(begin, begin + len(starts))[:, None]
             outside = (starts < 0) | (starts >= self.buffer_size) | (lengths < 0) | (lengths > self.buffer_size)
-            beyond = (lengths > 0) & ((lines - starts) % self.buffer_size >= lengths)
+            beyond = (lengths > 0) & ((numbers - starts) % self.buffer_size >= lengths)
             if (outside | beyond).any():
                 raise CheckpointError(f"{file.name}: ep_start and ep_length are not those of episodes in the buffer")
 

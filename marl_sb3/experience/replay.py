@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.turns import OpenTransitions, index_of
+from marl_sb3.experience.turns import Experience, OpenTransitions, index_of
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
@@ -38,6 +38,7 @@ class Transitions(NamedTuple):
     Attributes:
         dones: whether the episode of the agent ended.
         timeouts: whether it was truncated and not terminated.
+        rows: the indices of the rows that they are of, in ascending order.
     """
 
     observations: Observations
@@ -46,12 +47,44 @@ class Transitions(NamedTuple):
     rewards: Array
     dones: Array
     timeouts: Array
+    rows: Array
 
 
-class StoredColumns(Stateful, _Base):
-    """Mixin for an SB3 replay buffer: its arrays as tensors of a checkpoint, beside the fields of its state."""
+class Lines(Stateful, _Base):
+    """Mixin for an SB3 replay buffer, whose arrays have lines of a place for each row: puts transitions into places.
+
+    In a checkpoint, the arrays are tensors beside the fields of its state.
+    """
 
     names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
+
+    def add_transitions(self, added: Transitions) -> None:
+        """Add transitions, at most one of each row."""
+        places, number = self._places_for(added.rows), len(added.rows)
+        self._put_observations(places, added)
+        self.actions[places] = added.actions.reshape(number, self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
+        self.timeouts[places] = added.timeouts if self.handle_timeout_termination else 0
+        self._advance(added.rows)
+
+    def _places_for(self, rows: Array) -> Any:
+        """Return the index of the places, one for the next transition of each of these rows."""
+        raise NotImplementedError
+
+    def _put_observations(self, places: Any, added: Transitions) -> None:
+        seen = pairs(self.observations, added.observations), pairs(self.next_observations, added.next_observations)
+        for own, given in chain(*seen):
+            own[places] = given.reshape(len(added.rows), *own.shape[2:])
+
+    def _advance(self, rows: Array) -> None:
+        """Go on to the next places, because these rows have filled one each."""
+        raise NotImplementedError
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
+    # --- State -------------------------------------------------------------------------------------------------------
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
         """Return the number of lines with transitions, from the values of the fields."""
@@ -114,7 +147,7 @@ class StoredColumns(Stateful, _Base):
             _require_categories_of(name, file, self)
 
 
-class TurnAwareReplay(StoredColumns):
+class TurnAwareReplay(Lines):
     """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
 
     SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
@@ -147,50 +180,31 @@ class TurnAwareReplay(StoredColumns):
         """Whether there is a line to draw from."""
         return self.full or self.pos > 0
 
-    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
-        """Add n transitions, at most `n_envs` of them.
-
-        Args:
-            added: the transitions.
-            rows: (rows,) bool; the n rows that they are of, in this order.
-        """
-        number = len(added.rewards)
-        places = self._next_places(number)
-        for own, given in pairs(self.observations, added.observations):
-            own[places] = given.reshape(number, *own.shape[2:])
-        for own, given in pairs(self.next_observations, added.next_observations):
-            own[places] = given.reshape(number, *own.shape[2:])
-        self.actions[places] = added.actions.reshape(number, self.action_dim)
-        self.rewards[places] = added.rewards
-        self.dones[places] = added.dones
-        if self.handle_timeout_termination:
-            self.timeouts[places] = added.timeouts
-        self._advance(number)
-
-    def _next_places(self, number: int) -> Any:
-        if number == self.n_envs and self._filled == 0:
+    def _places_for(self, rows: Array) -> Any:
+        if len(rows) == self.n_envs and self._filled == 0:
             return self.pos  # a whole line, which is faster
-        places = self.pos * self.n_envs + self._filled + np.arange(number)
+        places = self.pos * self.n_envs + self._filled + np.arange(len(rows))
         return np.divmod(places % (self.buffer_size * self.n_envs), self.n_envs)
 
-    def _advance(self, number: int) -> None:
+    def _advance(self, rows: Array) -> None:
+        self._fill(len(rows))
+
+    def _fill(self, number: int) -> None:
+        """Go on by so many places."""
         lines, self._filled = divmod(self._filled + number, self.n_envs)
         self.pos += lines
         if self.pos >= self.buffer_size:
             self.full = True
             self.pos -= self.buffer_size
 
-    def break_off(self, rows: BoolArray) -> None:
-        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
-
     def set_filled(self, number: int) -> None:
         """Note that the first so many places hold transitions, the oldest one first."""
         self.pos = self._filled = 0
         self.full = False
-        self._advance(number)
+        self._fill(number)
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `StoredColumns._lines_of`."""
+        """See `Lines._lines_of`."""
         return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
 
 
@@ -278,7 +292,7 @@ def read_resized(
 # --- Experience ------------------------------------------------------------------------------------------------------
 
 
-class ReplayExperience(Stateful):
+class ReplayExperience(Experience):
     """See `Experience`; transitions that are over are added to `algorithm.replay_buffer`.
 
     The order of random draws and of floating point operations is that of SB3's `off_policy_algorithm.py`, so that one
@@ -289,7 +303,7 @@ class ReplayExperience(Stateful):
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
 
     Attributes:
-        steps: since the rollout began; the same for `episodes` of agents that ended, and `agent_steps`.
+        episodes: of agents that ended since the rollout began; the same for `agent_steps`.
     """
 
     fields: ClassVar[Fields] = {
@@ -299,33 +313,21 @@ class ReplayExperience(Stateful):
         "open": part("_open"),
     }
 
-    def __init__(
-        self,
-        actor: Actor,
-        algorithm: OffPolicyAlgorithm,
-        stored: spaces.Space[Any],
-        progress_remaining: Callable[[], float],
-    ) -> None:
-        self.actor = actor
-        self.algorithm = algorithm
-        self.steps = self.episodes = self.agent_steps = 0
+    def __init__(self, actor: Actor, stored: spaces.Space[Any], progress_remaining: Callable[[], float]) -> None:
+        super().__init__(actor)
+        self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
-        self._open = OpenTransitions(actor.rows.num_rows, stored, algorithm.action_space, self.buffer.actions.dtype)
-
-    @property
-    def buffer(self) -> Any:
-        """The replay buffer."""
-        return self.algorithm.replay_buffer
+        self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
 
     @property
     def most_steps(self) -> int:
         """The most steps that a rollout has."""
-        every: Any = self.algorithm.train_freq
+        every = self.algorithm.train_freq
         return min(every.frequency, MAX_COUNT) if every.unit is TrainFrequencyUnit.STEP else MAX_COUNT
 
     def due_in(self) -> int:
         """See `Experience.due_in`; when an episode ends is not known beforehand."""
-        every: Any = self.algorithm.train_freq
+        every = self.algorithm.train_freq
         if every.unit is TrainFrequencyUnit.STEP:
             return int(every.frequency) - self.steps
         return 0 if self.episodes >= every.frequency else 1
@@ -337,7 +339,10 @@ class ReplayExperience(Stateful):
     def give_up(self, rows: BoolArray) -> None:
         """See `Experience.give_up`; returns over several steps are given up too."""
         self._open.drop(rows)
-        self.buffer.break_off(rows)
+        self._break_off(rows)
+
+    def _break_off(self, rows: BoolArray) -> None:
+        self.algorithm.replay_buffer.break_off(rows)
 
     def begin_rollout(self) -> None:
         """See `Experience.begin_rollout`; open transitions go on."""
@@ -365,22 +370,32 @@ class ReplayExperience(Stateful):
     def _add_transitions(self, observed: Observed, over: BoolArray) -> None:
         step, rewards, ended = observed
         timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
-        following = self._following(step, ended & over)
+        following, chosen = self._following(step, ended & over), index_of(over)
         observations, actions = self._open.pop(over)
-        chosen = index_of(over)
-        following = map_arrays(lambda array: array[chosen], following)
-        added = Transitions(observations, following, actions, rewards[chosen], ended[chosen], timeouts[chosen])
-        self.buffer.add_transitions(added, over)
+        self._record(
+            Transitions(
+                observations,
+                map_arrays(lambda array: array[chosen], following),
+                actions,
+                rewards[chosen],
+                ended[chosen],
+                timeouts[chosen],
+                np.flatnonzero(over),
+            )
+        )
+
+    def _record(self, transitions: Transitions) -> None:
+        self.algorithm.replay_buffer.add_transitions(transitions)
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:
         """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
         following = self.actor.observations(step)
         if not np.count_nonzero(ended):
             return following
-        places = np.argwhere(self.actor.rows.mine & (step.terminated | step.truncated))
         known = np.zeros(step.terminated.shape, dtype=np.bool_)
-        for place in map(tuple, places.tolist()):
-            known[place] = place in step.final_observations
+        for place in step.final_observations:
+            known[place] = True
+        known &= self.actor.rows.mine
         if not known.any():
             return following
         final: Any = self.actor.final_observations(step, known)
@@ -392,8 +407,4 @@ class ReplayExperience(Stateful):
     def break_off(self) -> None:
         """See `Experience.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""
         self.begin_episodes()
-        every: Any = self.algorithm.train_freq
-        self.steps = self.episodes = every.frequency
-
-    def complete(self, step: VecStep) -> None:
-        """See `Experience.complete`: open transitions go on."""
+        self.steps = self.episodes = self.algorithm.train_freq.frequency

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
-from marl_sb3.storage.parts import Commit, Field, Fields, Stateful, computed, integer
+from marl_sb3.experience.turns import Experience
+from marl_sb3.storage.parts import Commit, Field, Fields, computed, integer
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays, pairs
@@ -308,14 +308,13 @@ def _read_transitions(
 # --- Experience ------------------------------------------------------------------------------------------------------
 
 
-class RolloutExperience(Stateful):
+class RolloutExperience(Experience):
     """See `Experience`; the rollout is that of `algorithm.rollout_buffer`, which has the rows of the actor.
 
     The order of random draws and of floating point operations is that of SB3's `on_policy_algorithm.py`, so that one
     shared policy trains bit for bit as SB3 does.
 
     Attributes:
-        steps: since the rollout began.
         carried: transitions that go on from the latest rollout to the next.
     """
 
@@ -334,24 +333,22 @@ class RolloutExperience(Stateful):
         ),
     }
 
-    def __init__(self, actor: Actor, algorithm: OnPolicyAlgorithm) -> None:
-        self.actor = actor
-        self.algorithm = algorithm
-        self.steps = 0
+    def __init__(self, actor: Actor) -> None:
+        super().__init__(actor)
         self.carried: CarriedTransitions | None = None
 
     @property
-    def buffer(self) -> Any:
-        """The rollout buffer, a `TurnAwareRollout`."""
-        return self.algorithm.rollout_buffer
+    def buffer(self) -> TurnAwareRollout:
+        """The rollout buffer."""
+        return self.algorithm.rollout_buffer  # type: ignore[no-any-return]
 
     def due_in(self) -> int:
         """See `Experience.due_in`."""
-        return self.algorithm.n_steps - self.steps
+        return int(self.algorithm.n_steps) - self.steps
 
     def is_under_way(self, steps: int) -> bool:
         """Whether a rollout is under way after so many steps: it has begun and is not complete."""
-        return 0 < steps < self.algorithm.n_steps
+        return bool(0 < steps < self.algorithm.n_steps)
 
     def begin_episodes(self) -> None:
         """See `Experience.begin_episodes`."""
@@ -371,17 +368,17 @@ class RolloutExperience(Stateful):
 
     def begin(self, acted: Acted) -> None:
         """See `Experience.begin`."""
-        buffer = self.algorithm.rollout_buffer
-        buffer.begin_step(acted.inputs, acted.decision, acted.acting)  # type: ignore[attr-defined]
+        buffer: TurnAwareRollout = self.algorithm.rollout_buffer
+        buffer.begin_step(acted.inputs, acted.decision, acted.acting)
         if self.carried is not None:
-            buffer.put_open(self.carried)  # type: ignore[attr-defined]
+            buffer.put_open(self.carried)
             self.carried = None
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
         self.steps += 1
 
     def add(self, observed: Observed) -> None:
         """See `Experience.add`."""
-        buffer: Any = self.algorithm.rollout_buffer
+        buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.add_rewards(observed.rewards)
         if np.count_nonzero(observed.ended):
             buffer.end(observed.ended)
@@ -403,6 +400,11 @@ class RolloutExperience(Stateful):
             values = np.where(self.carried.rows, self.carried.columns["values"], values)
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
         self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
+
+    def recorded(self) -> dict[str, Any] | None:
+        """Return the arrays of a complete rollout by name, with returns and advantages; None if it is not complete."""
+        names = ("observations", *self.buffer.of_transition, "acted", "advantages", "returns")
+        return {name: getattr(self.buffer, name) for name in names} if self.due_in() == 0 else None
 
     def read_begun(self, state: StateReader, name: str) -> Commit:
         """Check the steps taken so far; returns a function that puts them into the empty buffer."""

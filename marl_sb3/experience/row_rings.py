@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
@@ -11,19 +11,13 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.replay import StoredColumns, Transitions
+from marl_sb3.experience.replay import Lines, Transitions
 from marl_sb3.storage.parts import Fields, TensorFile, array
 from marl_sb3.storage.tensor_file import pieces
-from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import pairs
-
-if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
-    _Base = ReplayBuffer
-else:
-    _Base = object
+from marl_sb3.types import Array, BoolArray
 
 
-class RowRings(StoredColumns, _Base):
+class RowRings(Lines):
     """Mixin for an SB3 replay buffer: each row has a ring of its own, its column of the arrays.
 
     Line `i + 1` of a column is what its row did after line `i`. A row that acts rarely fills its column slowly;
@@ -68,23 +62,11 @@ class RowRings(StoredColumns, _Base):
 
     # --- Adding ------------------------------------------------------------------------------------------------------
 
-    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
-        """Add the next transition of n rows; see `TransitionReplayBuffer.add_transitions`."""
-        columns = np.flatnonzero(rows)
-        places = self._next[columns], columns
-        self._put_observations(places, added.observations, added.next_observations)
-        self.actions[places] = added.actions.reshape(len(columns), self.action_dim)
-        self.rewards[places] = added.rewards
-        self.dones[places] = added.dones
-        self.timeouts[places] = added.timeouts if self.handle_timeout_termination else 0
-        self._advance(columns)
+    def _places_for(self, rows: Array) -> Any:
+        return self._next[rows], rows
 
-    def _put_observations(self, places: Any, observations: Observations, next_observations: Observations) -> None:
-        for own, given in (*pairs(self.observations, observations), *pairs(self.next_observations, next_observations)):
-            own[places] = given.reshape(len(places[1]), *own.shape[2:])
-
-    def _advance(self, columns: Array) -> None:
-        self._next[columns] += 1
+    def _advance(self, rows: Array) -> None:
+        self._next[rows] += 1
         self._wrapped |= self._next >= self.buffer_size
         self._next %= self.buffer_size
         self._show_position()
@@ -145,7 +127,7 @@ class RowRings(StoredColumns, _Base):
     }
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `StoredColumns._lines_of`."""
+        """See `Lines._lines_of`."""
         return self.buffer_size if values["wrapped"].any() else int(values["next"].max())
 
     def state_was_set(self) -> None:
@@ -158,7 +140,7 @@ def _drawn_below(limit: int, number: int) -> Array:
     return np.random.randint(0, limit, size=number)  # noqa: NPY002
 
 
-class _NStepReturns(RowRings, _Base):
+class _NStepReturns(RowRings):
     """Mixin: returns over the next `n_steps` transitions of a row, or fewer where they end.
 
     Operation by operation as SB3's `NStepReplayBuffer`. A step is an action of the agent; what the agent is paid while
@@ -221,9 +203,9 @@ class CompactBuffer(RowRings, ReplayBuffer):
         super()._begin()
         self.gaps = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
 
-    def _put_observations(self, places: Any, observations: Observations, next_observations: Observations) -> None:
+    def _put_observations(self, places: Any, added: Transitions) -> None:
         lines, columns = places
-        for line, given in ((lines, observations), ((lines + 1) % self.buffer_size, next_observations)):
+        for line, given in ((lines, added.observations), ((lines + 1) % self.buffer_size, added.next_observations)):
             self.observations[line, columns] = np.reshape(given, (len(columns), *self.obs_shape))  # type: ignore[arg-type]
         self.gaps[places] = False
 
@@ -271,11 +253,11 @@ class CompactBuffer(RowRings, ReplayBuffer):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `StoredColumns._lines_of`; with the line of the latest next observations."""
+        """See `Lines._lines_of`; with the line of the latest next observations."""
         return min(super()._lines_of(values) + 1, self.buffer_size)
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """See `StoredColumns.require_columns`; refuses gaps that are not between transitions."""
+        """See `Lines.require_columns`; refuses gaps that are not between transitions."""
         super().require_columns(file, lines, rows)
         before = np.ones(self.n_envs, dtype=np.bool_)
         for _, gaps in pieces(file.arrays, "gaps"):

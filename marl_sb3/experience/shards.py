@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,17 +16,17 @@ from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
-from marl_sb3.acting.actor import Actor, Observed
+from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.replay import ReplayExperience, Transitions
-from marl_sb3.experience.rollout import RolloutExperience
+from marl_sb3.experience.turns import Experience
 from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import add_recent, recent_state
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.sb3.tensors import read_weights, weights
 from marl_sb3.storage.parts import Fields, Stateful, TensorFile, integer, part
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.types import Array, BoolArray
+from marl_sb3.vec_env.observations import joined, map_arrays
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ class ShardPolicy(Stateful):
         "num_timesteps": integer("algorithm.num_timesteps"),
     }
 
-    def __init__(
-        self, actor: Actor, experience: RolloutExperience | ReplayExperience | None, processing: Processing
-    ) -> None:
+    def __init__(self, actor: Actor, experience: Experience | None, processing: Processing) -> None:
         self.actor, self.experience = actor, experience
         self.algorithm: Any = actor.policy.algorithm
         self._processing = processing
@@ -96,48 +94,12 @@ class ShardPolicy(Stateful):
                 algorithm.exploration_rate = order.exploration_rate
             if self.experience is not None:
                 self.experience.begin_rollout()
-                self.experience.buffer.begin_round()
             self.actor.begin_rollout()
 
     def finish_round(self) -> PolicyRollout:
         """Return what was recorded in the round."""
-        experience = None if self.experience is None else self._recorded(self.experience)
+        experience = None if self.experience is None else self.experience.recorded()
         return PolicyRollout(experience, recent_state(self._processing.statistics))
-
-    @staticmethod
-    def _recorded(experience: RolloutExperience | ReplayExperience) -> Any:
-        buffer = experience.buffer
-        if isinstance(buffer, TransitionRecorder):
-            return buffer.recorded()
-        if experience.due_in() > 0:
-            return None
-        names = (*buffer.of_transition, "acted", "advantages", "returns")
-        return CompleteRollout(buffer.observations, {name: getattr(buffer, name) for name in names})
-
-
-@dataclass(frozen=True)
-class CompleteRollout:
-    """A complete rollout of the rows of one shard; (steps, rows, ...) each.
-
-    Attributes:
-        observations: as in the rollout buffer.
-        columns: name -> array, of everything else in the buffer, with returns and advantages.
-    """
-
-    observations: Observations
-    columns: dict[str, Array]
-
-
-class RowTransitions(NamedTuple):
-    """`Transitions`, and the indices of the rows that they are of, (n,)."""
-
-    observations: Observations
-    next_observations: Observations
-    actions: Array
-    rewards: Array
-    dones: Array
-    timeouts: Array
-    rows: Array
 
 
 @dataclass(frozen=True)
@@ -151,64 +113,55 @@ class RecordedTransitions:
     """
 
     steps: Array
-    transitions: RowTransitions | None
+    transitions: Transitions | None
     broken_off: BoolArray
 
+    def of_step(self, step: int, first_row: int) -> Transitions | None:
+        """Return the transitions that ended in a step; None if none did.
 
-class TransitionRecorder:
-    """Takes the place of the replay buffer in a shard: keeps the transitions of one round.
+        Args:
+            step: of the round.
+            first_row: the first row of the shard among those of all shards.
+        """
+        first, last = np.searchsorted(self.steps, [step, step + 1])
+        if self.transitions is None or first == last:
+            return None
+        parts: list[Any] = [map_arrays(lambda array: array[first:last], part) for part in self.transitions]
+        return Transitions(*parts)._replace(rows=first_row + parts[-1])
 
-    Attributes:
-        actions: an empty array of the dtype in which actions are kept.
-        step: the step of the round in which the next transitions end, from 0.
-    """
 
-    def __init__(self, num_rows: int, action_space: spaces.Space[Any]) -> None:
-        wide = action_space.dtype == np.float64  # SB3's buffers keep float32 in its place
-        self.actions = np.zeros(0, np.float32 if wide else action_space.dtype)
-        self._broken_off = np.zeros(num_rows, dtype=np.bool_)
-        self.begin_round()
+class RecordingExperience(ReplayExperience):
+    """A `ReplayExperience` in a shard, which keeps the transitions of one round. A round is a rollout."""
 
-    def begin_round(self) -> None:
-        """Forget the transitions of the round before."""
-        self.step = 0
-        self._added: list[tuple[int, RowTransitions]] = []
+    def __init__(self, actor: Actor, stored: spaces.Space[Any], progress_remaining: Callable[[], float]) -> None:
+        super().__init__(actor, stored, progress_remaining)
+        self._transitions: list[Transitions] = []
+        self._steps: list[Array] = []
+        self._broken_off = np.zeros(actor.rows.num_rows, dtype=np.bool_)
 
-    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
-        """Keep transitions; see `TransitionReplayBuffer.add_transitions`."""
-        self._added.append((self.step, RowTransitions(*added, np.flatnonzero(rows))))
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`."""
+        super().begin_rollout()
+        self._transitions, self._steps = [], []
 
-    def break_off(self, rows: BoolArray) -> None:
-        """Note it for the round; see `TransitionReplayBuffer.break_off`."""
+    def _record(self, transitions: Transitions) -> None:
+        self._transitions.append(transitions)
+        self._steps.append(np.full(len(transitions.rows), self.steps - 1))
+
+    def _break_off(self, rows: BoolArray) -> None:
         self._broken_off = self._broken_off | rows
 
     def recorded(self) -> RecordedTransitions:
         """Return what was noted in the round, or before it."""
         broken_off, self._broken_off = self._broken_off, np.zeros_like(self._broken_off)
-        if not self._added:
+        if not self._transitions:
             return RecordedTransitions(np.zeros(0, dtype=np.int64), None, broken_off)
-        steps = [np.full(len(transitions.rewards), step) for step, transitions in self._added]
-        joined = _joined([transitions for _, transitions in self._added])
-        return RecordedTransitions(np.concatenate(steps), joined, broken_off)
+        return RecordedTransitions(np.concatenate(self._steps), joined_transitions(self._transitions), broken_off)
 
 
-class RecordingExperience(ReplayExperience):
-    """A `ReplayExperience` whose buffer is a `TransitionRecorder`."""
-
-    def add(self, observed: Observed) -> None:
-        """See `Experience.add`."""
-        super().add(observed)
-        self.buffer.step += 1
-
-
-def _joined(parts: Sequence[RowTransitions]) -> RowTransitions:
-    return RowTransitions(*(_concatenated([part[place] for part in parts]) for place in range(len(parts[0]))))
-
-
-def _concatenated(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return np.concatenate(parts)
+def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
+    """Join transitions, one after the other."""
+    return Transitions(*(joined(arrays) for arrays in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
 
 # --- Beside the learner ----------------------------------------------------------------------------------------------
@@ -312,19 +265,12 @@ class ShardedRollout(ShardedExperience):
         self._step += len(acted)
         self.algorithm.num_timesteps += int(acted.sum())
         complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
+        for name in complete[0] if complete else ():
+            own, parts = getattr(self.buffer, name), [each[name] for each in complete]
+            for key in own if isinstance(own, dict) else [...]:  # of an array, the whole
+                np.concatenate([part[key] for part in parts], axis=1, out=own[key])
         if complete:
-            buffer = self.buffer
-            for name in complete[0].columns:
-                np.concatenate([each.columns[name] for each in complete], axis=1, out=getattr(buffer, name))
-            for own, *parts in zip(*(_parts(each) for each in (buffer, *complete)), strict=True):
-                np.concatenate(parts, axis=1, out=own)
-            buffer.pos, buffer.full = buffer.buffer_size, True
-
-
-def _parts(rollout: Any) -> list[Array]:
-    """The arrays of the observations of a rollout, in the order of their keys."""
-    seen = rollout.observations
-    return [seen[key] for key in sorted(seen)] if isinstance(seen, dict) else [seen]
+            self.buffer.pos, self.buffer.full = self.buffer.buffer_size, True
 
 
 class ReceivedStep(NamedTuple):
@@ -338,7 +284,7 @@ class ReceivedStep(NamedTuple):
 
     agent_steps: int
     progress: float
-    transitions: Sequence[RowTransitions]
+    transitions: Sequence[Transitions]
 
 
 class ShardedReplay(ShardedExperience):
@@ -380,8 +326,8 @@ class ShardedReplay(ShardedExperience):
         rows = self.rows.num_rows // len(recorded)
         self.buffer.break_off(np.concatenate([each.broken_off for each in recorded]))
         for step, (of_rows, after) in enumerate(zip(acted, progress, strict=True)):
-            transitions = [_of_step(each, step, shard * rows) for shard, each in enumerate(recorded)]
-            ended = [each for each in transitions if each is not None]
+            of_shards = [each.of_step(step, shard * rows) for shard, each in enumerate(recorded)]
+            ended = [each for each in of_shards if each is not None]
             self._waiting.append(ReceivedStep(int(of_rows.sum()), after, ended))
 
     def due_updates(self) -> Iterator[None]:
@@ -397,10 +343,9 @@ class ShardedReplay(ShardedExperience):
         algorithm.num_timesteps += step.agent_steps
         self.agent_steps += step.agent_steps
         if step.transitions:
-            joined = _joined(step.transitions)
-            rows = np.isin(np.arange(self.rows.num_rows), joined.rows)
-            self.buffer.add_transitions(Transitions._make(joined[:-1]), rows)
-            self.episodes += int(joined.dones.sum())
+            transitions = joined_transitions(step.transitions)
+            self.buffer.add_transitions(transitions)
+            self.episodes += int(transitions.dones.sum())
         set_progress_remaining(algorithm, step.progress)
         after_step(algorithm)
         self.steps += 1
@@ -412,14 +357,3 @@ class ShardedReplay(ShardedExperience):
         """See `Stateful.state_was_set`."""
         self.algorithm.policy.set_training_mode(False)
         self._waiting.clear()
-
-
-def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> RowTransitions | None:
-    """Return the transitions that ended in a step; None if none did. `first_row` is the first row of the shard."""
-    if recorded.transitions is None:
-        return None
-    first, last = np.searchsorted(recorded.steps, [step, step + 1])
-    if first == last:
-        return None
-    parts: list[Any] = [map_arrays(lambda array: array[first:last], part) for part in recorded.transitions]
-    return RowTransitions._make([*parts[:-1], first_row + parts[-1]])

@@ -23,7 +23,7 @@ from marl_sb3.experience.replay import (
     TransitionReplayBuffer,
     read_resized,
 )
-from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay, TransitionRecorder
+from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import build, mention_flat_images, stored_space
 from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
@@ -81,7 +81,7 @@ class OffPolicyLearner(Learner):
     @classmethod
     def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
         algorithm: Any = build(rows, spec, "cpu")
-        algorithm.replay_buffer = TransitionRecorder(rows.num_rows, algorithm.action_space)
+        algorithm.replay_buffer = None  # see `RecordingExperience`
         algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
         # The random actions before `learning_starts` are shared out to the shards.
         algorithm.learning_starts = math.ceil(algorithm.learning_starts / num_shards)
@@ -96,10 +96,8 @@ class OffPolicyLearner(Learner):
         return Actor(self.rows, ExploringPolicy(algorithm, row_noise, warms_up=self.trained), processed)
 
     def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
-        recorded = isinstance(self.algorithm.replay_buffer, TransitionRecorder)
-        stored = stored_space(self.processing, self.algorithm)
-        made = RecordingExperience if recorded else ReplayExperience
-        return made(self.actor, self.algorithm, stored, progress_remaining)
+        made = RecordingExperience if self.algorithm.replay_buffer is None else ReplayExperience
+        return made(self.actor, stored_space(self.processing, self.algorithm), progress_remaining)
 
     @property
     def pace(self) -> Pace:

@@ -78,7 +78,7 @@ class OnPolicyLearner(Learner):
         return Actor(self.rows, self._make_policy(), processed, bootstraps=self.trained)
 
     def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
-        return RolloutExperience(self.actor, self.algorithm)
+        return RolloutExperience(self.actor)
 
     def _require_fit(self) -> None:
         """Refuse settings and spaces that the algorithm takes and then fails on.

@@ -80,7 +80,8 @@ def test_transitions_fill_lines_in_the_order_in_which_they_ended() -> None:
     def add(*numbers: float) -> None:
         values = np.array(numbers)
         zeros = np.zeros(len(numbers))
-        buffer.add_transitions(Transitions(values, values + 0.5, zeros, values, zeros, zeros), zeros == 0)
+        rows = np.arange(len(numbers))
+        buffer.add_transitions(Transitions(values, values + 0.5, zeros, values, zeros, zeros, rows))
 
     add(1)
     assert (buffer.num_transitions, buffer.can_sample) == (1, False)
@@ -108,7 +109,7 @@ def test_transitions_of_another_number_of_envs_are_kept_from_the_oldest_to_the_n
                 for n, r in ((4, 3), (lines, rows)))  # fmt: skip
     for number in range(1, held + 1):
         value, zero = np.array([number], np.float32), np.zeros(1)
-        old.add_transitions(Transitions(value, value + 0.5, zero, value, zero, zero), np.array([True, False, False]))
+        old.add_transitions(Transitions(value, value + 0.5, zero, value, zero, zero, np.array([0])))
     state = StateReader(old.get_state(), "here")
     read_resized(new, state, TensorFile("replay-000", old.tensors()), 3)()
     assert new.num_transitions == len(expected)

@@ -26,9 +26,8 @@ NO_TIMEOUTS = {"handle_timeout_termination": False}
 def add(buffer: RowRings, of_rows: Mapping[int, float], done: bool = False, truncated: bool = False) -> None:
     """Add a transition from each number to the next one, paid the number itself."""
     values = np.array([*of_rows.values()], dtype=np.float32)
-    rows = np.isin(np.arange(buffer.n_envs), [*of_rows])
     ends = np.full(len(values), done), np.full(len(values), truncated)
-    buffer.add_transitions(Transitions(values, values + 1, np.zeros(len(values)), values, *ends), rows)
+    buffer.add_transitions(Transitions(values, values + 1, np.zeros(len(values)), values, *ends, np.array([*of_rows])))
 
 
 def drawn(buffer: Any, *names: str, number: int = 300) -> set[tuple[float, ...]]:
@@ -153,7 +152,7 @@ def test_episodes_that_are_overwritten_or_broken_off_are_no_goals() -> None:
     def add_step(number: float, done: bool = False) -> None:
         seen = dict.fromkeys(space, np.array([number]))
         ends = np.array([done]), np.array([False])
-        buffer.add_transitions(Transitions(seen, seen, np.zeros(1), np.zeros(1), *ends), np.array([True]))
+        buffer.add_transitions(Transitions(seen, seen, np.zeros(1), np.zeros(1), *ends, np.array([0])))
 
     add_step(1)
     assert not buffer.can_sample
