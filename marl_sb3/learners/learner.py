@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.config.algorithms import info_of
-from marl_sb3.experience.shards import ShardedExperience, ShardPolicy
+from marl_sb3.experience.shards import ShardedExperience
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
@@ -61,25 +61,23 @@ class Pace(NamedTuple):
     rollout_steps: int | None = None
 
 
-def joined_metrics(of_updates: Sequence[Result]) -> Result:
-    """Join the metrics of several updates: the latest counts and settings, the sum of steps, means of the others."""
-    latest = of_updates[-1]
-    return {name: _joined(name, [metrics[name] for metrics in of_updates]) for name in latest}
-
-
 _LATEST = frozenset(
     {"curr_lr", "exploration_rate", "num_grad_updates_lifetime", "num_trainable_parameters", "replay_buffer_size"}
 )
-_SUMMED = frozenset({"num_module_steps_trained"})
 
 
-def _joined(name: str, values: Sequence[Any]) -> Any:
-    if name in _LATEST or len(values) == 1:
-        return values[-1]
-    if name in _SUMMED:
-        return sum(values)
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def joined_metrics(of_updates: Sequence[Result]) -> Result:
+    """Join the metrics of several updates: the latest counts and settings, the sum of steps, means of the others."""
+    joined = dict(of_updates[-1])
+    if len(of_updates) == 1:
+        return joined
+    for name in joined.keys() - _LATEST:
+        known = [metrics[name] for metrics in of_updates if metrics[name] is not None]
+        if name == "num_module_steps_trained":
+            joined[name] = sum(known)
+        else:
+            joined[name] = sum(known) / len(known) if known else None
+    return joined
 
 
 L = TypeVar("L", bound="Learner")
@@ -95,6 +93,8 @@ class LearnerOptions:
         update_path: see `TwoPaths`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
         sharded: whether the policies act in shards, which send their experience.
+        num_shards: the number of shards, for the copies of the policies that act in one of them; they are on the CPU,
+            and their weights come with the order of each round. None: for the policies themselves.
         goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: of no use in shards.
     """
 
@@ -103,6 +103,7 @@ class LearnerOptions:
     update_path: str
     progress_remaining: Callable[[], float]
     sharded: bool = False
+    num_shards: int | None = None
     goal_rewards: GoalRewards | None = None
 
 
@@ -114,8 +115,7 @@ class Learner(Stateful, ABC):
         algorithm: its SB3 algorithm.
         trained: whether the policy is trained; if not, it only acts.
         processing: of its observations, rewards and actions.
-        progress_remaining: see `LearnerOptions`.
-        sharded: see `LearnerOptions`.
+        options: what the learners of all policies are made with.
 
     Attributes:
         policy_id: the id of the policy.
@@ -129,13 +129,7 @@ class Learner(Stateful, ABC):
     experience: Experience | ShardedExperience | None
 
     def __init__(
-        self,
-        rows: PolicyRows,
-        algorithm: Any,
-        trained: bool,
-        processing: Processing,
-        progress_remaining: Callable[[], float],
-        sharded: bool = False,
+        self, rows: PolicyRows, algorithm: Any, trained: bool, processing: Processing, options: LearnerOptions
     ) -> None:
         self.policy_id = rows.policy_id
         self.rows = rows
@@ -147,12 +141,12 @@ class Learner(Stateful, ABC):
         self._recorded_as = info.all_metrics
         self.metric_names = list(self._recorded_as)
         set_up_logging(algorithm)
-        self._is_sharded = sharded
+        self._is_sharded = options.sharded
         self.actor = self._make_actor()
-        if sharded:
+        if options.sharded:
             self.experience = (self._sharded if trained else ShardedExperience)(self.actor, processing)
         else:
-            self.experience = self._make_experience(progress_remaining) if trained else None
+            self.experience = self._make_experience(options.progress_remaining) if trained else None
 
     @classmethod
     def make(
@@ -170,50 +164,24 @@ class Learner(Stateful, ABC):
         Raises:
             ConfigError: the hyperparameters do not fit the rollout or the spaces.
         """
-        spec = cls.completed(spec, options.n_steps)
+        if options.n_steps is not None and cls.takes_common_steps:
+            spec = spec.with_defaults({"n_steps": options.n_steps})
         processing = processing_of(rows, spec)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
-        if isinstance(algorithm, TwoPaths):
+        explores_in_shard = options.num_shards is not None and is_off_policy(spec.algorithm)
+        if isinstance(algorithm, TwoPaths) and not explores_in_shard:
             choose_path(rows.policy_id, algorithm, options.update_path)
-        return cls(rows, algorithm, trained, processing, options.progress_remaining, options.sharded)
-
-    @classmethod
-    def completed(cls, spec: PolicySpec, n_steps: int | None) -> PolicySpec:
-        """Return a spec with the `n_steps` of the run, if its rollouts take it."""
-        return spec.with_defaults({"n_steps": n_steps}) if n_steps is not None and cls.takes_common_steps else spec
+        return cls(rows, algorithm, trained, processing, options)
 
     @classmethod
     @abstractmethod
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> Any:
-        """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts."""
+        """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts.
 
-    @classmethod
-    def make_shard_policy(
-        cls, rows: PolicyRows, spec: PolicySpec, trained: bool, options: LearnerOptions, num_shards: int
-    ) -> ShardPolicy:
-        """Make the copy of a policy that acts in one shard, on the CPU; its weights come with the order of each round.
-
-        Args:
-            rows: in the shard.
-            spec: as the learner's.
-            trained: whether the policy is trained; if not, it only acts.
-            options: as the learner's; `update_path` also decides how actions are computed.
-            num_shards: the number of shards.
+        It is not checked whether the hyperparameters fit the rows of a shard: the learner has more.
         """
-        spec = cls.completed(spec, options.n_steps)
-        processing = processing_of(rows, spec)
-        algorithm = cls._build_for_shard(policy_rows(rows, processing), spec, num_shards)
-        if isinstance(algorithm, TwoPaths) and not is_off_policy(spec.algorithm):
-            choose_path(rows.policy_id, algorithm, options.update_path)
-        learner = cls(rows, algorithm, trained, processing, options.progress_remaining)
-        return ShardPolicy(learner.actor, learner.experience, processing)  # type: ignore[arg-type]
-
-    @classmethod
-    @abstractmethod
-    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> Any:
-        """Make the SB3 algorithm of the copy of a policy in a shard."""
 
     _sharded: ClassVar[type[ShardedExperience]]
 
@@ -317,11 +285,10 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
 
     It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
     """
-    on_policy = [
-        spec for spec in specs.values() if not is_off_policy(spec.algorithm)
-    ]  # the `n_steps` of others is that of n-step returns
-    own = [spec.hyperparameters["n_steps"] for spec in on_policy if "n_steps" in spec.hyperparameters]
-    return n_steps if n_steps is not None else next(iter(own), None)
+    # The `n_steps` of others is that of n-step returns.
+    on_policy = [spec.hyperparameters for spec in specs.values() if not is_off_policy(spec.algorithm)]
+    own = (given["n_steps"] for given in on_policy if "n_steps" in given)
+    return n_steps if n_steps is not None else next(own, None)
 
 
 def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:

@@ -69,6 +69,8 @@ class OffPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
+        if options.num_shards is not None:
+            return cls._build_for_shard(rows, spec, options.num_shards)
         check_spaces(rows)
         check_replay(rows, spec, processing)
         mention_flat_images(rows, spec)
@@ -78,8 +80,8 @@ class OffPolicyLearner(Learner):
         algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored, options.goal_rewards)
         return algorithm  # type: ignore[no-any-return]
 
-    @classmethod
-    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
+    @staticmethod
+    def _build_for_shard(rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
         algorithm: Any = build(rows, spec, "cpu")
         algorithm.replay_buffer = None  # see `RecordingExperience`
         algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout

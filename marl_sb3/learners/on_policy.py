@@ -60,17 +60,11 @@ class OnPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
-        check_rollout(rows, spec)
-        mention_flat_images(rows, spec)
-        return build(rows, spec, options.device, seed, cls._buffer_class(rows))
-
-    @classmethod
-    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
-        return build(rows, spec, "cpu", buffer=cls._buffer_class(rows))
-
-    @classmethod
-    def _buffer_class(cls, rows: PolicyRows) -> type[RolloutBuffer]:
-        return cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
+        if options.num_shards is None:
+            check_rollout(rows, spec)
+            mention_flat_images(rows, spec)
+        buffer_class = cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
+        return build(rows, spec, options.device, seed, buffer_class)
 
     def _make_actor(self) -> Actor:
         self._require_fit()

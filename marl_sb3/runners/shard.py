@@ -65,11 +65,10 @@ class Shard:
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
         rows = rows_of_policy(self._env, policy_id, plan.policy_of)
-        options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining)
-        made: ShardPolicy = spec.info.learner_class.make_shard_policy(
-            rows, spec, policy_id in plan.trained, options, plan.envs.n_shards
-        )
-        return made
+        shards = plan.envs.n_shards
+        options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, num_shards=shards)
+        learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
+        return ShardPolicy(learner.actor, learner.experience, learner.processing)
 
     def _progress_remaining(self) -> float:
         assert self._order is not None, "policies act in rounds"
