@@ -93,9 +93,9 @@ class LearnerOptions:
         update_path: see `TwoPaths`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
         sharded: whether the policies act in shards, which send their experience.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: of no use in shards.
         num_shards: the number of shards, for the copies of the policies that act in one of them; they are on the CPU,
             and their weights come with the order of each round. None: for the policies themselves.
-        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: of no use in shards.
     """
 
     device: str
@@ -103,8 +103,8 @@ class LearnerOptions:
     update_path: str
     progress_remaining: Callable[[], float]
     sharded: bool = False
-    num_shards: int | None = None
     goal_rewards: GoalRewards | None = None
+    num_shards: int | None = None
 
 
 class Learner(Stateful, ABC):

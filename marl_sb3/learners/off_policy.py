@@ -123,19 +123,15 @@ class OffPolicyLearner(Learner):
         Raises:
             NumericError: a loss or a number in the replay buffer is not finite.
         """
-        algorithm, gradient_steps = self.algorithm, self._gradient_steps
+        algorithm, experience = self.algorithm, self.experience
+        gradient_steps = 0
+        if algorithm.num_timesteps > algorithm.learning_starts and self.buffer.can_sample and experience is not None:
+            # -1: as many as agent steps in the rollout
+            gradient_steps = algorithm.gradient_steps if algorithm.gradient_steps >= 0 else experience.agent_steps
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
                 algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
         return self.finish_update(gradient_steps)
-
-    @property
-    def _gradient_steps(self) -> int:
-        """The gradient steps of an update that is begun now; -1 means as many as agent steps in the rollout."""
-        algorithm, experience = self.algorithm, self.experience
-        if algorithm.num_timesteps <= algorithm.learning_starts or not self.buffer.can_sample or experience is None:
-            return 0
-        return algorithm.gradient_steps if algorithm.gradient_steps >= 0 else experience.agent_steps
 
     def finish_update(self, gradient_steps: int) -> Result:
         """Read what `train()` has recorded, and look for numbers that are not finite."""
@@ -181,16 +177,11 @@ class OffPolicyLearner(Learner):
         if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
             rows = saved.num_envs * len(self.rows.agents)
             return in_order([buffer.reset, read_resized(buffer, state, saved.files["replay"], rows)])
-        return in_order([buffer.reset, lambda: self._warn_of_empty_buffer(saved.num_envs)])
-
-    def _warn_of_empty_buffer(self, num_envs: int) -> None:
-        _log.warning(
-            "inexact: policy %r: the replay buffer begins anew: it holds the transitions of %d envs one after the "
-            "other, and the checkpoint has %d",
-            self.policy_id,
-            self.rows.num_envs,
-            num_envs,
+        words = (
+            f"inexact: policy {self.policy_id!r}: the replay buffer begins anew: it holds the transitions of "
+            f"{self.rows.num_envs} envs one after the other, and the checkpoint has {saved.num_envs}"
         )
+        return in_order([buffer.reset, lambda: _log.warning("%s", words)])
 
 
 class ReplayUpdate:

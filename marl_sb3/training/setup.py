@@ -126,9 +126,7 @@ def set_up(
         require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
     learners: dict[PolicyID, Learner] = {}
     sharded = isinstance(env, ShardedVecEnv)
-    options = LearnerOptions(
-        device, rollout_steps, update_path, progress_remaining, sharded, None, goal_rewards_of(env)
-    )
+    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, sharded, goal_rewards_of(env))
     for index, policy_id in enumerate(policy_ids):
         # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
         own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
