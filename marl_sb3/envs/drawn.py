@@ -1,4 +1,4 @@
-"""Base class of the built-in envs, which draw themselves: as an array, as text, or in a window."""
+"""Base classes of the built-in envs, which draw themselves: as an array, as text, or in a window."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.types import AgentID, Array
 
@@ -91,8 +92,12 @@ class EnvWindow:
         self._pygame.display.set_caption(self._title)
 
 
+Infos = dict[AgentID, dict[str, Any]]
+StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
+
+
 class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # PettingZoo ships no types.
-    """An env that draws its state.
+    """An env that draws its state. All its agents act in each step of an episode, which truncates all of them.
 
     Args:
         render_mode: one of those in `metadata`, or None.
@@ -110,12 +115,48 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     observation_spaces: Mapping[AgentID, spaces.Space[Any]]
     action_spaces: Mapping[AgentID, spaces.Space[Any]]
     _state: Any = None  # None before the first reset
+    _rng: np.random.Generator | None = None
 
     def __init__(self, render_mode: str | None) -> None:
         check_render_mode(render_mode, self.metadata["render_modes"])
         self.render_mode = render_mode
         self.agents: list[AgentID] = []
         self._window: EnvWindow | None = None
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Array], Infos]:
+        """Start an episode. Without a seed, the current generator is used further; `options` are ignored."""
+        if seed is not None or self._rng is None:
+            self._rng = np.random.default_rng(seed)
+        self._state = self._first_state(self._rng)
+        self.agents = list(self.possible_agents)
+        if self.render_mode == "human":
+            self._draw()
+        return dict(zip(self.agents, self._observed(), strict=True)), {agent: {} for agent in self.agents}
+
+    def _stepped(self, rewards: Array, ended: bool, infos: Infos) -> StepResult:
+        """Return the result of a step, from the (A,) rewards and whether the episode is over."""
+        if ended:
+            self.agents = []
+        if self.render_mode == "human":
+            self._draw()
+        agents = self.possible_agents
+        return (
+            dict(zip(agents, self._observed(), strict=True)),
+            dict(zip(agents, rewards.tolist(), strict=True)),
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, ended),
+            infos,
+        )
+
+    @abstractmethod
+    def _first_state(self, rng: np.random.Generator) -> Any:
+        """Return the state at the start of an episode."""
+
+    @abstractmethod
+    def _observed(self) -> Array:
+        """Return the observation of each agent, (A, ...)."""
 
     def observation_space(self, agent: AgentID) -> Any:
         """Return the agent's observation space, always the same object."""
@@ -126,8 +167,11 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         return self.action_spaces[agent]
 
     @abstractmethod
+    def render_state(self, state: Any, index: int) -> Array | str | None:
+        """Render one env of such states; see `render`."""
+
     def _draw(self) -> Array | str | None:
-        """Render the current state; see `render`."""
+        return self.render_state(self._state, 0)
 
     def render(self) -> Array | str | None:
         """Return the picture or text of the current state; with "human", show it and return None."""
@@ -156,7 +200,34 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         if self._state is None:
             raise EnvError(f"{self.title}: {caller} before the first reset(); call reset() first")
 
-    def _no_episode(self) -> EnvError:
-        """Make the error for a step without an episode."""
+    def _require_episode(self) -> None:
         self._require_reset("step()")
-        return EnvError(f"{self.title}: step() after the end of the episode; call reset() first")
+        if not self.agents:
+            raise EnvError(f"{self.title}: step() after the end of the episode; call reset() first")
+
+
+class DrawnBatch(BatchedEnv):
+    """E envs of one kind that step together.
+
+    Args:
+        template: an env with the settings of all of them; it renders them, too.
+    """
+
+    _state: Any  # of the E envs, of the kind that the template has
+
+    def __init__(self, num_envs: int, template: DrawnEnv) -> None:
+        self.num_envs = num_envs
+        self.possible_agents = template.possible_agents
+        self.metadata, self.render_mode = template.metadata, template.render_mode
+        self.observation_space = template.observation_space(self.possible_agents[0])
+        self.action_space = template.action_space(self.possible_agents[0])
+        self._template = template
+        self._not_terminated = np.zeros((num_envs, len(self.possible_agents)), dtype=np.bool_)
+
+    def render(self, env_index: int) -> Any:
+        """See `BatchedEnv.render`."""
+        return self._template.render_state(self._state, env_index)
+
+    def close(self) -> None:
+        """Close the window, if one is open."""
+        self._template.close()

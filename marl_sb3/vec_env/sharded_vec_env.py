@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from marl_sb3.config.ray import AnyRunners, RaySettings, either
 from marl_sb3.config.values import Count, PositiveInt, require
-from marl_sb3.envs.registry import EnvFactory, env_factory
+from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
@@ -61,27 +61,17 @@ class EnvPlan:
 
 def _with_indices_from(factory: EnvFactory, first: int) -> EnvFactory:
     """Return a factory that counts the indices of envs from `first` on, if the factory asks for them."""
-    try:
-        asks = "env_index" in signature(factory).parameters
-    except (TypeError, ValueError):
-        asks = False
-    if not asks or first == 0:
+    if first == 0 or not takes_argument(factory, "env_index"):
         return factory
-    return _Shifted(factory, first)
 
+    def shifted(env_index: int, **env_kwargs: Any) -> Any:
+        return factory(env_index=first + env_index, **env_kwargs)
 
-class _Shifted:
-    """A factory whose env indices are counted from `first` on."""
-
-    def __init__(self, factory: EnvFactory, first: int) -> None:
-        self._factory, self._first = factory, first
-        self.__signature__ = signature(factory)
-        self.__qualname__ = getattr(factory, "__qualname__", type(factory).__name__)
-        if "make_batched" in getattr(factory, "__dict__", {}):
-            self.make_batched = factory.make_batched  # type: ignore[attr-defined]
-
-    def __call__(self, env_index: int, **env_kwargs: Any) -> Any:
-        return self._factory(env_index=self._first + env_index, **env_kwargs)
+    shifted.__qualname__ = getattr(factory, "__qualname__", type(factory).__name__)
+    vars(shifted)["__signature__"] = signature(factory)
+    if (make_batched := batched_factory(factory)) is not None:
+        vars(shifted)["make_batched"] = make_batched
+    return shifted
 
 
 class ShardCalls(Protocol):

@@ -15,13 +15,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.envs.drawn import DrawnEnv
+from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, Infos, StepResult
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray
-
-Infos = dict[AgentID, dict[str, Any]]
-StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
 class ArenaEnv(DrawnEnv):
@@ -73,7 +70,6 @@ class ArenaEnv(DrawnEnv):
         self.state_space = Box(0, most, dtype=np.int64)
 
         self._destinations = rules.destination_table(height, width)
-        self._rng: np.random.Generator | None = None
         self._coins: BoolArray = np.empty(0, dtype=np.bool_)
 
     @classmethod
@@ -81,19 +77,13 @@ class ArenaEnv(DrawnEnv):
         """Return `num_envs` arenas as one batched env."""
         return BatchedArena(num_envs, cls(**env_kwargs))
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentID, Array], Infos]:
-        """Start an episode. Without a seed, the current generator is used further; `options` are ignored."""
-        if seed is not None or self._rng is None:
-            self._rng = np.random.default_rng(seed)
-        self._coins = rules.draw_coins(self._rng, self.max_timesteps)
-        self._state = rules.initial_state(1, self.height, self.width)
-        self.agents = list(rules.AGENTS)
-        if self.render_mode == "human":
-            self._draw()
-        observations = dict(zip(rules.AGENTS, rules.observations(self._state)[0], strict=True))
-        return observations, {agent: {} for agent in rules.AGENTS}
+    def _first_state(self, rng: np.random.Generator) -> rules.ArenaState:
+        self._coins = rules.draw_coins(rng, self.max_timesteps)
+        return rules.initial_state(1, self.height, self.width)
+
+    def _observed(self) -> Array:
+        seen: Array = rules.observations(self._state)[0]
+        return seen
 
     def configure(self, max_timesteps: int) -> None:
         """Change the length of episodes from the next reset on; the sizes would change the spaces, and stay.
@@ -109,44 +99,29 @@ class ArenaEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        if not self.agents:
-            raise self._no_episode()
+        self._require_episode()
         state, timestep = self._state, int(self._state.timesteps[0])
         chosen = np.array([self._checked(actions)])
         outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
-
-        ended = timestep + 1 == len(self._coins)
-        if ended:
-            self.agents = []
-        if self.render_mode == "human":
-            self._draw()
-        reward1, reward2 = outcome.rewards[0].tolist()
         collision = bool(outcome.collision[0])
-        return (
-            dict(zip(rules.AGENTS, rules.observations(state)[0], strict=True)),
-            {"agent1": reward1, "agent2": reward2},
-            {"agent1": False, "agent2": False},
-            {"agent1": ended, "agent2": ended},
-            {
-                "agent1": {
-                    "collision": collision,
-                    "new_field": bool(outcome.new_field[0]),
-                    "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
-                },
-                "agent2": {"collision": collision},
+        infos: Infos = {
+            "agent1": {
+                "collision": collision,
+                "new_field": bool(outcome.new_field[0]),
+                "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
             },
-        )
+            "agent2": {"collision": collision},
+        }
+        return self._stepped(outcome.rewards[0], timestep + 1 == len(self._coins), infos)
 
     def state(self) -> Array:
         """Return [cell of agent1, cell of agent2, each cell visited or not]: (2 + H*W,) int64."""
         self._require_reset("state()")
         return np.concatenate((self._state.cells[0], self._state.visited[0]))
 
-    def _draw(self) -> Array | str | None:
-        return self.render_state(self._state.cells[0], self._state.visited[0])
-
-    def render_state(self, cells: Array, visited: Array) -> Array | str | None:
-        """Render the state of one arena of this size: `cells` (2,) and `visited` (H*W,) as in `ArenaState`."""
+    def render_state(self, state: rules.ArenaState, index: int) -> Array | str | None:
+        """Render one arena of this size."""
+        cells, visited = state.cells[index], state.visited[index]
         if self.render_mode == "ansi":
             return render_text(cells, visited, self.width)
         return self._shown(render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width)))
@@ -183,7 +158,7 @@ def _check_sizes(**sizes: int) -> None:
         )
 
 
-class BatchedArena(BatchedEnv):
+class BatchedArena(DrawnBatch):
     """E arenas that step together.
 
     Args:
@@ -191,20 +166,13 @@ class BatchedArena(BatchedEnv):
     """
 
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:
-        self.num_envs = num_envs
-        self.possible_agents = rules.AGENTS
-        self.metadata = template.metadata
-        self.render_mode = template.render_mode
+        super().__init__(num_envs, template)
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
-        self.observation_space = template.observation_space(rules.AGENTS[0])
-        self.action_space = template.action_space(rules.AGENTS[0])
-        self._template = template
         self._destinations = rules.destination_table(self.height, self.width)
         self._state = rules.initial_state(num_envs, self.height, self.width)
         self._limits = np.full(num_envs, self.max_timesteps)  # of the running episodes, once these have begun
         self._coins = np.zeros((num_envs, self.max_timesteps), dtype=np.bool_)
         self._envs = np.arange(num_envs)
-        self._not_terminated = np.zeros((num_envs, len(rules.AGENTS)), dtype=np.bool_)
 
     def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
         """See `ArenaEnv.configure`; it is called before these envs are reset."""
@@ -281,11 +249,3 @@ class BatchedArena(BatchedEnv):
         self._state.visited[:] = state.array("visited", np.bool_, (self.num_envs, size))
         self._state.cells[:], self._state.timesteps[:] = cells, timesteps
         self._coins = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)
-
-    def render(self, env_index: int) -> Any:
-        """See `BatchedEnv.render`."""
-        return self._template.render_state(self._state.cells[env_index], self._state.visited[env_index])
-
-    def close(self) -> None:
-        """Close the window, if one is open."""
-        self._template.close()

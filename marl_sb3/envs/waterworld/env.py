@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.envs.drawn import DrawnEnv
+from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, StepResult
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.render import legend, render_rgb
 from marl_sb3.envs.waterworld.rules import Parameters
@@ -22,9 +22,6 @@ from marl_sb3.errors import EnvError
 from marl_sb3.storage.rng import generator_state, set_generator_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array
-
-Infos = dict[AgentID, dict[str, Any]]
-StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
 class WaterworldEnv(DrawnEnv):
@@ -68,25 +65,19 @@ class WaterworldEnv(DrawnEnv):
         self.observation_spaces = dict.fromkeys(self.possible_agents, bounds)
         self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
 
-        self._rng: np.random.Generator | None = None
-
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
         """`num_envs` ponds as arrays; see `marl_sb3.envs.batched`."""
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentID, Array], Infos]:
-        """Start an episode. Without a seed, the current generator is used; `options` are ignored."""
-        if seed is not None or self._rng is None:
-            self._rng = np.random.default_rng(seed)
-        self._state = rules.empty_state(1, self.parameters)
-        rules.begin_episode(self._state, 0, self.pond, self._rng)
-        self.agents = list(self.possible_agents)
-        if self.render_mode == "human":
-            self._draw()
-        return self._observations(self._state), {agent: {} for agent in self.agents}
+    def _first_state(self, rng: np.random.Generator) -> rules.PondState:
+        state = rules.empty_state(1, self.parameters)
+        rules.begin_episode(state, 0, self.pond, rng)
+        return state
+
+    def _observed(self) -> Array:
+        seen: Array = self.sensors.observations(self._state)[0]
+        return seen
 
     def step(self, actions: dict[AgentID, Array]) -> StepResult:
         """Move everything. `actions` has two numbers in -1..1 for each agent.
@@ -94,34 +85,20 @@ class WaterworldEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        if not self.agents:
-            raise self._no_episode()
+        self._require_episode()
         assert self._rng is not None, "reset() has made it"
         thrusts = self._checked(actions, int(self._state.timesteps[0]))
         rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
-        ended = int(self._state.timesteps[0]) == self.parameters.max_cycles
-        if ended:
-            self.agents = []
-        if self.render_mode == "human":
-            self._draw()
-        agents, happened = self.possible_agents, events._asdict()
-        return (
-            self._observations(self._state),
-            dict(zip(agents, rewards[0].tolist(), strict=True)),
-            dict.fromkeys(agents, False),
-            dict.fromkeys(agents, ended),
-            {agent: {key: found[0, i].item() for key, found in happened.items()} for i, agent in enumerate(agents)},
-        )
+        happened = events._asdict()
+        infos = {
+            agent: {key: found[0, column].item() for key, found in happened.items()}
+            for column, agent in enumerate(self.possible_agents)
+        }
+        return self._stepped(rewards[0], int(self._state.timesteps[0]) == self.parameters.max_cycles, infos)
 
-    def _draw(self) -> Array | None:
-        return self.render_state(self._state.positions[0], self._state.obstacles[0])
-
-    def render_state(self, positions: Array, obstacles: Array) -> Array | None:
-        """Render one pond of these parameters: `positions` (2, N) and `obstacles` (2, n) as in `PondState`."""
-        return self._shown(render_rgb(positions, obstacles, self.parameters))
-
-    def _observations(self, state: rules.PondState) -> dict[AgentID, Array]:
-        return dict(zip(self.possible_agents, self.sensors.observations(state)[0], strict=True))
+    def render_state(self, state: rules.PondState, index: int) -> Array | None:
+        """Render one pond of these parameters."""
+        return self._shown(render_rgb(state.positions[index], state.obstacles[index], self.parameters))
 
     def _checked(self, actions: dict[AgentID, Array], timestep: int) -> rules.FloatArray:
         """Return the actions as (1, P, 2) float64; raise EnvError for what is not accepted."""
@@ -156,7 +133,7 @@ WaterworldEnv.__init__.__signature__ = _signature()  # type: ignore[attr-defined
 _FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
 
 
-class BatchedWaterworld(BatchedEnv):
+class BatchedWaterworld(DrawnBatch):
     """E ponds that step together.
 
     Args:
@@ -164,18 +141,10 @@ class BatchedWaterworld(BatchedEnv):
     """
 
     def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
-        self.num_envs = num_envs
-        self.possible_agents = template.possible_agents
-        self.metadata = template.metadata
-        self.render_mode = template.render_mode
-        self.parameters = template.parameters
-        self.observation_space = template.observation_space(self.possible_agents[0])
-        self.action_space = template.action_space(self.possible_agents[0])
-        self._template = template
-        self._pond, self._sensors = template.pond, template.sensors
+        super().__init__(num_envs, template)
+        self.parameters, self._pond, self._sensors = template.parameters, template.pond, template.sensors
         self._state = rules.empty_state(num_envs, self.parameters)
         self._rngs = [np.random.default_rng(0) for _ in range(num_envs)]
-        self._not_terminated = np.zeros((num_envs, len(self.possible_agents)), dtype=np.bool_)
 
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         """See `BatchedEnv.reset`."""
@@ -226,11 +195,3 @@ class BatchedWaterworld(BatchedEnv):
         for number, rng in enumerate(rngs):
             set_generator_state(rng, saved.fields(str(number)))
         self._state, self._rngs = rules.PondState(**read), rngs
-
-    def render(self, env_index: int) -> Any:
-        """See `BatchedEnv.render`."""
-        return self._template.render_state(self._state.positions[env_index], self._state.obstacles[env_index])
-
-    def close(self) -> None:
-        """Close the window, if one is open."""
-        self._template.close()
