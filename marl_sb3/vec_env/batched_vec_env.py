@@ -71,7 +71,6 @@ class BatchedVecEnv(InProcessVecEnv):
         self._all_envs = list(range(self.num_envs))
         self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
         self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
-        self._closed = False
         configure, kind = getattr(env, "configure", None), type(env).__name__
         self._settings = [EnvSettings(configure, kind, [index]) for index in self._all_envs]
         self._choices = choices_of(env.action_space)
@@ -87,17 +86,20 @@ class BatchedVecEnv(InProcessVecEnv):
             name = type(self._env).__name__
             raise ConfigError(f"reset options {given}: the batched env {name} takes none; use vectorizer='sync'")
         self._begin_episodes(self._all_envs, given)
-        return self._first_step(self._shown(), self._all_envs)
+        return self._first_step()
 
     def limit_episodes(self, env_steps: int) -> None:
         """See `MultiAgentVecEnv.limit_episodes`."""
         self._horizon = env_steps
 
-    def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
-        """Return the first step after a reset of these envs; all agents of all envs act next."""
+    def _first_step(self) -> VecStep:
+        """Return the first step after a reset of all envs; all agents act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
-        infos = {index: self._reset_info() for index in reset}
-        return first_step((observations,), self._masks(to_act), to_act, infos, self._env_state())
+        infos = self._reset_infos(self._all_envs)
+        return first_step((self._shown(),), self._masks(to_act), to_act, infos, self._env_state())
+
+    def _reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        return {index: {agent: {} for agent in self.agents} for index in env_indices}
 
     def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._episodes[env_indices] += 1
@@ -126,7 +128,7 @@ class BatchedVecEnv(InProcessVecEnv):
         ended = terminated | truncated
         to_act, episode_done = acted, self._none_done
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
-        reset_infos: dict[int, dict[str, Any]] = {}
+        reset_infos: dict[int, Mapping[str, Any]] = {}
         final_env_states: dict[int, Array] = {}
         if ended.any():
             final_observations = StackedFinalObservations(ended, observations)
@@ -137,7 +139,7 @@ class BatchedVecEnv(InProcessVecEnv):
                 final_states = self._env_state()
                 final_env_states = {} if final_states is None else {index: final_states[index] for index in over}
                 self._begin_episodes(over)
-                reset_infos = {index: self._reset_info() for index in over}
+                reset_infos = self._reset_infos(over)
                 to_act[episode_done] = True
                 observations = self._shown()
         if not to_act.all():
@@ -156,7 +158,7 @@ class BatchedVecEnv(InProcessVecEnv):
             final_observations=final_observations,
             infos=ArrayInfos(step.infos, self.num_envs),
             reset_infos=reset_infos,
-            env_state=self._env_state() if self._shows_env_state else None,
+            env_state=self._env_state(),
             final_env_states=final_env_states,
         )
 
@@ -189,9 +191,6 @@ class BatchedVecEnv(InProcessVecEnv):
             problem = forbidden_words(choice, self._choices)
             raise EnvError(f"{self._where(index)}, agent {self.agents[column]!r}: {problem}")
         return (masks,)
-
-    def _reset_info(self) -> dict[str, Any]:
-        return {agent: {} for agent in self.agents}
 
     def _shown(self) -> Observations:
         observations: Observations = self._of_env("observations", self._all_envs)
@@ -232,29 +231,18 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _check_observations(self, observations: Observations) -> None:
         """Refuse observations that a network cannot take; the bounds of a Box are not checked."""
-        space: Any = self.groups[0].observation_space
-        if isinstance(observations, dict):
-            for key, array in observations.items():
-                self._check_finite(array, space[key], f" (key {key!r})")
-        elif isinstance(space, spaces.Box):
-            self._check_finite(observations, space)
-
-    def _check_finite(self, array: Array, space: spaces.Space[Any], where: str = "") -> None:
-        assert space.dtype is not None
-        unfit = unfit_numbers(array, space.dtype)
-        if unfit.any():
-            place = tuple(np.argwhere(unfit)[0].tolist())
-            words = unfit_words(array[place], space.dtype)
-            raise self._error(place[0], place[1], f"observation is {words} at index {place[2:]}{where}")
+        whole: Any = self.groups[0].observation_space
+        for key, array in observations.items() if isinstance(observations, dict) else [(None, observations)]:
+            space = whole if key is None else whole[key]
+            unfit = unfit_numbers(array, space.dtype) if isinstance(space, spaces.Box) else None
+            if unfit is not None and unfit.any():
+                place = tuple(np.argwhere(unfit)[0].tolist())
+                words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
+                where = "" if key is None else f" (key {key!r})"
+                raise self._error(place[0], place[1], f"observation is {words}{where}")
 
     def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
-
-    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        for index in env_indices:
-            self._settings[index].require(settings)
-        for index in env_indices:
-            self._settings[index].change(settings)
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
@@ -269,12 +257,10 @@ class BatchedVecEnv(InProcessVecEnv):
             return isinstance(self._env, *args)  # it has no wrappers
         if name == "get_wrapper_attr":
             return self._attribute(env_index, *args)
-        if not hasattr(self._env, name) and name not in self._settings[env_index].in_force:
-            raise _no_method(name)
-        found = self._attribute(env_index, name)
-        if callable(found) or args or kwargs:
-            raise _no_method(name)
-        return found
+        is_there = hasattr(self._env, name) or name in self._settings[env_index].in_force
+        if args or kwargs or not is_there or callable(self._attribute(env_index, name)):
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
+        return self._attribute(env_index, name)
 
     def _attribute(self, env_index: int, name: str) -> Any:
         """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
@@ -315,7 +301,7 @@ class BatchedVecEnv(InProcessVecEnv):
             self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
             return {}
         self._begin_episodes(self._all_envs)
-        self._latest = self._first_step(self._shown(), self._all_envs)
+        self._latest = self._first_step()
         return dict.fromkeys(self._all_envs, why)
 
     def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
@@ -325,12 +311,5 @@ class BatchedVecEnv(InProcessVecEnv):
         shown = (zeros_where_idle(self._env.observations(), to_act),)
         return None if same(shown, seen) else "its set_state() led to other observations"
 
-    def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
-        if not self._closed:
-            self._closed = True
-            close_in_words(self._env.close, self._where_and_seed(self._all_envs))
-
-
-def _no_method(name: str) -> AttributeError:
-    return AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
+    def _close(self) -> None:
+        close_in_words(self._env.close, self._where_and_seed(self._all_envs))

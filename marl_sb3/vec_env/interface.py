@@ -19,6 +19,7 @@ from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, GoalRewards
 from marl_sb3.vec_env.observations import AgentGroup
+from marl_sb3.vec_env.slot_states import EnvSettings
 from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
@@ -297,6 +298,8 @@ class InProcessVecEnv(MultiAgentVecEnv):
     """A vec env that steps its envs in this process: `recv` does the work."""
 
     _actions: Sequence[Array]
+    _settings: Sequence[EnvSettings]  # of each env
+    _closed = False
 
     def step(self, actions: Sequence[Array]) -> VecStep:
         """See `MultiAgentVecEnv.step`; the same without the way through `send` and `recv`."""
@@ -311,9 +314,25 @@ class InProcessVecEnv(MultiAgentVecEnv):
     def _recv(self) -> VecStep:
         return self._step(self._actions)
 
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        for index in env_indices:
+            self._settings[index].require(settings)
+        for index in env_indices:
+            self._settings[index].change(settings)
+
+    def close(self) -> None:
+        """See `MultiAgentVecEnv.close`."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
     @abstractmethod
     def _step(self, actions: Sequence[Array]) -> VecStep:
         """Take one step in every env."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close every env."""
 
 
 def goal_rewards_of(env: MultiAgentVecEnv) -> GoalRewards:

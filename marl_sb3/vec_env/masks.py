@@ -16,7 +16,7 @@ from gymnasium import spaces
 from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.vec_env.observations import AgentGroup
+from marl_sb3.vec_env.observations import AgentGroup, AgentLayout
 from marl_sb3.vec_env.slot import EnvSlot
 from marl_sb3.vec_env.step import ActionMasks
 from marl_sb3.wrappers.observations import choices_of
@@ -55,32 +55,32 @@ class MaskReader:
     """Finds the groups that have masks, and reads the masks from the infos of separate envs.
 
     Args:
-        groups: the agents by their spaces.
+        layout: the agents by their spaces.
         num_envs: E.
 
     Attributes:
         none: the masks of envs without masks.
-        idle: whether no group has masks, so that there is nothing to read.
     """
 
-    def __init__(self, groups: Sequence[AgentGroup], num_envs: int) -> None:
-        self._groups = groups
+    def __init__(self, layout: AgentLayout, num_envs: int) -> None:
+        self._layout = layout
         self._num_envs = num_envs
-        self._choices = [choices_of(group.action_space) for group in groups]
-        self._places = [{agent: place for place, agent in enumerate(group.agents)} for group in groups]
-        self.none: ActionMasks = (None,) * len(groups)
+        self._choices = [choices_of(group.action_space) for group in layout.groups]
+        self.none: ActionMasks = (None,) * len(layout.groups)
         self.adopt(self.none)
 
     def adopt(self, masks: ActionMasks) -> None:
         """Continue with the groups that have masks here; the others are checked again when an agent acts."""
-        self._masked = [mask is not None for mask in masks]
-        self._undecided = {
-            number for number, found in enumerate(self._masked) if not found and self._choices[number] is not None
-        }
-        self._see_whether_idle()
+        # Whether each group has masks; None: not known yet.
+        self._masked: list[bool | None] = [None if choices else False for choices in self._choices]
+        for number, mask in enumerate(masks):
+            if mask is not None:
+                self._masked[number] = True
 
-    def _see_whether_idle(self) -> None:
-        self.idle = not self._undecided and True not in self._masked
+    @property
+    def idle(self) -> bool:
+        """Whether no group has masks, so that there is nothing to read."""
+        return self._masked.count(False) == len(self._masked)
 
     def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
         """Return the masks of the agents that act next.
@@ -93,52 +93,49 @@ class MaskReader:
             EnvError: a mask is missing, has a wrong shape, or forbids every action; the message names env, episode,
                 step and agent.
         """
-        for number in list(self._undecided):
-            self._decide(number, slots, infos)
+        places = self._layout.places
+        for number in [number for number, masked in enumerate(self._masked) if masked is None]:
+            acting = [(slot.row, agent) for slot in slots for agent in slot.to_act if places[agent].group == number]
+            if acting:
+                self._settle(number, any(MASK in infos[index].get(agent, _NO_INFO) for index, agent in acting))
         if self.idle:
             return self.none
         return tuple(
             self._of_group(number, slots, infos) if masked else None for number, masked in enumerate(self._masked)
         )
 
-    def _decide(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> None:
-        acting = [(slot.row, agent) for slot in slots for agent in slot.to_act if agent in self._places[number]]
-        if acting:
-            self._settle(number, any(MASK in infos[index].get(agent, _NO_INFO) for index, agent in acting))
-
     def _settle(self, number: int, masked: bool) -> None:
         """Decide whether a group has masks."""
-        self._undecided.discard(number)
         self._masked[number] = masked
-        self._see_whether_idle()
 
     def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
-        places, choices = self._places[number], self._choices[number]
+        agents, choices = self._layout.groups[number].agents, self._choices[number]
         assert choices is not None
-        masks = np.ones((self._num_envs, len(places), sum(choices)), dtype=np.bool_)
+        masks = np.ones((self._num_envs, len(agents), sum(choices)), dtype=np.bool_)
         for slot in slots:
             for agent in slot.to_act:
-                if agent in places:
-                    masks[slot.row, places[agent]] = self._mask(slot, agent, infos[slot.row], number)
-        place = forbidden_place(masks, choices)
-        if place is not None:
-            index, column, choice = place
+                place = self._layout.places[agent]
+                if place.group == number:
+                    masks[slot.row, place.group_column] = _mask(slot, agent, infos[slot.row], sum(choices))
+        forbidden = forbidden_place(masks, choices)
+        if forbidden is not None:
+            index, column, choice = forbidden
             slot = next(slot for slot in slots if slot.row == index)
-            raise slot.error(forbidden_words(choice, choices), self._groups[number].agents[column])
+            raise slot.error(forbidden_words(choice, choices), agents[column])
         return masks
 
-    def _mask(self, slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], number: int) -> Array:
-        info, choices = infos.get(agent, _NO_INFO), self._choices[number]
-        assert choices is not None
-        if MASK not in info:
-            others = "but agents with the same spaces had one when they first acted"
-            accepted = "a mask whenever one of these agents acts, of ones if all is allowed; or no masks at all"
-            raise slot.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
-        mask = np.asarray(info[MASK])
-        fault = mask_fault(mask, sum(choices), self._groups[number].action_space)
-        if fault:
-            raise slot.error(fault, agent)
-        return mask
+
+def _mask(slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], size: int) -> Array:
+    info = infos.get(agent, _NO_INFO)
+    if MASK not in info:
+        others = "but agents with the same spaces had one when they first acted"
+        accepted = "a mask whenever one of these agents acts, of ones if all is allowed; or no masks at all"
+        raise slot.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
+    mask = np.asarray(info[MASK])
+    fault = mask_fault(mask, size, slot.view.action_space(agent))
+    if fault:
+        raise slot.error(fault, agent)
+    return mask
 
 
 def read_masks(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> ActionMasks:

@@ -213,25 +213,6 @@ def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observati
 _WHOLE = ""  # the key of a space that is no Dict
 
 
-class _Shift:
-    """The start of one Discrete or MultiDiscrete space."""
-
-    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        self._start = np.asarray(space.start)
-        self._largest = (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
-
-    def down(self, values: Any) -> Array:
-        array = np.asarray(values)
-        return (array - self._start).astype(array.dtype)
-
-    def down_with_filler(self, values: Array) -> Array:
-        return np.clip(self.down(values), 0, self._largest).astype(values.dtype)
-
-    def up(self, values: Any) -> Array:
-        array = np.asarray(values)
-        return (array + self._start).astype(array.dtype)
-
-
 class ZeroBased:
     """Counts from 0 where a space counts from its `start`; everything else passes unchanged.
 
@@ -240,32 +221,42 @@ class ZeroBased:
 
     Attributes:
         space: the same space, counted from 0.
-        shifts: the parts that count from another number, by their keys; empty if nothing is to be changed.
+        shifts: the starts of the parts that count from another number, by their keys; empty if nothing changes.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        parts = space.spaces if isinstance(space, spaces.Dict) else {_WHOLE: space}
-        self.shifts = {key: _Shift(part) for key, part in parts.items() if np.any(getattr(part, "start", 0))}  # type: ignore[arg-type]
+        self._parts: dict[str, Any] = dict(space.spaces) if isinstance(space, spaces.Dict) else {_WHOLE: space}
+        starts = {key: np.asarray(getattr(part, "start", 0)) for key, part in self._parts.items()}
+        self.shifts = {key: start for key, start in starts.items() if start.any()}
         self.space = _counted_from_zero(space) if self.shifts else space
 
     def from_env(self, observation: Any) -> Any:
         """Observations of the env, one or a batch, counted from 0."""
-        return self._shifted(observation, _Shift.down)
+        return self._each(observation, lambda key, values: values - self.shifts[key])
 
     def from_rows(self, observations: Observations) -> Observations:
         """Like `from_env`, for rows of which some do not act: the zeros in their places become points of the space."""
-        return self._shifted(observations, _Shift.down_with_filler)  # type: ignore[no-any-return]
+        return self._each(observations, self._clipped)  # type: ignore[no-any-return]
+
+    def _clipped(self, key: str, values: Array) -> Array:
+        part = self._parts[key]
+        largest = (part.n if isinstance(part, spaces.Discrete) else part.nvec) - 1
+        clipped: Array = np.clip((values - self.shifts[key]).astype(values.dtype), 0, largest)
+        return clipped
 
     def to_env(self, actions: Any) -> Any:
         """Actions counted from 0, one or a batch, as the env counts them."""
-        return self._shifted(actions, _Shift.up)
+        return self._each(actions, lambda key, values: values + self.shifts[key])
 
-    def _shifted(self, values: Any, shift: Any) -> Any:
+    def _each(self, values: Any, function: Callable[[str, Array], Array]) -> Any:
+        """Apply a function to the parts that count from another number; their dtypes stay."""
         if not self.shifts:
             return values
         if _WHOLE in self.shifts:
-            return shift(self.shifts[_WHOLE], values)
-        return {key: shift(self.shifts[key], value) if key in self.shifts else value for key, value in values.items()}
+            array = np.asarray(values)
+            return function(_WHOLE, array).astype(array.dtype)
+        changed = {key: np.asarray(values[key]) for key in self.shifts}
+        return {**values, **{key: function(key, array).astype(array.dtype) for key, array in changed.items()}}
 
 
 def _counted_from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:

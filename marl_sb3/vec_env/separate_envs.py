@@ -66,12 +66,12 @@ class SyncVecEnv(InProcessVecEnv):
             self._slot_class(env, view, indices[row], run_seed, self._layout, row)
             for row, (env, view) in enumerate(zip(self.envs, views, strict=True))
         ]
-        self._closed = False
+        self._settings = [slot.settings for slot in self._slots]
         self.num_envs = num_envs
         self.agents, self.groups = tuple(self._layout.possible_agents), self._layout.groups
         self.metadata = dict(self.envs[0].metadata)
         self.render_mode = getattr(self.envs[0].unwrapped, "render_mode", None)
-        self._masks = self._mask_reader_class(self.groups, num_envs)
+        self._masks = self._mask_reader_class(self._layout, num_envs)
         self._zeros = zero_observations(self.groups, num_envs)
         self._rows = np.arange(num_envs)
         self._all_stepped = np.ones(num_envs, dtype=np.bool_)
@@ -95,18 +95,9 @@ class SyncVecEnv(InProcessVecEnv):
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         return [self._slots[index].call(name, *args, **kwargs) for index in env_indices]
 
-    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        for index in env_indices:
-            self._slots[index].settings.require(settings)
-        for index in env_indices:
-            self._slots[index].settings.change(settings)
-
-    def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
-        if not self._closed:
-            self._closed = True
-            for slot in self._slots:
-                slot.close()
+    def _close(self) -> None:
+        for slot in self._slots:
+            slot.close()
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 

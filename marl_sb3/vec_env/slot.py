@@ -10,20 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.envs.faults import RAISED, close_in_words, raise_in_words
+from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericError, EnvRaisedError, described
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
-from marl_sb3.vec_env.slot_states import (
-    ActionLog,
-    EnvSettings,
-    SlotState,
-    own_state,
-    set_own_state,
-)
+from marl_sb3.vec_env.slot_states import ActionLog, EnvSettings, SlotState, same_tree
 from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
 from marl_sb3.wrappers.observations import EnvView
 
@@ -89,7 +84,7 @@ class EnvSlot:
         view: its agents and spaces as policies see them.
         index: of the env, from which the seeds of its episodes are derived.
         layout: the places of the agents in the arrays of the vec env.
-        row: index of the env in the arrays; None: the same. The arrays of a worker hold a part of all envs.
+        row: index of the env in the arrays; those of a worker hold a part of all envs.
 
     Attributes:
         env: the env.
@@ -105,12 +100,12 @@ class EnvSlot:
     """
 
     def __init__(
-        self, env: ParallelEnv, view: EnvView, index: int, run_seed: int, layout: AgentLayout, row: int | None = None
+        self, env: ParallelEnv, view: EnvView, index: int, run_seed: int, layout: AgentLayout, row: int
     ) -> None:
         self.env = env
         self.view = view
         self.index = index
-        self.row = index if row is None else row
+        self.row = row
         self.layout = layout
         self.to_act: list[AgentID] = []
         self.in_play: set[AgentID] = set()
@@ -123,9 +118,10 @@ class EnvSlot:
         self.shows_env_state = False
         self._steps = 0
         self._last_seen: dict[AgentID, Any] = {}  # only with a horizon: agents that wait are truncated on it
-        self._agents = layout.possible_agents
         self._log = ActionLog(layout.groups)
-        self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
+        self._spaces: dict[AgentID, spaces.Space[Any]] = {
+            agent: env.observation_space(agent) for agent in env.possible_agents
+        }
         self._episode_seed: int | None = None
         self._mentioned_unearned = False
         self.seed(run_seed)
@@ -160,7 +156,7 @@ class EnvSlot:
             raise self.error("no agent is live after reset()")
         observations, infos = returned
         for agent in self.env.agents:
-            self._check_new(agent, observations)
+            self._check_observation(agent, observations)
         self._check_infos(self.env.agents, infos)
         self.shown, self.reset_infos = self.view.of(observations, infos) if self.view.differs else returned
         self._log.begin()
@@ -221,7 +217,7 @@ class EnvSlot:
 
     def _truncate_all(self, step: SlotStep) -> None:
         """End the episode for all agents in play: they are truncated, on what they saw last."""
-        for agent in [agent for agent in self._agents if agent in self.in_play]:
+        for agent in [agent for agent in self.layout.possible_agents if agent in self.in_play]:
             self._end(agent, step, terminated=False, truncated=True)
             if agent not in step.final_observations:
                 step.final_observations = {**step.final_observations, agent: self._last_seen[agent]}
@@ -240,7 +236,7 @@ class EnvSlot:
         if ended:
             ended.see_present(present)
         if ended or present != self.to_act:
-            self.to_act = [agent for agent in self._agents if agent in present and agent not in ended]
+            self.to_act = [agent for agent in self.layout.possible_agents if agent in present and agent not in ended]
 
     # --- Checks ------------------------------------------------------------------------------------------------------
 
@@ -265,7 +261,7 @@ class EnvSlot:
             ends |= self._checked_ends_of_waiting(acting, returned)
         for agent in present:
             if agent not in acting:
-                self._check_new(agent, observations)
+                self._check_observation(agent, observations)
         self._check_infos(acting, infos)
         return ends
 
@@ -284,7 +280,7 @@ class EnvSlot:
                 continue
             if flags[1] and agent in self.in_play:
                 self._check_observation(agent, observations)  # the return bootstraps from it
-            self._check_known(agent)
+            self._space(agent)
             ends[agent] = flags
         self._mention_unearned(rewards)
         return ends
@@ -302,20 +298,19 @@ class EnvSlot:
         if fault:
             raise self.error(f"reward {fault}", agent, reward)
 
-    def _check_new(self, agent: AgentID, observations: Any) -> None:
-        self._check_known(agent)
-        self._check_observation(agent, observations)
-
-    def _check_known(self, agent: AgentID) -> None:
+    def _space(self, agent: AgentID) -> spaces.Space[Any]:
+        """Return the observation space of an agent, which may be one that the env does not have."""
         if agent not in self._spaces:
             raise self.error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
+        return self._spaces[agent]
 
     def _check_observation(self, agent: AgentID, observations: Any) -> None:
+        space = self._space(agent)
         try:
             observation = observations[agent]
         except (KeyError, IndexError, TypeError):
             raise self._missing(agent, (observations,)) from None
-        fault = observation_fault(self._spaces[agent], observation)
+        fault = observation_fault(space, observation)
         if fault:
             raise self.error(f"observation {fault}", agent, observation)
 
@@ -417,7 +412,9 @@ class EnvSlot:
 
     def get_state(self) -> SlotState:
         """Return the state for `set_state`: the env's own state, or its seed and its actions."""
-        own = own_state(self.env, self.where_and_seed())
+        # Looked up in the class: wrappers forward attributes to inner envs, which lack their state.
+        has_own = all(callable(getattr(type(self.env), name, None)) for name in ("get_state", "set_state"))
+        own = ask_for_state(self.env.get_state, self.where_and_seed()) if has_own else None
         return SlotState(
             self.run_seed,
             self.episode,
@@ -471,20 +468,21 @@ class EnvSlot:
         assert state.actions is not None
         self.reset()
         for actions in zip(*state.actions, strict=True):
-            if self.episode != state.episode:
-                break  # the episode has ended too early
-            self.step(actions)
-        same_turns = np.array_equal(self.layout.flags(self.to_act), state.to_act) and np.array_equal(
-            self.layout.flags(self.in_play), state.in_play
+            if self.episode == state.episode:  # otherwise, the episode has ended too early
+                self.step(actions)
+        flags = self.layout.flags
+        is_same = (
+            self.episode == state.episode
+            and np.array_equal(flags(self.to_act), state.to_act)
+            and np.array_equal(flags(self.in_play), state.in_play)
+            and same(self.shown_arrays(), state.observations)
         )
-        if self.episode == state.episode and same_turns and same(self.shown_arrays(), state.observations):
-            return None
-        return "the same seed and actions led to a different state"
+        return None if is_same else "the same seed and actions led to a different state"
 
     def _set_own(self, state: SlotState, own: Mapping[str, Any]) -> str | None:
-        why = set_own_state(self.env, own)
-        if why is not None:
-            return why
+        self.env.set_state(own)
+        if not same_tree(self.env.get_state(), own):
+            return "after set_state(), its get_state() returns another state"
         flagged = self.layout.flagged
         to_act, in_play, ended = flagged(state.to_act), set(flagged(state.in_play)), set(flagged(state.ended))
         if set(self.env.agents) - ended != set(to_act):

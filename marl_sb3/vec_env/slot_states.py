@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.envs.faults import ask_for_state
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.types import Array, BoolArray, Observations
@@ -205,31 +204,12 @@ def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -
         require_categories(seen[key] if isinstance(seen, dict) else seen, part, f"{where}/{key}" if key else where)
 
 
-def own_state(env: Any, where: str) -> State | None:
-    """Return the state from the env's own `get_state`; None if it has none, or if a checkpoint cannot hold the state.
-
-    Args:
-        env: as its factory made it.
-        where: env and episode, for messages.
-    """
-    if not all(callable(getattr(type(env), name, None)) for name in ("get_state", "set_state")):
-        return None  # looked up in the class: wrappers forward attributes to inner envs, which lack their state
-    return ask_for_state(env.get_state, where)
-
-
-def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
-    """Call the env's own `set_state`, and check the result; returns the fault, or None."""
-    env.set_state(state)
-    if not _same_tree(env.get_state(), state):
-        return "after set_state(), its get_state() returns another state"
-    return None
-
-
-def _same_tree(one: Any, other: Any) -> bool:
+def same_tree(one: Any, other: Any) -> bool:
+    """Whether two states of an env are equal."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return set(one) == set(other) and all(_same_tree(one[key], other[key]) for key in one)
+        return set(one) == set(other) and all(same_tree(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same_tree, one, other))
+        return len(one) == len(other) and all(map(same_tree, one, other))
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other)

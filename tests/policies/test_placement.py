@@ -233,12 +233,12 @@ class TwoGroups(InProcessVecEnv):
     def _not_here(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    _call = _configure = _get_state = _set_state = _not_here
+    _call = _get_state = _set_state = _not_here
 
     def _seed(self, seed: int) -> None:
         pass
 
-    def close(self) -> None:
+    def _close(self) -> None:
         pass
 
 

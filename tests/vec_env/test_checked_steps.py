@@ -56,7 +56,7 @@ class SpoiledResetEnv(SpoiledEnv):
 
 def slot_of(env: ScriptedEnv, index: int = 0) -> EnvSlot:
     view = EnvView(env)
-    return EnvSlot(env, view, index, 0, AgentLayout(view.possible_agents, agent_groups(view)))
+    return EnvSlot(env, view, index, 0, AgentLayout(view.possible_agents, agent_groups(view)), index)
 
 
 def play_to_the_fault(env: ScriptedEnv) -> SlotStep:

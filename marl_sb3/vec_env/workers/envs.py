@@ -144,15 +144,11 @@ class _WatchedSlot(EnvSlot):
 class _OpenMasks(MaskReader):
     """Leaves it to the main process whether a group has masks: that depends on the envs of all workers."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.found: dict[int, bool] = {}
-        super().__init__(*arguments)
-
     def _settle(self, number: int, masked: bool) -> None:
         self.found[number] = masked
 
     def adopt(self, masks: ActionMasks) -> None:
-        self.found = {}
+        self.found: dict[int, bool] = {}
         super().adopt(masks)
 
     def settle(self, masked: Mapping[int, bool]) -> None:
@@ -273,8 +269,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         if self._lost is not None:
-            step = self._first_step(self._shown(), self._all_envs)
-            return replace(step, stepped=self._all_stepped, episode_done=np.ones(self.num_envs, dtype=np.bool_))
+            return replace(self._first_step(), stepped=self._all_stepped, episode_done=self._all_stepped)
         self._heartbeat.enter_env(self._first_index)
         step = super()._step(actions)
         self._heartbeat.advance()
@@ -312,7 +307,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
         if shown is not None:
             self._episodes = np.maximum(self._episodes, shown.episodes)
         self._begin_episodes(self._all_envs)
-        self._latest = self._first_step(self._shown(), self._all_envs)
+        self._latest = self._first_step()
         return dict.fromkeys(self._all_envs, self._lost)
 
     def go_on(self) -> None:
