@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
@@ -20,7 +20,7 @@ from marl_sb3.tuning.prepare import prepare_study
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.view import ConfirmView, SearchView
+from marl_sb3.tuning.view import SearchView
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.ray import RayTrainer
@@ -127,15 +127,14 @@ def run_study(
         keep: leave the last picture on the screen.
         trainer: from `trainer_on`.
     """
-    with SearchView(console, study, keep=keep) if console else nullcontext() as view:
-        watchers: list[Watcher] = [*([view.update] if view else []), *([watch] if watch else [])]
-        run_trials(study, workers, lambda study: _call_all(watchers, study), trainer)
+    with SearchView(console, study, keep=keep) as view:
+
+        def look(study: TuneStudy) -> None:
+            view.update(study)
+            if watch is not None:
+                watch(study)
+
+        run_trials(study, workers, look, trainer)
     if confirm_seeds:
-        with ConfirmView(console, keep=keep) if console else nullcontext() as confirm_view:
-            update = confirm_view.update if confirm_view else None
-            confirm(study, confirm_best, confirm_seeds, workers, update, trainer)
-
-
-def _call_all(watchers: Sequence[Watcher], study: TuneStudy) -> None:
-    for watcher in watchers:
-        watcher(study)
+        with SearchView(console, keep=keep) as view:
+            confirm(study, confirm_best, confirm_seeds, workers, view.update_confirmations, trainer)

@@ -5,42 +5,55 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from marl_sb3.display.progress import ProgressClock
-from marl_sb3.display.screen import Guard, ScreenSize, cut_line, screen_for
+from marl_sb3.display.screen import Guard, Screen, ScreenSize, cut_line, screen_for
 from marl_sb3.display.text import duration, number, packed, short_path
 from marl_sb3.tuning import trial as key
-from marl_sb3.tuning.confirmed import HEADER, Candidate, confirmed, confirmed_rows
+from marl_sb3.tuning.confirmed import HEADER, confirmed, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy, best_first
 from marl_sb3.tuning.trial import error_text, one_line, parameters_text, states, trial_line, value_text, wall_seconds
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
 
-class _View:
-    """A progress bar if the console supports live views, lines of text otherwise; a context manager.
+class SearchView:
+    """The progress of trials, or of trainings with fresh seeds: a live view with a bar if the console supports it.
 
-    An error of the view is logged, and ends nothing but the view.
+    Otherwise, a line is printed for each that has finished. A context manager. An error of the view is logged, and ends
+    nothing but the view.
 
     Args:
-        done: how much of it was done before.
+        console: where to draw; None: nowhere.
+        study: whose trials are shown; None: trainings with fresh seeds are.
         keep: leave the last picture on the screen.
     """
 
-    def __init__(self, console: Console, done: int, total: int, *, keep: bool) -> None:
+    def __init__(self, console: Console | None, study: TuneStudy | None = None, *, keep: bool = False) -> None:
         self._console = console
-        self._done, self._total = done, total
+        self._printed: set[int] = set()
+        self._done = self._total = 0
+        self._parts = _confirming(0, 0)
+        # Read from the storage before it is drawn in another thread.
+        self._best: FrozenTrial | None = None
+        self._running: list[FrozenTrial] = []
+        if study is not None:
+            self._printed.update(trial.number for trial in study.trials if trial.state.is_finished())
+            self._done, self._total = study.n_done(), study.search.trials
+            self._parts = _searching(self._done, self._total, [])
         self._clock = ProgressClock()
-        self._clock.begin(done)
-        self._screen = screen_for(console, self.draw, keep=keep)
+        self._clock.begin(self._done)
+        make = Screen if console is None else partial(screen_for, console)
+        self._screen = make(self.draw, keep=keep)
         self._show: Guard[None] = Guard(self._screen.close)
 
     def __enter__(self) -> Self:
@@ -50,98 +63,64 @@ class _View:
     def __exit__(self, *_: object) -> None:
         self._show(self._screen.close)
 
-    def _advance(self, done: int, lines: Iterable[str]) -> None:
-        """Show that so much is done; without a live view, print the lines."""
-        if done > self._done:
-            self._clock.add(done)
-        self._done = done
-        self._screen.refresh()
-        for line in () if self._screen.is_live else lines:
-            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-    def draw(self, size: ScreenSize) -> RenderableType:
-        """Draw the present state."""
-        left_s = self._clock.left_s(self._done, self._total)
-        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
-        lines = packed([*self._parts(), *times], size.width)
-        bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
-        bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
-        return Group(*map(cut_line, lines), bar, *self._below(size.height - len(lines) - 1))
-
-    def _parts(self) -> list[str]:
-        """What is done, as text."""
-        raise NotImplementedError
-
-    def _below(self, height: int) -> list[Text]:
-        """Lines below the bar."""
-        return []
-
-
-class SearchView(_View):
-    """The number of finished trials, elapsed and remaining time, the best trial, and the running trials.
-
-    Args:
-        console: where to draw; without support for live views, a line is printed for each finished trial.
-        keep: leave the last picture on the screen.
-    """
-
-    def __init__(self, console: Console, study: TuneStudy, *, keep: bool = False) -> None:
-        # Read from the storage before it is drawn in another thread.
-        self._trials: Sequence[FrozenTrial] = ()
-        self._best: FrozenTrial | None = None
-        self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
-        super().__init__(console, study.n_done(), study.search.trials, keep=keep)
-
     def update(self, study: TuneStudy) -> None:
-        """Show the present state; see `run_trials`."""
-        self._show(self._update, study)
+        """Show the present state of the trials; see `run_trials`."""
+        if self._console is not None:
+            self._show(self._update, study)
 
     def _update(self, study: TuneStudy) -> None:
-        self._trials, self._best = study.trials, next(iter(study.completed()), None)
-        finished = [trial for trial in self._trials if trial.state.is_finished()]
-        fresh = [trial for trial in finished if trial.number not in self._printed]
+        trials, done = study.trials, study.n_done()
+        self._best = next(iter(study.completed()), None)
+        self._running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        fresh = [trial for trial in trials if trial.state.is_finished() and trial.number not in self._printed]
         self._printed.update(trial.number for trial in fresh)
-        self._advance(study.n_done(), map(trial_line, fresh))
+        self._advance(done, _searching(done, self._total, trials), map(trial_line, fresh))
 
-    def _parts(self) -> list[str]:
-        counts = Counter(trial.state for trial in self._trials)
-        retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
-        unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
-        return [f"{self._done} of {self._total} trials", unsuccessful]
+    def update_confirmations(self, done: int, total: int) -> None:
+        """Show how many trainings with fresh seeds are finished; see `confirm`."""
+        if self._console is not None:
+            self._show(self._update_confirmations, done, total)
 
-    def _below(self, height: int) -> list[Text]:
-        best = [] if self._best is None else [cut_line(f"best     {trial_line(self._best)}", style="bold")]
-        running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
-        shown = running[: max(1, height - len(best) - 1)]
-        lines = [cut_line(f"running  {trial_line(trial)}") for trial in shown]
-        more = len(running) - len(shown)
-        return [*best, *lines, *([cut_line(f"         and {more} more")] if more else [])]
-
-
-class ConfirmView(_View):
-    """The number of finished trainings with fresh seeds.
-
-    Args:
-        console: where to draw; without support for live views, a line is printed for each finished training.
-        keep: leave the last picture on the screen.
-    """
-
-    def __init__(self, console: Console, *, keep: bool = False) -> None:
-        super().__init__(console, 0, 0, keep=keep)
-
-    def update(self, done: int, total: int) -> None:
-        """Show the present state; see `confirm`."""
-        self._show(self._update, done, total)
-
-    def _update(self, done: int, total: int) -> None:
+    def _update_confirmations(self, done: int, total: int) -> None:
         if self._total == 0:  # trainings of an earlier search do not count for the pace
             self._clock.begin(done)
         self._total = total
         line = f"trained again with fresh seeds: {done} of {total}"
-        self._advance(done, [line] if done > self._done else [])
+        self._advance(done, _confirming(done, total), [line] if done > self._done else [])
 
-    def _parts(self) -> list[str]:
-        return ["training the best trials and the preset again", f"{self._done} of {self._total or '-'}"]
+    def _advance(self, done: int, parts: list[str], lines: Iterable[str]) -> None:
+        """Show that so much is done; without a live view, print the lines."""
+        if done > self._done:
+            self._clock.add(done)
+        self._done, self._parts = done, parts
+        self._screen.refresh()
+        if self._console is not None and not self._screen.is_live:
+            for line in lines:
+                self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def draw(self, size: ScreenSize) -> RenderableType:
+        """Draw the present state: what is done, times, the bar, the best trial, and the running trials that fit."""
+        left_s = self._clock.left_s(self._done, self._total)
+        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
+        lines = packed([*self._parts, *times], size.width)
+        bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
+        bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
+        best = [] if self._best is None else [cut_line(f"best     {trial_line(self._best)}", style="bold")]
+        shown = self._running[: max(1, size.height - len(lines) - len(best) - 2)]
+        more = len(self._running) - len(shown)
+        running = [f"running  {trial_line(trial)}" for trial in shown] + ([f"         and {more} more"] if more else [])
+        return Group(*map(cut_line, lines), bar, *best, *map(cut_line, running))
+
+
+def _searching(done: int, total: int, trials: Sequence[FrozenTrial]) -> list[str]:
+    counts = Counter(trial.state for trial in trials)
+    retries = sum(key.RETRY_OF in trial.user_attrs for trial in trials)
+    unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
+    return [f"{done} of {total} trials", unsuccessful]
+
+
+def _confirming(done: int, total: int) -> list[str]:
+    return ["training the best trials and the preset again", f"{done} of {total or '-'}"]
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -160,22 +139,17 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
     if not trials:  # interrupted before the first trial
         return
     console.print(trials_table(trials, study.search.mode, console.width))
-    candidates = confirmed(study)
-    if candidates:
+    if candidates := confirmed(study):
+        columns = [Column(name, justify="left" if name in ("candidate", "verdict") else "right") for name in HEADER]
+        table = Table(*columns, **_PLAIN)
+        for row in confirmed_rows(candidates, study.search.mode):
+            table.add_row(*row)
         console.print()
-        console.print(confirmed_table(candidates, study.search.mode))
+        console.print(table)
 
 
-def confirmed_table(candidates: Sequence[Candidate], mode: str) -> Table:
-    """A table of the candidates."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
-    for row in confirmed_rows(candidates, mode):
-        table.add_row(*row)
-    return table
-
-
+_Cells = tuple[Column, list[str]]  # a column of a table, and its cells
+_PLAIN: Mapping[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False}
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
 _OTHER_COLUMNS = 70  # width of all columns but the parameters
@@ -204,59 +178,45 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
     shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
     best = next(iter(ranked), None)
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
-    needed = sum(_width_of(name, shown) + 2 for name in names)
+    styles = ["bold" if trial is best else "" for trial in shown]
+    marks = [f"{'* ' if trial is best else ''}{trial.number}" for trial in shown]
+    mark: _Cells = (Column("trial", justify="right", no_wrap=True), marks)
+    status: _Cells = (Column("status", no_wrap=True), [trial.state.name for trial in shown])
+    parameters = [
+        (Column(Text(_in_lines(name)), overflow="fold"), [_cell(trial, name) for trial in shown]) for name in names
+    ]
+    results = [
+        (Column(name, justify="right", no_wrap=True), [number(value_of(trial), digits) for trial in shown])
+        for name, (value_of, digits) in _RESULTS.items()
+    ]
+    needed = sum(2 + max(map(len, [*str(column.header).split("\n"), *cells])) for column, cells in parameters)
+    parts: list[RenderableType]
     if needed + _OTHER_COLUMNS <= width:
-        parts: list[RenderableType] = [_table(shown, best, names, results=True)]
-    elif needed + 7 <= width:
-        parts = [_table(shown, best, [], results=True), "", _table(shown, best, names)]
+        parts = [_table([mark, status, *parameters, *results], styles)]
     else:
-        parts = [_table(shown, best, [], results=True), ""]
-        parts += [
-            Text(f"{_mark(trial, best)}: {parameters_text(_short(trial.params))}", _style(trial, best))
-            for trial in shown
-        ]
+        parts = [_table([mark, status, *results], styles), ""]
+        if needed + 7 <= width:
+            parts.append(_table([mark, *parameters], styles))
+        else:
+            texts = (parameters_text(_short(trial.params)) for trial in shown)
+            parts += map(Text, map("{}: {}".format, marks, texts), styles)
     below = [line for trial in shown for line in _error_lines(trial)]
     if len(shown) < len(trials):
         below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
     return Group(*parts, *below)
 
 
-def _table(
-    shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str], *, results: bool = False
-) -> Table:
-    """A table of the parameters `names` of each trial, and of its status and results."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("trial", justify="right", no_wrap=True)
-    if results:
-        table.add_column("status", no_wrap=True)
-    for name in names:
-        table.add_column(Text(_in_lines(name)), overflow="fold")
-    for name in _RESULTS if results else ():
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in shown:
-        figures = [number(value_of(trial), digits) for value_of, digits in _RESULTS.values()] if results else []
-        cells = [_mark(trial, best), *([trial.state.name] if results else []), *(_cell(trial, name) for name in names)]
-        table.add_row(*map(Text, [*cells, *figures]), style=_style(trial, best))
+def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:
+    table = Table(*(column.copy() for column, _ in columns), **_PLAIN)
+    for style, *cells in zip(styles, *(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, cells), style=style)
     return table
-
-
-def _mark(trial: FrozenTrial, best: FrozenTrial | None) -> str:
-    return f"{'* ' if trial is best else ''}{trial.number}"
-
-
-def _style(trial: FrozenTrial, best: FrozenTrial | None) -> str:
-    return "bold" if trial is best else ""
 
 
 def _in_lines(name: str) -> str:
     """Break a long name into lines: `learning_`, `rate`."""
     name = one_line(name).removeprefix("policy_kwargs.")
     return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
-
-
-def _width_of(name: str, shown: Sequence[FrozenTrial]) -> int:
-    """The width of a parameter's column."""
-    return max(map(len, [*_in_lines(name).split("\n"), *(_cell(trial, name) for trial in shown)]))
 
 
 def _cell(trial: FrozenTrial, name: str) -> str:

@@ -17,7 +17,7 @@ from searches import trial_of
 from marl_sb3.display.screen import ScreenSize
 from marl_sb3.tuning import api
 from marl_sb3.tuning.space import Space, parse_space
-from marl_sb3.tuning.view import ConfirmView, SearchView, print_outcome, trials_table
+from marl_sb3.tuning.view import SearchView, print_outcome, trials_table
 
 SPACE = parse_space(
     {
@@ -73,16 +73,16 @@ def test_a_view_that_fails_ends_no_search() -> None:
     with SearchView(shown, study) as search_view:  # type: ignore[arg-type]
         search_view.update(None)  # type: ignore[arg-type]
         search_view.update(study)  # type: ignore[arg-type]
-    with ConfirmView(shown) as confirm_view:
-        confirm_view.update(None, 3)  # type: ignore[arg-type]
+    with SearchView(shown) as confirm_view:
+        confirm_view.update_confirmations(None, 3)  # type: ignore[arg-type]
     assert text_of(shown) == ""
 
 
 def test_trainings_with_fresh_seeds_are_counted() -> None:
     shown = console()
-    with ConfirmView(shown) as confirm_view:
+    with SearchView(shown) as view:
         for done in (0, 1, 1, 2):
-            confirm_view.update(done, 2)
+            view.update_confirmations(done, 2)
     assert text_of(shown).splitlines() == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)]
 
 
