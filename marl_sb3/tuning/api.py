@@ -15,7 +15,7 @@ from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.tuning.checks import require_trainable_preset
 from marl_sb3.tuning.jobs.confirmations import confirm
 from marl_sb3.tuning.jobs.trials import Watcher, run_trials
-from marl_sb3.tuning.options import SearchOptions, require_options, takes_search_options
+from marl_sb3.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tuning.prepare import prepare_study
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.search import require_integer
@@ -65,7 +65,6 @@ def tune(
         ConfigError: a setting is wrong; no trial was run.
         SearchError: worker processes cannot be started, or every trial fails.
     """
-    require_options("tune", [*options])
     require_counts(workers, confirm_seeds, confirm_best)
     with trainer_on(ray, workers) as trainer:
         prepared = prepare_study(env, **options)

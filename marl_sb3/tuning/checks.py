@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
@@ -21,7 +22,8 @@ from marl_sb3.types import PolicyID
 # Keys of errors that do not depend on what a trial tries, unless it is searched.
 _OF_ALL_TRIALS = frozenset({"env", "algo", "policies", "device", "vectorizer", "objective", "stop"})
 
-_Minibatch = tuple[PolicyID, int, int]  # a policy, the size of its minibatches, and the agent steps of its rollouts
+# By policy and the agent steps of its rollouts: sizes of minibatches that do not divide these.
+_Uneven = dict[tuple[PolicyID, int], set[int]]
 
 
 def check_search(search: Search, factory: EnvFactory | None, where: str) -> list[str]:
@@ -38,26 +40,25 @@ def check_search(search: Search, factory: EnvFactory | None, where: str) -> list
         ConfigError: a setting, a range, the objective or the budget is wrong.
     """
     space, objective = search.space, search.parsed_objective()
-    if search.sampler == "grid":
-        space.combinations()
     objective.require_enough(search.evaluations)
     searches_batch_size = any(parameter.name.rpartition(".")[2] == "batch_size" for parameter in space.parameters)
-    minibatches: list[_Minibatch] = []
+    uneven: _Uneven = {}
     for settings in space.corners():
         config = search.trial_config(settings, 0, where)
         try:
             with _built(config, factory) as run:
                 objective.require_known(metric_names(run))
-                sizes = _minibatches(run)
-            if searches_batch_size:
-                _require_distinct(sizes)
+                _check_minibatches(run, uneven, searches_batch_size=searches_batch_size)
         except ConfigError as error:
             if error.key in _OF_ALL_TRIALS - space.names:
                 raise
             shown = ", ".join(f"{name}={value}" for name, value in settings.items())
             raise ConfigError(f"{error} (in a trial with {shown})", key=error.key) from error
-        minibatches += sizes
-    return _uneven(minibatches)
+    return [
+        f"policy {policy_id}: the last minibatch of an epoch is smaller where batch_size is "
+        f"{', '.join(map(str, sorted(sizes)))}: a rollout has {rollout} agent steps"
+        for (policy_id, rollout), sizes in uneven.items()
+    ]
 
 
 def require_trainable_preset(study: TuneStudy) -> None:
@@ -83,31 +84,15 @@ def _built(config: TrainConfig, factory: EnvFactory | None) -> Iterator[Run]:
         run.close()
 
 
-def _minibatches(run: Run) -> list[_Minibatch]:
-    """The minibatches of all policies whose algorithms have rollouts and minibatches."""
-    return [
-        (policy_id, policy.batch_size, policy.n_steps * policy.n_envs)
-        for policy_id, policy in run.algorithm.policies.items()
-        if hasattr(policy, "batch_size") and hasattr(policy, "n_steps") and hasattr(policy, "rollout_buffer")
-    ]
-
-
-def _require_distinct(minibatches: Iterable[_Minibatch]) -> None:
-    """Refuse minibatches larger than the rollout: all of them would train the same."""
-    for policy_id, size, rollout in minibatches:
-        if size > rollout:
+def _check_minibatches(run: Run, uneven: _Uneven, *, searches_batch_size: bool) -> None:
+    """Refuse to search minibatches larger than the rollout, which train all the same; add those that do not divide it."""
+    policies: Mapping[PolicyID, Any] = run.algorithm.policies
+    for policy_id, policy in policies.items():
+        if not all(hasattr(policy, name) for name in ("batch_size", "n_steps", "rollout_buffer")):
+            continue
+        size, rollout = policy.batch_size, policy.n_steps * policy.n_envs
+        if size > rollout and searches_batch_size:
             words = f"policy {policy_id!r}: batch_size is {size}, larger than its rollout of {rollout} agent steps"
             raise ConfigError(f"{words}; accepted in a search: 2 to {rollout}", key="batch_size")
-
-
-def _uneven(minibatches: Iterable[_Minibatch]) -> list[str]:
-    """A warning for each policy whose rollout is no multiple of some batch sizes."""
-    uneven: dict[tuple[PolicyID, int], set[int]] = {}
-    for policy_id, size, rollout in minibatches:
         if size < rollout and rollout % size:
             uneven.setdefault((policy_id, rollout), set()).add(size)
-    return [
-        f"policy {policy_id}: the last minibatch of an epoch is smaller where batch_size is "
-        f"{', '.join(map(str, sorted(sizes)))}: a rollout has {rollout} agent steps"
-        for (policy_id, rollout), sizes in uneven.items()
-    ]

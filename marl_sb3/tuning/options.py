@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from marl_sb3.config.values import documented
 
@@ -93,22 +94,23 @@ _ENTRIES = documented(SearchOptions)
 
 def takes_search_options(function: Function) -> Function:
     """Give a function with `**options` the signature and the docstring of one with the options of a search."""
-    declared: Any = function
     own = inspect.signature(function)
     *parameters, _ = own.parameters.values()
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=reference.__forward_arg__)
         for name, reference in SearchOptions.__annotations__.items()
     ]
-    declared.__signature__ = own.replace(parameters=[*parameters, *options])
+    declared = own.replace(parameters=[*parameters, *options])
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in declared.parameters:
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+        return function(*args, **given)
+
     entries = (f"{' ' * 8}{name}: {text}" for name, text in _ENTRIES.items())
     listed = "".join(f"{textwrap.fill(entry, 120, subsequent_indent=' ' * 12)}\n" for entry in entries)
-    declared.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, str(function.__doc__), flags=re.MULTILINE)
-    return function
-
-
-def require_options(function: str, given: Sequence[str]) -> None:
-    """Refuse names that are no options of a search, as Python does for a function that lists its arguments."""
-    for name in given:
-        if name not in SearchOptions.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, str(function.__doc__), flags=re.MULTILINE)
+    checked.__signature__ = declared  # type: ignore[attr-defined]
+    return cast("Function", checked)

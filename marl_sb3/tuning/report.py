@@ -96,7 +96,7 @@ def best_yml(study: TuneStudy) -> Path | None:
         return None
     (best, candidate), search = won, study.search
     chosen = study.space.settings(best.params)
-    trial, usual = search.trial_config(chosen, search.seed), search.usual_config(chosen)
+    trial, usual = search.trial_config(chosen, search.seed), search.config(chosen)
     of_the_search = [name for name, source in trial.sources.items() if source.label == THE_SEARCH]
     trained = study.config_of(best)
     config = trained.changed({**{name: value_of(usual, name) for name in of_the_search}, "seed": None, "stop": {}})

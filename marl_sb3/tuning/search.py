@@ -20,7 +20,6 @@ from marl_sb3.tuning.storage import is_inner_database, require_own_study, withou
 
 Sampler = Literal["tpe", "random", "grid", "gp"]
 Pruner = Literal["median", "asha", "none"]
-STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # passes the storage's URL to workers: command lines are public
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
 
@@ -106,7 +105,7 @@ class Search:
         Raises:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
-        config = self._config(settings, where, n_timesteps=self.timesteps, seed=seed)
+        config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed)
         interval, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
         if interval < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
@@ -129,11 +128,8 @@ class Search:
         }
         return replace(config.changed(set_by_search, THE_SEARCH), notes=())  # shown once, when the search starts
 
-    def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
-        """The configuration of a full training, outside the search, with these settings."""
-        return self._config(settings)
-
-    def _config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
+    def config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
+        """The configuration of a training with these settings; without a budget, that of a full one."""
         config = load_config(
             self.env,
             self.algo,
@@ -150,14 +146,9 @@ class Search:
 
     def with_fitting_evaluations(self) -> Search:
         """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""
-        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
+        configs = [self.config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
         fitting = min(config.n_timesteps // _rollout_steps(config) for config in configs)
         return replace(self, evaluations=max(1, min(self.evaluations, fitting)))
-
-    def differences(self, other: Search) -> list[str]:
-        """The names of fields that differ and make trials incomparable."""
-        others = other.to_plain()
-        return [name for name, value in self.to_plain().items() if name != "trials" and others[name] != value]
 
     def to_plain(self) -> dict[str, Any]:
         """The search as plain data for `study.yaml`, without the password of its database."""

@@ -192,15 +192,22 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
     return Space(tuple(parameters), constants)
 
 
-def parse_grid(texts: Sequence[str]) -> Space:
-    """Parse a space from texts of the form `key=a,b,c`, as after `--grid`."""
-    section: dict[str, Any] = {}
-    for text in texts:
-        key, equals, values = text.partition("=")
-        if not key or not equals or not values:
-            raise ConfigError(f"--grid is {text!r}; accepted: KEY=A,B,C", key="grid")
-        section[key.strip()] = {"choices": parse_value(f"[{values}]")}
-    return parse_space(section, "--grid")
+def parse_grid(grid: Grid) -> Space:
+    """Parse a space from the values of each parameter, or from texts of the form `key=a,b,c`, as after `--grid`."""
+    if isinstance(grid, Mapping):
+        values: dict[str, Any] = plain_numbers(grid)
+        for name, each in values.items():
+            if not isinstance(each, Sequence) or isinstance(each, str):
+                raise ConfigError(f"grid, {name}: is {each!r}; accepted: a list of values", key="grid")
+    else:
+        values = {}
+        for text in grid:
+            key, _, written = text.partition("=")
+            if not key or not written:
+                raise ConfigError(f"--grid is {text!r}; accepted: KEY=A,B,C", key="grid")
+            values[key.strip()] = parse_value(f"[{written}]")
+    section = {name: {"choices": list(each)} for name, each in values.items()}
+    return parse_space(section, "grid" if isinstance(grid, Mapping) else "--grid")
 
 
 _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [a, b]} or a constant"
