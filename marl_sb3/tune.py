@@ -26,11 +26,12 @@ from marl_sb3.cli.parser import (
     stop_conditions,
 )
 from marl_sb3.startup import without_collections
-from marl_sb3.tuning.options import words_of
+from marl_sb3.tuning.options import SearchOptions, words_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from marl_sb3.tuning.search import Search
     from marl_sb3.tuning.study import TuneStudy
 
 
@@ -56,14 +57,8 @@ examples
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
 
-OF_EACH_CALL = (
-    "workers",
-    "confirm_seeds",
-    "confirm_best",
-    "ray",
-    "runner_cpus",
-    "ray_runtime_env",
-)  # options that a study does not keep
+# Options that a study does not keep.
+OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best", "ray", "runner_cpus", "ray_runtime_env")
 
 
 def build_parser() -> CommandParser:
@@ -76,8 +71,15 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
     _add_what_is_searched(parser)
-    _add_how_it_is_searched(parser)
-    _add_study(parser)
+    parser.section("how it is searched")
+    _add(parser, "--trials N", "--seed S", "--sampler NAME", "--pruner NAME", "--objective WHAT", "--mode M")
+    _add(parser, "--over WHICH", "--evaluations N", "--evaluation-episodes N")
+    words = "train the best trials and the preset again with K fresh seeds each; default: 0, none"
+    parser.option("--confirm-seeds K", words, type=integer, default=0)
+    words = "number of trials that --confirm-seeds trains again; default: 1"
+    parser.option("--confirm-best B", words, type=integer, default=1)
+    parser.section("study")
+    _add(parser, "--study NAME", "--new-study", "--storage URL")
     parser.section("how it runs")
     parser.option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
     add_ray_options(parser, "train the trials on Ray, --workers N at a time", "trial")
@@ -94,35 +96,11 @@ def _add_what_is_searched(parser: CommandParser) -> None:
     add_setup_options(parser)
     _add(parser, "--timesteps N")
     parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
-    parser.repeated(
-        "--stop METRIC=VALUE",
-        "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps",
-    )
+    words = "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps"
+    parser.repeated("--stop METRIC=VALUE", words)
     _add(parser, "--hparams FILE", "--space FILE")
-    parser.repeated(
-        "--grid KEY=A,B,C",
-        "try exactly these values, of several --grid all combinations; may be repeated; default: none",
-    )
-
-
-def _add_how_it_is_searched(parser: CommandParser) -> None:
-    parser.section("how it is searched")
-    _add(parser, "--trials N", "--seed S", "--sampler NAME", "--pruner NAME", "--objective WHAT", "--mode M")
-    _add(parser, "--over WHICH", "--evaluations N", "--evaluation-episodes N")
-    parser.option(
-        "--confirm-seeds K",
-        "train the best trials and the preset again with K fresh seeds each; default: 0, none",
-        type=integer,
-        default=0,
-    )
-    parser.option(
-        "--confirm-best B", "number of trials that --confirm-seeds trains again; default: 1", type=integer, default=1
-    )
-
-
-def _add_study(parser: CommandParser) -> None:
-    parser.section("study")
-    _add(parser, "--study NAME", "--new-study", "--storage URL")
+    words = "try exactly these values, of several --grid all combinations; may be repeated; default: none"
+    parser.repeated("--grid KEY=A,B,C", words)
 
 
 def _add(parser: CommandParser, *options: str) -> None:
@@ -134,31 +112,30 @@ def _add(parser: CommandParser, *options: str) -> None:
 
 
 def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `prepare_study`, except for the env.
+    """Return the arguments of `prepare_study`.
 
     Raises:
-        ConfigError: a `--set` is not `KEY=VALUE`, or a `--stop` not `METRIC=NUMBER`.
+        ConfigError: two envs are named, a `--set` is not `KEY=VALUE`, or a `--stop` not `METRIC=NUMBER`.
     """
-    other = ("env", "env_option", "imports", "verbosity", "quiet", "settings", "stop", *OF_EACH_CALL)
-    options = {name: value for name, value in vars(arguments).items() if name not in other}
-    return {**options, "settings": assignments("--set", arguments.settings), "stop": stop_conditions(arguments)}
+    options = {name: value for name, value in vars(arguments).items() if name in SearchOptions.__annotations__}
+    settings = assignments("--set", arguments.settings)
+    return {**options, "env": named_env(arguments), "settings": settings, "stop": stop_conditions(arguments)}
 
 
-def command_to_continue(env: str, name: str, storage: str | None, arguments: argparse.Namespace) -> str:
-    """Return the command that continues a search.
+def command_to_continue(search: Search, arguments: argparse.Namespace) -> str:
+    """Return the command that continues a search, without the password of its database.
 
     Args:
-        storage: the URL of the study's database, without a password; None: the journal.
         arguments: arguments of the present call; those that a study does not keep are repeated.
     """
     default = build_parser().parse_args([])
     given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]
-    options = [("study", shlex.quote(name))]
-    options += [("storage", shlex.quote(storage))] if storage else []
+    options = [("study", shlex.quote(search.name))]
+    options += [("storage", shlex.quote(url))] if (url := search.to_plain()["storage"]) else []
     options += [("import", module) for module in arguments.imports]
     options += [(option.replace("_", "-"), getattr(arguments, option)) for option in given]
     words = "".join(f" --{option} {value}" for option, value in options)
-    return f"python -m marl_sb3.tune {shlex.quote(env)}{words}"
+    return f"python -m marl_sb3.tune {shlex.quote(search.env)}{words}"
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -173,22 +150,19 @@ def _tune(arguments: argparse.Namespace) -> int:
     from marl_sb3.display.screen import standard_console
     from marl_sb3.display.text import short_path
 
-    console = standard_console()
     with without_collections():
-        from marl_sb3.tuning.api import require_counts, run_study, trainer_on
-    from marl_sb3.tuning.checks import require_trainable_preset
+        from marl_sb3.tuning.api import prepared
     from marl_sb3.tuning.jobs.trials import require_any_complete
 
+    console = standard_console()
     counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)
-    require_counts(*counts)
-    with trainer_on(ray_settings(arguments), arguments.workers) as trainer:
-        study = _study(arguments)
-        if arguments.confirm_seeds:
-            require_trainable_preset(study)
+    with prepared(study_options(arguments), *counts, ray_settings(arguments)) as (study, run):
         if not arguments.quiet:
-            _print_line(console, f"{_started(study)}: {short_path(study.folder)}")
+            done = f", {study.n_done()} of {study.search.trials} trials done" if study.continued else ""
+            start = f"{'continuing' if study.continued else 'new'} study {study.search.name}{done}"
+            _print_line(console, f"{start}: {short_path(study.folder)}")
         try:
-            run_study(study, *counts, console=None if arguments.quiet else console, trainer=trainer)
+            run(console=None if arguments.quiet else console)
         except BaseException:
             _report_unfinished(study, arguments, console)
             raise
@@ -196,18 +170,6 @@ def _tune(arguments: argparse.Namespace) -> int:
     require_any_complete(study)
     print(short_path(study.folder), flush=True)
     return EXIT_DONE
-
-
-def _study(arguments: argparse.Namespace) -> TuneStudy:
-    from marl_sb3.tuning.api import prepare_study
-
-    return prepare_study(named_env(arguments), **study_options(arguments))
-
-
-def _started(study: TuneStudy) -> str:
-    if not study.continued:
-        return f"new study {study.search.name}"
-    return f"continuing study {study.search.name}, {study.n_done()} of {study.search.trials} trials done"
 
 
 def _report(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
@@ -227,9 +189,7 @@ def _report_unfinished(study: TuneStudy, arguments: argparse.Namespace, console:
     except Exception as error:  # a full disk, for example
         _print_line(console, f"the report cannot be written: {error}")
     if not arguments.quiet:
-        storage = study.search.to_plain()["storage"]  # without its password
-        command = command_to_continue(study.search.env, study.search.name, storage, arguments)
-        _print_line(console, f"continue with: {command}")
+        _print_line(console, f"continue with: {command_to_continue(study.search, arguments)}")
 
 
 def _print_line(console: Console, text: str) -> None:

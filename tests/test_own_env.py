@@ -21,9 +21,10 @@ from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
 from marl_sb3.train import main as train_main
-from marl_sb3.tune import _study
 from marl_sb3.tune import build_parser as tune_parser
 from marl_sb3.tune import main as tune_main
+from marl_sb3.tune import study_options
+from marl_sb3.tuning.api import prepare_study
 from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.vec_env.interface import episode_seed
 
@@ -59,7 +60,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         assert train_main([*TRAIN, "--run-dir", "run"]) == 0
         search = tune_parser().parse_args([*TRAIN[:-1], *TUNE, "--study", "s"])
-        _study(search)
+        prepare_study(**study_options(search))
     return folder
 
 
@@ -74,7 +75,8 @@ def test_the_refusal_of_a_later_command_names_the_option_that_makes_it_work(
     assert option is not None, refusal
     assert option[1] == "--env toy_envs:ScriptedEnv"
     if line.startswith("tune"):  # running its trials takes a process of its own
-        assert _study(tune_parser().parse_args([*line.split()[1:], *option[1].split()])).search.name == "s"
+        search = tune_parser().parse_args([*line.split()[1:], *option[1].split()])
+        assert prepare_study(**study_options(search)).search.name == "s"
     else:
         assert command(f"{line} {option[1]}") == 0
 

@@ -15,7 +15,8 @@ from refusals import refusal
 from waiting import wait_for
 
 import marl_sb3
-from marl_sb3.tune import _study, build_parser, main
+from marl_sb3.tune import build_parser, main, study_options
+from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import parse_space
 
@@ -131,7 +132,7 @@ def test_a_search_in_which_nothing_was_trained_has_failed(in_tmp: Path, capsys: 
 def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = [*TINY, "--trials", "1"]
     for name in ("wide-net", "lr-1", "lr-2"):  # names that differ in digits only are no typos
-        _study(build_parser().parse_args([*tiny, "--study", name]))
+        prepare_study(**study_options(build_parser().parse_args([*tiny, "--study", name])))
     for arguments in (["--study", "wide-nte"], ["arena", *tiny, "--study", "widenet"]):
         assert main(arguments) == 2
         error = capsys.readouterr().err
@@ -140,7 +141,7 @@ def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.
         )
     assert main([*tiny, "--study", "wide-net", "--new-study"]) == 2
     assert "study 'wide-net' exists in " in capsys.readouterr().err
-    _study(build_parser().parse_args([*tiny, "--study", "wide-nte", "--new-study"]))
+    prepare_study(**study_options(build_parser().parse_args([*tiny, "--study", "wide-nte", "--new-study"])))
     assert {path.name for path in Path("runs/tune/arena").iterdir()} == {"wide-net", "lr-1", "lr-2", "wide-nte"}
 
 

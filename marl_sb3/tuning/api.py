@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Any, Unpack
 
 from rich.console import Console
 
@@ -22,10 +22,7 @@ from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import SearchView
 
-if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray import RayTrainer
-
-__all__ = ["prepare_study", "run_study", "trainer_on", "tune"]
+__all__ = ["prepare_study", "prepared", "tune"]
 
 
 @takes_search_options
@@ -65,75 +62,56 @@ def tune(
         ConfigError: a setting is wrong; no trial was run.
         SearchError: worker processes cannot be started, or every trial fails.
     """
-    require_counts(workers, confirm_seeds, confirm_best)
-    with trainer_on(ray, workers) as trainer:
-        prepared = prepare_study(env, **options)
-        if confirm_seeds:
-            require_trainable_preset(prepared)
+    with prepared({"env": env, **options}, workers, confirm_seeds, confirm_best, ray) as (study, run):
         shown = in_notebook() if progress_bar is None else progress_bar
-        console = standard_console() if shown else None
         try:
-            run_study(prepared, workers, confirm_seeds, confirm_best, watch, console, keep=True, trainer=trainer)
+            run(watch, standard_console() if shown else None, keep=True)
         finally:
-            write_files(prepared)
-    return prepared
+            write_files(study)
+    return study
 
 
 @contextmanager
-def trainer_on(ray: RaySettings | None, workers: int) -> Iterator[RayTrainer | None]:
-    """Connect to the cluster that trains `workers` runs at a time; without `ray`, return None.
+def prepared(
+    arguments: Mapping[str, Any],
+    workers: int,
+    confirm_seeds: int,
+    confirm_best: int,
+    ray: RaySettings | None,
+) -> Iterator[tuple[TuneStudy, Callable[..., None]]]:
+    """Check all arguments of `tune`, connect to Ray, and prepare the study.
 
-    Raises:
-        ConfigError: see `RayTrainer`.
-    """
-    if ray is None:
-        yield None
-        return
-    from marl_sb3.tuning.jobs.ray import RayTrainer
+    Args:
+        arguments: those of `prepare_study`.
 
-    with closing(RayTrainer(replace(ray, runners=workers))) as trainer:
-        yield trainer
-
-
-def require_counts(workers: int, confirm_seeds: int, confirm_best: int) -> None:
-    """Check the numbers that `run_study` takes.
-
-    Raises:
-        ConfigError: one of them is no integer, or too small.
+    Returns:
+        The study, and a function that runs its trials, then its confirmations. Its arguments are `watch` of `tune`,
+        the `console` that shows the progress, if any, and `keep`, whether the last picture is left there.
     """
     require_integer("workers", workers, 1)
     require_integer("confirm_seeds", confirm_seeds, 0)
     require_integer("confirm_best", confirm_best, 1)
+    with ExitStack() as stack:
+        trainer = None
+        if ray is not None:
+            from marl_sb3.tuning.jobs.ray import RayTrainer
 
+            trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers))))
+        study = prepare_study(**arguments)
+        if confirm_seeds:
+            require_trainable_preset(study)
 
-def run_study(
-    study: TuneStudy,
-    workers: int,
-    confirm_seeds: int,
-    confirm_best: int,
-    watch: Watcher | None = None,
-    console: Console | None = None,
-    *,
-    keep: bool = False,
-    trainer: RayTrainer | None = None,
-) -> None:
-    """Run the trials of a prepared study, then its confirmations; see `tune`.
+        def run(watch: Watcher | None = None, console: Console | None = None, *, keep: bool = False) -> None:
+            with SearchView(console, study, keep=keep) as view:
 
-    Args:
-        confirm_best: the number of trials to train again.
-        watch: called twice a second with the study.
-        console: where to show the progress; None: nowhere.
-        keep: leave the last picture on the screen.
-        trainer: from `trainer_on`.
-    """
-    with SearchView(console, study, keep=keep) as view:
+                def look(study: TuneStudy) -> None:
+                    view.update(study)
+                    if watch is not None:
+                        watch(study)
 
-        def look(study: TuneStudy) -> None:
-            view.update(study)
-            if watch is not None:
-                watch(study)
+                run_trials(study, workers, look, trainer)
+            if confirm_seeds:
+                with SearchView(console, keep=keep) as view:
+                    confirm(study, confirm_best, confirm_seeds, workers, view.update_confirmations, trainer)
 
-        run_trials(study, workers, look, trainer)
-    if confirm_seeds:
-        with SearchView(console, keep=keep) as view:
-            confirm(study, confirm_best, confirm_seeds, workers, view.update_confirmations, trainer)
+        yield study, run

@@ -85,7 +85,7 @@ def _built(config: TrainConfig, factory: EnvFactory | None) -> Iterator[Run]:
 
 
 def _check_minibatches(run: Run, uneven: _Uneven, *, searches_batch_size: bool) -> None:
-    """Refuse to search minibatches larger than the rollout, which train all the same; add those that do not divide it."""
+    """Refuse to search minibatches larger than the rollout, which train the same; note those that do not divide it."""
     policies: Mapping[PolicyID, Any] = run.algorithm.policies
     for policy_id, policy in policies.items():
         if not all(hasattr(policy, name) for name in ("batch_size", "n_steps", "rollout_buffer")):
