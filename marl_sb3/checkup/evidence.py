@@ -59,7 +59,7 @@ def mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else _NOTHING
 
 
-def _truth(flag: Any) -> bool:
+def truth(flag: Any) -> bool:
     """Return whether a flag is true; False for values without a truth value, such as arrays."""
     try:
         return bool(flag)
@@ -113,38 +113,25 @@ def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
 
 @dataclass
 class Step:
-    """A reset or a step, with copies of what the env returned, whatever the types of the values are.
+    """A reset or a step, with copies of what the env returned, whatever the types of the values are."""
 
-    Attributes:
-        number: index in the episode; 0 is the reset.
-        acting: the agents that acted in it; none in a reset.
-        actions: their actions.
-        agents: the env's `agents` afterwards.
-        observations: by agent.
-        rewards: by agent; empty in a reset.
-        terminated: by agent; empty in a reset.
-        truncated: by agent; empty in a reset.
-        infos: by agent.
-        to_act: the agents that act in the next step.
-        rewritten: the agents whose observation was changed by the next step, in the array returned here.
-    """
-
-    number: int
-    acting: tuple[AgentID, ...]
-    actions: Mapping[AgentID, Any]
-    agents: tuple[AgentID, ...]
-    observations: Mapping[AgentID, Any]
-    rewards: Mapping[AgentID, Any] = field(default_factory=dict)
-    terminated: Mapping[AgentID, Any] = field(default_factory=dict)
-    truncated: Mapping[AgentID, Any] = field(default_factory=dict)
-    infos: Mapping[AgentID, Any] = field(default_factory=dict)
-    to_act: tuple[AgentID, ...] = ()
+    number: int  # index in the episode; 0 is the reset
+    acting: tuple[AgentID, ...]  # the agents that acted in it; none in a reset
+    actions: Mapping[AgentID, Any]  # their actions
+    agents: tuple[AgentID, ...]  # the env's `agents` afterwards
+    observations: Mapping[AgentID, Any]  # by agent
+    rewards: Mapping[AgentID, Any] = field(default_factory=dict)  # by agent; empty in a reset
+    terminated: Mapping[AgentID, Any] = field(default_factory=dict)  # by agent; empty in a reset
+    truncated: Mapping[AgentID, Any] = field(default_factory=dict)  # by agent; empty in a reset
+    infos: Mapping[AgentID, Any] = field(default_factory=dict)  # by agent
+    to_act: tuple[AgentID, ...] = ()  # the agents that act in the next step
+    # The agents whose observation was changed by the next step, in the array returned here.
     rewritten: tuple[AgentID, ...] = ()
 
     def ends(self) -> dict[AgentID, tuple[bool, bool]]:
         """Return (terminated, truncated) of the agents that one of the flags is true for."""
         agents = {**self.terminated, **self.truncated}
-        flags = {agent: (_truth(self.terminated.get(agent)), _truth(self.truncated.get(agent))) for agent in agents}
+        flags = {agent: (truth(self.terminated.get(agent)), truth(self.truncated.get(agent))) for agent in agents}
         return {agent: both for agent, both in flags.items() if any(both)}
 
     def fingerprint(self) -> dict[str, int]:
@@ -158,20 +145,13 @@ class Step:
 
 @dataclass
 class PlayedEpisode:
-    """An episode as it was played.
+    """An episode as it was played."""
 
-    Attributes:
-        index: from 0, in the order of the play.
-        seed: seed of the env's reset.
-        steps: the reset and the steps.
-        is_over: whether the env ended it; False if it was cut short or failed.
-        stopped: the check that reports why it failed, and what was seen; None if it did not fail.
-    """
-
-    index: int
-    seed: int
-    steps: list[Step] = field(default_factory=list)
-    is_over: bool = False
+    index: int  # from 0, in the order of the play
+    seed: int  # seed of the env's reset
+    steps: list[Step] = field(default_factory=list)  # the reset and the steps
+    is_over: bool = False  # whether the env ended it; False if it was cut short or failed
+    # The check that reports why it failed, and what was seen; None if it did not fail.
     stopped: tuple[str, Seen] | None = None
 
     @property
@@ -219,17 +199,11 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode that was played again with the same seed and other actions.
+    """An episode that was played again with the same seed and other actions."""
 
-    Attributes:
-        recorded: as it was played first.
-        replayed: as it was played again; it is not longer.
-        turn: the number of the last step with other actions; None: all actions were others.
-    """
-
-    recorded: PlayedEpisode
-    replayed: PlayedEpisode
-    turn: int | None = None
+    recorded: PlayedEpisode  # as it was played first
+    replayed: PlayedEpisode  # as it was played again; it is not longer
+    turn: int | None = None  # the number of the last step with other actions; None: all actions were others
 
     def both(self) -> tuple[PlayedEpisode, PlayedEpisode]:
         """Return the episode as it was recorded, and as it was replayed."""
@@ -242,43 +216,27 @@ class Replay:
 
 @dataclass
 class Evidence:
-    """All that is known of an env.
+    """All that is known of an env."""
 
-    Attributes:
-        agents: its `possible_agents`.
-        observation_spaces: by agent.
-        action_spaces: by agent.
-        metadata: of the env.
-        reports: what the probes themselves have found: the id of the check, and the place.
-        episodes: those that were recorded.
-        longest: env steps of the longest play without an end; 0: an episode has ended.
-        fingerprint: of the first episode.
-        repeats: whether the first episode can be repeated in new envs by its seed.
-        replays: whether all episodes can be repeated in any order.
-        seeds_differ: whether two seeds gave different first episodes.
-        without_effect: agent -> the number of its steps in which another action has changed nothing.
-        other_actions: episodes with other actions of all agents.
-        detours: episodes with other actions in their first half, and then the recorded ones.
-        faulty: whether a fault has been found.
-        facts: measurements that are no findings, such as steps per second.
-    """
-
-    agents: tuple[AgentID, ...] = ()
-    observation_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
-    action_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    agents: tuple[AgentID, ...] = ()  # its `possible_agents`
+    observation_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)  # by agent
+    action_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)  # by agent
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the env
+    # What the probes themselves have found: the id of the check, and the place.
     reports: list[tuple[str, Seen]] = field(default_factory=list)
-    episodes: list[PlayedEpisode] = field(default_factory=list)
-    longest: int = 0
-    fingerprint: Fingerprint = field(default_factory=list)
-    repeats: bool = False
-    replays: bool = False
-    seeds_differ: bool = False
+    episodes: list[PlayedEpisode] = field(default_factory=list)  # those that were recorded
+    longest: int = 0  # env steps of the longest play without an end; 0: an episode has ended
+    fingerprint: Fingerprint = field(default_factory=list)  # of the first episode
+    repeats: bool = False  # whether the first episode can be repeated in new envs by its seed
+    replays: bool = False  # whether all episodes can be repeated in any order
+    seeds_differ: bool = False  # whether two seeds gave different first episodes
+    # Agent -> the number of its steps in which another action has changed nothing.
     without_effect: dict[AgentID, int] = field(default_factory=dict)
-    other_actions: list[Replay] = field(default_factory=list)
+    other_actions: list[Replay] = field(default_factory=list)  # episodes with other actions of all agents
+    # Episodes with other actions in their first half, and then the recorded ones.
     detours: list[Replay] = field(default_factory=list)
-    faulty: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
+    faulty: bool = False  # whether a fault has been found
+    facts: dict[str, Any] = field(default_factory=dict)  # measurements that are no findings, such as steps per second
 
     def report(self, check: str, seen: Seen) -> None:
         """Record what a probe has found itself, such as the exception that stopped it; each place is kept once."""

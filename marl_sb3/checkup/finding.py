@@ -33,27 +33,17 @@ MOST_SEEN = 5
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look for; `CHECKS` lists all of them.
+    """One thing to look for; `CHECKS` lists all of them."""
 
-    Attributes:
-        id: its name in reports.
-        severity: of what it finds.
-        title: what is wrong, as a sentence without a full stop.
-        why: why this matters for training.
-        remedy: what to do.
-        find: yields the places where it is seen; none if all is well. None: the probes themselves report them.
-        after: the probe that collects what `find` looks at, see `examination.PROBES`.
-        once_per_agent: report the first place of each agent alone, of what is wrong with all its values.
-    """
-
-    id: str
-    severity: Severity
-    title: str
-    why: str
-    remedy: str
+    id: str  # its name in reports
+    severity: Severity  # of what it finds
+    title: str  # what is wrong, as a sentence without a full stop
+    why: str  # why this matters for training
+    remedy: str  # what to do
+    # Yields the places where it is seen; none if all is well. None: the probes themselves report them.
     find: Callable[[Evidence], Iterable[Seen]] | None = None
-    after: str = "episodes"
-    once_per_agent: bool = False
+    after: str = "episodes"  # the probe that collects what `find` looks at, see `examination.PROBES`
+    once_per_agent: bool = False  # report the first place of each agent alone, of what is wrong with all its values
 
     def places(self, evidence: Evidence) -> list[Seen]:
         """Return all places where it is seen."""

@@ -17,7 +17,7 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.types import Array
-from marl_sb3.vec_env import AgentGroup, BatchedVecEnv, MultiAgentVecEnv, VecStep
+from marl_sb3.vec_env import BatchedVecEnv, MultiAgentVecEnv, VecStep
 
 MASKED = "maskable_ppo"  # the algorithm for envs with action masks
 
@@ -70,13 +70,12 @@ def random_actions(vec_env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
         Per group, (E, A_group, *action shape).
     """
     masks = step.action_masks or (None,) * len(vec_env.groups)
-    return [_of_group(group, vec_env.num_envs, mask) for group, mask in zip(vec_env.groups, masks, strict=True)]
-
-
-def _of_group(group: AgentGroup, num_envs: int, mask: Array | None) -> Array:
-    space, rows = group.action_space, (num_envs, len(group.agents))
-    if mask is not None and isinstance(space, spaces.Discrete):
-        drawn = [space.sample(mask=row.astype(np.int8)) for row in mask.reshape(-1, mask.shape[-1])]
-    else:
-        drawn = [space.sample() for _ in range(math.prod(rows))]
-    return np.array(drawn, space.dtype).reshape(*rows, *(space.shape or ()))
+    actions = []
+    for group, mask in zip(vec_env.groups, masks, strict=True):
+        space, rows = group.action_space, (vec_env.num_envs, len(group.agents))
+        if mask is not None and isinstance(space, spaces.Discrete):
+            drawn = [space.sample(mask=row.astype(np.int8)) for row in mask.reshape(-1, mask.shape[-1])]
+        else:
+            drawn = [space.sample() for _ in range(math.prod(rows))]
+        actions.append(np.array(drawn, space.dtype).reshape(*rows, *(space.shape or ())))
+    return actions

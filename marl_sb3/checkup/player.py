@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -31,28 +32,18 @@ Records = Literal["everything", "fingerprints", "nothing"]
 
 @dataclass(frozen=True)
 class Job:
-    """What a process plays.
+    """What a process plays."""
 
-    Attributes:
-        env: an env id that the process can import; another name if the process is forked from one that has the factory.
-        env_kwargs: for the factory.
-        seed: determines all seeds.
-        episodes: how many are recorded at most.
-        steps: how many env steps are recorded at most.
-        seconds: how long recording may take.
-        measure_s: how long speed is measured.
-        timeout_s: how long one call of the env may take.
-        only_fingerprint: play the first episode and nothing else, to compare it with that of another process.
-    """
-
+    # An env id that the process can import; another name if the process is forked from one that has the factory.
     env: str
-    env_kwargs: Mapping[str, Any]
-    seed: int
-    episodes: int
-    steps: int
-    seconds: float
-    measure_s: float
-    timeout_s: float
+    env_kwargs: Mapping[str, Any]  # for the factory
+    seed: int  # determines all seeds
+    episodes: int  # how many are recorded at most
+    steps: int  # how many env steps are recorded at most
+    seconds: float  # how long recording may take
+    measure_s: float  # how long speed is measured
+    timeout_s: float  # how long one call of the env may take
+    # Play the first episode and nothing else, to compare it with that of another process.
     only_fingerprint: bool = False
 
 
@@ -206,6 +197,17 @@ class ProbePlayer:
                 break
             self.step()
         return self.episode
+
+    def play_through(self, seeds: Iterator[tuple[int, int]], until: float, most_steps: float = math.inf) -> int:
+        """Play on through the ends of episodes, each with the next seeds; return the number of steps."""
+        steps = 0
+        while steps < most_steps and self.episode.stopped is None and time.perf_counter() < until:
+            if self.goes_on:
+                self.step()
+                steps += 1
+            else:
+                self.begin(next(seeds))
+        return steps
 
     def begin(self, seeds: tuple[int, int]) -> None:
         """Reset the env; `seeds` are those of the env and of the actions."""

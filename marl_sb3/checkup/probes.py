@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,7 @@ def record_episodes(subject: EnvUnderTest) -> None:
 
 def _most_steps(evidence: Evidence) -> int:
     """Return how many steps fit into the memory for observations."""
-    size = sum(map(_bytes_of, evidence.observation_spaces.values()))
-    return max(1, _MOST_BYTES // max(1, size))
+    return max(1, _MOST_BYTES // max(1, sum(map(_bytes_of, evidence.observation_spaces.values()))))
 
 
 def _bytes_of(space: spaces.Space[Any]) -> int:
@@ -339,7 +338,8 @@ def _kept_bytes(subject: EnvUnderTest, player: ProbePlayer, collect: Callable[[]
         collect()
         sizes.append((tracemalloc.get_traced_memory()[0], int(psutil.Process().memory_info().rss)))
         if piece < _PIECES:
-            steps.append(_play_piece(subject, player))
+            until = time.perf_counter() + _PIECE_S
+            steps.append(player.play_through(map(subject.seeds, count(1)), until, _PIECE))
     measured = sizes[1:]  # in the first piece, caches fill
     kinds = zip(zip(*measured, strict=True), _LEAST_KEPT, strict=True)
     return max(_growth(of_kind, sum(steps[1:]), least) for of_kind, least in kinds)
@@ -351,30 +351,16 @@ def _growth(sizes: Sequence[int], steps: int, least: int) -> float:
     return mean if steps >= _PIECE and mean > least and min(per_piece) > 0.5 * sum(per_piece) / len(per_piece) else 0.0
 
 
-def _play_piece(subject: EnvUnderTest, player: ProbePlayer) -> int:
-    """Play on for some steps, through the ends of episodes; returns how many."""
-    until, steps, episode = time.perf_counter() + _PIECE_S, 0, 0
-    while steps < _PIECE and player.episode.stopped is None and time.perf_counter() < until:
-        if player.goes_on:
-            player.step()
-            steps += 1
-        else:
-            episode += 1
-            player.begin((subject.seeds(episode)[0], subject.job.seed))
-    return steps
-
-
 @contextmanager
 def _traced_memory() -> Iterator[None]:
     """Count the memory of Python and NumPy."""
-    if tracemalloc.is_tracing():
-        yield
-        return
+    was_tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     try:
         yield
     finally:
-        tracemalloc.stop()
+        if not was_tracing:
+            tracemalloc.stop()
 
 
 def name_left_running(subject: EnvUnderTest) -> None:
@@ -392,10 +378,9 @@ def measure_speed(subject: EnvUnderTest) -> None:
     if subject.job.measure_s <= 0 or evidence.reported("raises"):
         return
     with subject.player("nothing") as player:
-        until, steps, episode = time.perf_counter() + subject.job.measure_s, 0, 0
-        while time.perf_counter() < until and player.episode.stopped is None:
-            player.play(subject.seeds(episode), UNENDING_STEPS, until)
-            steps, episode = steps + player.steps_done, episode + 1
+        until = time.perf_counter() + subject.job.measure_s
+        player.begin(subject.seeds(0))
+        steps = player.play_through(map(subject.seeds, count(1)), until)
         evidence.facts["env_steps_per_s"] = steps / max(player.busy_s, 1e-9)
     try:
         evidence.facts.update(_through_vectorizer(subject))
@@ -416,14 +401,14 @@ def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
         facts = fitting(vec_env, subject.evidence)
         if subject.evidence.reported("no-algorithm"):
             return facts
-        step, count, busy_s = vec_env.reset(), 0, 0.0
+        step, steps, busy_s = vec_env.reset(), 0, 0.0
         until = time.perf_counter() + job.measure_s
         for group in vec_env.groups:
             group.action_space.seed(job.seed)
         while time.perf_counter() < until:
-            watch.at("step() of the vectorizer", None, count)
+            watch.at("step() of the vectorizer", None, steps)
             drawn = random_actions(vec_env, step)
             start = time.perf_counter()
             step = vec_env.step(drawn)
-            busy_s, count = busy_s + time.perf_counter() - start, count + 1
-    return {**facts, "vectorizer_n_envs": _N_ENVS, "vectorizer_env_steps_per_s": _N_ENVS * count / max(busy_s, 1e-9)}
+            busy_s, steps = busy_s + time.perf_counter() - start, steps + 1
+    return {**facts, "vectorizer_n_envs": _N_ENVS, "vectorizer_env_steps_per_s": _N_ENVS * steps / max(busy_s, 1e-9)}

@@ -85,17 +85,11 @@ def evaluated(result: Result) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        label: the text in the first column.
-        path: where the value is below `env_runners`; empty if the row is a remark without values.
-        digits: after the decimal point.
-    """
-
-    label: str
-    path: tuple[str, ...]
-    digits: int = 2
+    label: str  # the text in the first column
+    path: tuple[str, ...]  # where the value is below `env_runners`; empty if the row is a remark without values
+    digits: int = 2  # after the decimal point
 
     def number(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the value; None if there is none, as with a custom evaluation function."""
@@ -149,17 +143,11 @@ Returns = Mapping[AgentID, float | None]
 
 @dataclass(frozen=True)
 class ShownAgents:
-    """The agents to show, with their returns.
+    """The agents to show, with their returns."""
 
-    Attributes:
-        first: the best agents, best first; or all agents in the env's order.
-        others: the number of agents left out between `first` and `last`.
-        last: the worst agents, worst last.
-    """
-
-    first: Returns
-    others: int
-    last: Returns
+    first: Returns  # the best agents, best first; or all agents in the env's order
+    others: int  # the number of agents left out between `first` and `last`
+    last: Returns  # the worst agents, worst last
 
 
 def shown_agents(returns: Returns, most: int | None) -> ShownAgents:

@@ -41,22 +41,15 @@ _MOST_STOPS = 3  # stop conditions that are shown in the live view
 
 @dataclass(frozen=True)
 class Goals:
-    """The goals of a training run, as views show them.
+    """The goals of a training run, as views show them."""
 
-    Attributes:
-        metric: flat name of the metric that selects the best checkpoint.
-        higher_is_better: whether the highest value of that metric is the best.
-        stop: the value of each metric at which the run stops.
-        checkpoint: returns the name of the latest checkpoint; None before the first.
-        most_agents: show at most this many agents, fewer if there is no room; None: all.
-        longest_episode: returns the env steps of the longest episode that has not ended, as far as it is known.
-    """
-
-    metric: str = f"env_runners/{SUM}"
-    higher_is_better: bool = True
-    stop: Mapping[str, float] = field(default_factory=dict)
+    metric: str = f"env_runners/{SUM}"  # flat name of the metric that selects the best checkpoint
+    higher_is_better: bool = True  # whether the highest value of that metric is the best
+    stop: Mapping[str, float] = field(default_factory=dict)  # the value of each metric at which the run stops
+    # Returns the name of the latest checkpoint; None before the first.
     checkpoint: Callable[[], str | None] = lambda: None
-    most_agents: int | None = MOST_AGENTS
+    most_agents: int | None = MOST_AGENTS  # show at most this many agents, fewer if there is no room; None: all
+    # Returns the env steps of the longest episode that has not ended, as far as it is known.
     longest_episode: Callable[[], int] = lambda: 0
 
 

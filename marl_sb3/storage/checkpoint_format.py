@@ -72,20 +72,13 @@ _MAX_JSON_BYTES = 2**28  # a tree takes many times as much memory; files of tens
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The verified content of a checkpoint.
+    """The verified content of a checkpoint."""
 
-    Attributes:
-        folder: where it was; a running training may have removed it since.
-        about: its description: iteration, env steps, score, versions.
-        state: everything but weights and optimizer state.
-        tensors: weights and optimizer state, by file; `StoredTensors` if read from a folder.
-        why: one sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
-    """
-
-    folder: Path
-    about: StateReader
-    state: State
-    tensors: Tensors
+    folder: Path  # where it was; a running training may have removed it since
+    about: StateReader  # its description: iteration, env steps, score, versions
+    state: State  # everything but weights and optimizer state
+    tensors: Tensors  # weights and optimizer state, by file; `StoredTensors` if read from a folder
+    # One sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
     why: str = ""
 
     @property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, shown
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, shown, truth
 from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, check
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
@@ -57,16 +56,9 @@ def _unearned(evidence: Evidence) -> Iterator[Seen]:
     for episode in evidence.episodes:
         for step, playing in episode.in_play():
             for agent, reward in step.rewards.items():
-                if agent not in playing and _is_not_zero(reward):
+                if agent not in playing and truth(reward != 0):
                     what = "a reward for an agent that has not acted yet, or has ended"
                     yield episode.seen(step, what, agent, shown(reward))
-
-
-def _is_not_zero(reward: Any) -> bool:
-    try:
-        return bool(reward != 0)
-    except (TypeError, ValueError):
-        return False
 
 
 @check("never-acts", WARNING, "an agent never acts",
