@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,8 +75,7 @@ class StoppedError(Exception):
 
     def __init__(self, check: str, seen: Seen) -> None:
         super().__init__(str(seen))
-        self.check = check
-        self.seen = seen
+        self.check, self.seen = check, seen
 
 
 def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step: int | None = None) -> Any:
@@ -92,27 +91,19 @@ def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step
         raise StoppedError("raises", Seen(words, None, episode, step, None, traceback.format_exc())) from error
 
 
+@dataclass
 class EnvUnderTest:
-    """The env under examination: makes instances of it, and keeps what is known of it.
+    """The env under examination: makes instances of it, and keeps what is known of it."""
 
-    Attributes:
-        job: what is played, and how much.
-        factory: makes a new env.
-        watch: is told of every call.
-        evidence: what has been recorded.
-        repeated_steps: of the first episode when it is played again.
-        fingerprint_again: of the first episode, when it is played again after others; None: it cannot be compared.
-        moved_globals: the global random generators whose state changed while it was played.
-        awaited: the threads and processes that ran before the env was made.
-    """
-
-    def __init__(self, job: Job, factory: EnvFactory, watch: Watch) -> None:
-        self.job, self.factory, self.watch = job, factory, watch
-        self.evidence = Evidence()
-        self.repeated_steps = _REPEATED_STEPS
-        self.fingerprint_again: Fingerprint | None = None
-        self.moved_globals: tuple[str, ...] = ()
-        self.awaited = awaited()
+    job: Job  # what is played, and how much
+    factory: EnvFactory  # makes a new env
+    watch: Watch  # is told of every call
+    evidence: Evidence = field(default_factory=Evidence)  # what has been recorded
+    repeated_steps: int = _REPEATED_STEPS  # of the first episode when it is played again
+    # Of the first episode, when it is played again after others; None: it cannot be compared.
+    fingerprint_again: Fingerprint | None = None
+    moved_globals: tuple[str, ...] = ()  # the global random generators whose state changed while it was played
+    awaited: list[Any] = field(default_factory=awaited)  # threads and processes that ran before the env was made
 
     def seeds(self, episode: int) -> tuple[int, int]:
         """Return the seed of an episode, 31 bits, as many as all envs take; and the seed of its actions."""
@@ -163,13 +154,6 @@ class ProbePlayer:
         env: an instance of it.
         records: `everything` copies all that the env returns into the episode, `fingerprints` keeps checksums alone,
             `nothing` disturbs measurements least. It may change between steps.
-
-    Attributes:
-        episode: the one that is played.
-        fingerprint: of this episode.
-        steps_done: of this episode.
-        actions: of its latest step.
-        busy_s: seconds in the env since the player was made.
     """
 
     def __init__(self, subject: EnvUnderTest, env: ParallelEnv, records: Records) -> None:
@@ -177,26 +161,27 @@ class ProbePlayer:
         self._evidence, self._watch = subject.evidence, subject.watch
         self._ended = EndedAgents()
         self._latest: tuple[Mapping[AgentID, Any], Mapping[AgentID, Any]] = ({}, {})  # observations, infos; no copies
-        self.episode = PlayedEpisode(-1, 0)
-        self.fingerprint: Fingerprint = []
-        self.steps_done = 0
-        self.actions: Mapping[AgentID, Any] = {}
-        self.busy_s = 0.0
+        self.episode = PlayedEpisode(-1, 0)  # the one that is played
+        self.fingerprint: Fingerprint = []  # of this episode
+        self.steps_done = 0  # of this episode
+        self.actions: Mapping[AgentID, Any] = {}  # of its latest step
+        self.busy_s = 0.0  # seconds in the env since the player was made
 
-    def play(self, seeds: tuple[int, int], most_steps: int, until: float | None = None) -> PlayedEpisode:
+    def play(self, seeds: tuple[int, int], most_steps: int, until: float = math.inf) -> None:
         """Play an episode, or the beginning of it.
 
         Args:
             seeds: of the env and of the actions.
             most_steps: where it is cut.
-            until: time of `time.perf_counter` at which it is cut; None: never.
+            until: time of `time.perf_counter` at which it is cut.
         """
         self.begin(seeds)
-        while self.goes_on and self.steps_done < most_steps:
-            if until is not None and time.perf_counter() > until:
-                break
+        self.play_on(most_steps, until)
+
+    def play_on(self, most_steps: int, until: float = math.inf) -> None:
+        """Continue the episode until it is over, or is cut as by `play`."""
+        while self.goes_on and self.steps_done < most_steps and time.perf_counter() < until:
             self.step()
-        return self.episode
 
     def play_through(self, seeds: Iterator[tuple[int, int]], until: float, most_steps: float = math.inf) -> int:
         """Play on through the ends of episodes, each with the next seeds; return the number of steps."""

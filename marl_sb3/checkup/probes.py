@@ -123,8 +123,7 @@ def _play_on(subject: EnvUnderTest, player: ProbePlayer) -> None:
     """Continue an episode to find its end, without recording its steps."""
     episode, until = player.episode, time.perf_counter() + subject.job.seconds
     player.records = "fingerprints"
-    while player.goes_on and player.steps_done < UNENDING_STEPS and time.perf_counter() < until:
-        player.step()
+    player.play_on(UNENDING_STEPS, until)
     if player.goes_on:
         subject.evidence.longest = player.steps_done
     episode.is_over = False  # not in the steps that are kept
@@ -269,9 +268,7 @@ def _require_same_state(subject: EnvUnderTest, player: ProbePlayer) -> None:
 def _rest(player: ProbePlayer) -> Fingerprint:
     """Continue an episode, and return the fingerprint from here on."""
     player.fingerprint = []
-    for _ in range(_STEPS_AFTER):
-        if player.goes_on:
-            player.step()
+    player.play_on(player.steps_done + _STEPS_AFTER)
     return player.fingerprint
 
 

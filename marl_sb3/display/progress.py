@@ -61,28 +61,20 @@ class ProgressClock:
 
 
 class Series:
-    """A metric over a whole training run in bounded memory: means over equal spans of iterations, and the best value.
-
-    Attributes:
-        latest: the newest value; None before the first.
-        best: the best value; None before the first.
-        best_iteration: the iteration of the best value.
-    """
+    """A metric over a training run in bounded memory: means over equal spans of iterations, and the best value."""
 
     def __init__(self, higher_is_better: bool = True) -> None:
         self._sign = 1.0 if higher_is_better else -1.0
         self._means: list[float] = []
         self._span = 1  # values in each mean
         self._pending: list[float] = []
-        self.latest: float | None = None
-        self.best: float | None = None
+        self.best: float | None = None  # value; None before the first
         self.best_iteration: int | None = None
 
     def add(self, value: float | None, iteration: int) -> None:
         """Add the value of an iteration; None is ignored."""
         if value is None:
             return
-        self.latest = value
         if self.best is None or self._sign * value > self._sign * self.best:
             self.best, self.best_iteration = value, iteration
         self._pending.append(value)
@@ -125,6 +117,8 @@ def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
     rollout_s, update_s = timers["env_runner_sampling_timer"], timers["learner_update_timer"]
     total_s = (rollout_s + update_s) or 1.0
     env_rate, agent_rate = throughput["env_steps_per_s"], throughput["agent_steps_per_s"]
+    health = result.get("fault_tolerance", {})  # of the processes that step the envs, if there are any
+    restarts = health.get("num_worker_restarts")
     agents_rate = rate * agent_rate / env_rate if rate and env_rate and agent_rate else None
     return [
         f"iteration {result['iteration']}",
@@ -132,14 +126,6 @@ def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
         f"{number(agents_rate, 0)} agent steps/s",
         f"rollout {rollout_s / total_s:.0%}",
         f"update {update_s / total_s:.0%}",
-        *_health_parts(result),
+        *([counted(health["num_healthy_workers"], "worker")] if health else []),
+        *([counted(restarts, "worker restart")] if restarts else []),
     ]
-
-
-def _health_parts(result: Result) -> list[str]:
-    """Count the processes that step the envs, if there are any."""
-    health = result.get("fault_tolerance")
-    if health is None:
-        return []
-    healthy, restarts = health["num_healthy_workers"], health["num_worker_restarts"]
-    return [counted(healthy, "worker"), *([counted(restarts, "worker restart")] if restarts else [])]
