@@ -34,24 +34,25 @@ def returns_table(result: Result, evaluation: Result, width: int, most_agents: i
         evaluation: the result of the latest evaluated iteration, shown in a second column; empty if there is none.
         most_agents: how many agents are shown; None: all.
     """
-    columns = {"training": result["env_runners"]}
-    if metrics := evaluated(evaluation):
-        columns["evaluation"] = metrics
-    return metrics_table(metric_rows(result["env_runners"], most_agents), columns, width)
+    training = result["env_runners"]
+    return metrics_table(metric_rows(training, most_agents), training, evaluated(evaluation), width)
 
 
 def metrics_table(
     rows: Sequence[MetricRow],
-    columns: Mapping[str, Mapping[str, Any]],
+    training: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
     width: int,
     trend: Callable[[MetricRow, int], str] | None = None,
 ) -> Table:
     """Make a table of at most `width` characters; labels are cut if it does not fit, numbers never.
 
     Args:
+        evaluation: metrics of an evaluation, shown in a second column; empty if there was none.
         trend: draws a trend for a row in at most the given number of characters; None: no column for trends. The
             column is left out if there is no room for it.
     """
+    columns = {"training": training, **({"evaluation": evaluation} if evaluation else {})}
     cells = [[row.value(metrics) for metrics in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     left = width - sum(widths) - _GAP * len(widths)
@@ -128,12 +129,10 @@ def fitting_rows(metrics: Mapping[str, Any], most_agents: int | None, height: in
 
 def _agent_rows(returns: Mapping[str, float | None], most: int | None) -> Iterator[MetricRow]:
     shown = shown_agents(returns, most)
-    for agent in shown.first:
-        yield MetricRow(f"return of {agent}", (AGENTS, agent))
+    yield from (MetricRow(f"return of {agent}", (AGENTS, agent)) for agent in shown.first)
     if shown.others:
         yield MetricRow(f"{shown.others} other agents" if shown.first else f"{shown.others} agents", ())
-    for agent in shown.last:
-        yield MetricRow(f"return of {agent}", (AGENTS, agent))
+    yield from (MetricRow(f"return of {agent}", (AGENTS, agent)) for agent in shown.last)
 
 
 # --- Which agents are shown -------------------------------------------------------------------------------------------

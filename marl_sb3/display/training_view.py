@@ -307,11 +307,9 @@ class LiveView(TrainingView):
             series = self._trends.get(row.path)
             return "" if series is None else sparkline(series.trend(width), ascii_only=size.ascii_only)
 
-        columns = {"training": result["env_runners"]}
-        if self._evaluation is not None:
-            columns["evaluation"] = self._evaluation[1]
-        rows = fitting_rows(result["env_runners"], self._goals.most_agents, height - 1)
-        return metrics_table(rows, columns, size.width, trend)
+        training, evaluation = result["env_runners"], self._evaluation[1] if self._evaluation is not None else {}
+        rows = fitting_rows(training, self._goals.most_agents, height - 1)
+        return metrics_table(rows, training, evaluation, size.width, trend)
 
 
 def _best(series: Series) -> str:
