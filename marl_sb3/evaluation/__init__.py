@@ -9,9 +9,9 @@ from marl_sb3.evaluation.play import (
     evaluate_policies,
     metric_names,
     play_episodes,
+    preserve_training_state,
     require_same_agents,
 )
-from marl_sb3.evaluation.preserve import preserve_training_state
 
 __all__ = [
     "Evaluation",

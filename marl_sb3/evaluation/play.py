@@ -6,18 +6,24 @@ The numbers are those of `metrics.EpisodeTracker`, under the names that a traini
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+
+import numpy as np
+import torch as th
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
+from marl_sb3.sb3.noise import preserve_noise
+from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
@@ -171,6 +177,39 @@ def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
         "MultiAgentAlgorithm.load(folder, env) and load_policies(folder) make them from a checkpoint or a run folder",
         key="algo",
     )
+
+
+# --- The training in progress -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int | None = None) -> Iterator[None]:
+    """Restore on exit what acting changes: global random generators, and the modes and noise of policies.
+
+    Inside, the generators of PyTorch (and of CUDA, if it is in use), NumPy and Python are seeded.
+
+    Args:
+        algo: the algorithm or bundle that acts.
+        seed: seed of the generators; None: from the operating system's entropy.
+    """
+    modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
+    with preserve_rng(), preserve_noise(algo.policies.values()):
+        try:
+            _seed_generators(seed)
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def _seed_generators(seed: int | None) -> None:
+    of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
+    th.default_generator.manual_seed(of_torch)
+    if th.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Not before the first use of CUDA: PyTorch would keep the seed for that use, possibly by a training.
+        th.cuda.manual_seed_all(of_torch)
+    np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator
+    random.seed(of_python)
 
 
 # --- Playing ---------------------------------------------------------------------------------------------------------

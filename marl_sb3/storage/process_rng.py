@@ -20,19 +20,12 @@ _NUMPY_WORDS = 624
 
 # PyTorch's Mersenne twister reads `left` words from index `next` on: `CPUGeneratorImplState` in aten/src/ATen.
 _TORCH = np.dtype(
-    [
-        ("seed", "u8"),
-        ("left", "i4"),
-        ("seeded", "i4"),
-        ("next", "u8"),
-        ("words", "u8", 624),
-        ("normals", "f8", 3),
-        ("has_normal", "i4"),
-        ("gap", "V4"),
-        ("float_normal", "f4"),
-        ("has_float_normal", "u1"),
-        ("end", "V3"),
-    ]
+    {
+        "names": ["left", "seeded", "next", "normals", "has_normal", "float_normal", "has_float_normal"],
+        "formats": ["i4", "i4", "u8", "3f8", "i4", "f4", "u1"],
+        "offsets": [8, 12, 16, 5016, 5040, 5048, 5052],
+        "itemsize": 5056,
+    }
 )
 
 
