@@ -133,7 +133,8 @@ def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
         if sync:
             sync_to_disk(folder.parent)
     finally:
-        _remove(former)
+        if replaces:
+            _remove(former)
 
 
 def sync_to_disk(path: Path) -> None:

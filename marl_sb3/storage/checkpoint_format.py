@@ -123,7 +123,9 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
     with replaced_folder(folder, sync=True) as fresh:
         files = {_STATE: _write_file(fresh / _STATE, [text])}
         for name, group in groups.items():
-            files[f"{name}{SUFFIX}"] = _write_file(fresh / f"{name}{SUFFIX}", tensor_chunks(group))
+            file, chunks = f"{name}{SUFFIX}", tensor_chunks(group)
+            # The arrays are many and small: they are written at once.
+            files[file] = _write_file(fresh / file, [b"".join(chunks)] if group is arrays else chunks)
         manifest = _json({"format": FORMAT, "about": about, "files": files})
         _write_file(fresh / MANIFEST, [manifest])
     return len(manifest) + sum(int(entry["size"]) for entry in files.values())
