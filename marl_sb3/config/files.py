@@ -84,10 +84,8 @@ _Dumper.add_representer(str, _quoted_breaks)
 
 
 def _load(text: str) -> Any:
-    """Parse a text."""
     data = yaml.load(text, _Loader)
-    if isinstance(data, (dict, list)):
-        require_few_values(data)
+    require_few_values(data)
     return data
 
 
@@ -97,13 +95,20 @@ def require_few_values(data: Any) -> None:
     Raises:
         YAMLError: there are too many.
     """
-    count, containers = 0, [data]
-    while containers:
-        container = containers.pop()
+    count = 0
+    for container in _containers(data):
+        count += len(container)
+        _require_few(count)
+
+
+def _containers(data: Any) -> Iterator[dict[Any, Any] | list[Any]]:
+    """Yield all dictionaries and lists within data; one with several aliases as often."""
+    waiting = [data]
+    while waiting:
+        container = waiting.pop()
         if isinstance(container, (dict, list)):
-            count += len(container)
-            _require_few(count)
-            containers += container.values() if isinstance(container, dict) else container
+            yield container
+            waiting += container.values() if isinstance(container, dict) else container
 
 
 def _require_few(count: int) -> None:
@@ -121,19 +126,12 @@ def parse_value(text: str) -> Any:
         value = _load(text)
     except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
-    glued = next(_without_space(value), None) if isinstance(value, (dict, list)) else None
-    if glued is not None:
-        name, _, rest = glued.partition(":")
-        raise ConfigError(f"the value {text!r} has no space after a colon; accepted: {{{name}: {rest}}}")
+    for container in _containers(value):
+        for key in container if isinstance(container, dict) else ():
+            if isinstance(key, str) and ":" in key and container[key] is None:  # YAML reads `{a:1}` as `{"a:1": null}`
+                name, _, rest = key.partition(":")
+                raise ConfigError(f"the value {text!r} has no space after a colon; accepted: {{{name}: {rest}}}")
     return value
-
-
-def _without_space(tree: Any) -> Iterator[str]:
-    """Yield the keys `name:value` without a value of their own: YAML reads `{a:1}` as `{"a:1": null}`."""
-    if isinstance(tree, Mapping):
-        yield from (key for key, value in tree.items() if isinstance(key, str) and value is None and ":" in key)
-    for child in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ():
-        yield from _without_space(child)
 
 
 def _one_line(error: Exception) -> str:
@@ -151,25 +149,22 @@ def read_yaml(path: Path) -> Any:
     Raises:
         ConfigError: the file cannot be read or is not valid YAML.
     """
-    text = _text_of(path)
+    inside, fault, text = path / "config.yaml", "", ""
+    try:
+        if path.is_dir():
+            fault = f" is a folder; {f'did you mean {inside}?' if inside.is_file() else 'accepted: a file'}"
+        elif path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
+            fault = f" is not a file of at most {_MAX_FILE_BYTES} bytes"
+        else:
+            text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8, or its name has a null byte
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', error)}", key="hparams") from error
+    if fault:
+        raise ConfigError(f"{path}{fault}", key="hparams")
     try:
         return _load(text)
     except _YAML_ERRORS as error:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if path.is_dir():
-            inside = path / "config.yaml"
-            fault = f"is a folder; {f'did you mean {inside}?' if inside.is_file() else 'accepted: a file'}"
-        elif path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
-            fault = f"is not a file of at most {_MAX_FILE_BYTES} bytes"
-        else:
-            return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8, or its name has a null byte
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', error)}", key="hparams") from error
-    raise ConfigError(f"{path} {fault}", key="hparams")
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -256,7 +251,10 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
         found = f"holds {shown(content)}" if content else "is empty"
         raise ConfigError(f"{path} {found}; accepted: a mapping of env ids to their settings", key="hparams")
     if env is None:
-        env = _only_env(path, content)
+        envs = [name for name in content if name not in (DEFAULT, ATARI)] or list(content)
+        if len(envs) != 1:
+            raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
+        env = str(envs[0])
     if env in content:
         return env, env, _entry(path, env, content[env])
     close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
@@ -267,13 +265,6 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
     similar = f"; it has some for {', '.join(close)}" if close else ""
     notes.append(f"{path} has no settings for env {env!r}: those of its section {section!r} are used{similar}")
     return env, section, _entry(path, section, content[section])
-
-
-def _only_env(path: str | Path, content: Mapping[Any, Any]) -> str:
-    envs = [name for name in content if name not in (DEFAULT, ATARI)] or list(content)
-    if len(envs) != 1:
-        raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
-    return str(envs[0])
 
 
 def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:

@@ -43,21 +43,16 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
         fault = id_fault(value)
         if fault:
             raise ConfigError(f"{kind} id {shown_id(value)} {fault}{what_to_do}", key=key)
-    within = _one_within_another([value for value in checked if isinstance(value, str)])
-    if within:
+    known = set(checked)
+    for outer, inner in [(parent, each) for each in checked for parent in _parents(str(each)) if parent in known]:
         words = "the metrics of the second would lie within those of the first"
-        raise ConfigError(f"{kind} ids {within[0]!r} and {within[1]!r}: {words}; accepted: other ids", key=key)
+        raise ConfigError(f"{kind} ids {outer!r} and {inner!r}: {words}; accepted: other ids", key=key)
 
 
-def _one_within_another(ids: Sequence[str]) -> tuple[str, str] | None:
-    """Find two ids of which the second is a path that begins with the first: `a` and `a/b`."""
-    known = set(ids)
-    for each in ids:
-        parts = each.split("/")
-        for end in range(1, len(parts)):
-            if "/".join(parts[:end]) in known:
-                return "/".join(parts[:end]), each
-    return None
+def _parents(path: str) -> list[str]:
+    """Return the paths that contain another one: `a` and `a/b` of `a/b/c`."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def shown_id(value: object) -> str:
@@ -74,11 +69,8 @@ def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
     plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
     folded = [name.casefold() for name in plain.values()]
     unique = {each: folded.count(name.casefold()) == 1 for each, name in plain.items()}
-    return {each: f"{name}{'' if unique[each] else _digest(each)}{suffix}" for each, name in plain.items()}
-
-
-def _digest(text: str) -> str:
-    return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    digests = {each: "" if unique[each] else f"-{hashlib.sha256(each.encode()).hexdigest()[:8]}" for each in plain}
+    return {each: f"{name}{digests[each]}{suffix}" for each, name in plain.items()}
 
 
 def _text(value: Any) -> Any:
@@ -92,18 +84,18 @@ def _texts(values: Any) -> Any:
 def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a converter for a mapping of ids to mappings: it converts the ids, and one field of the inner mappings."""
 
-    def inner_text(inner: Any) -> Any:
-        return {**inner, field: read(inner[field])} if isinstance(inner, Mapping) and field in inner else inner
-
-    def outer_text(outer: Any) -> Any:
+    def converted(outer: Any) -> Any:
         if not isinstance(outer, Mapping):
             return outer
-        twice = [each for each in outer if _text(each) is not each and _text(each) in outer]
-        if twice:
-            raise ConfigError(f"{twice[0]!r} and {_text(twice[0])!r} are the same id; accepted: each id once")
-        return {_text(each): inner_text(inner) for each, inner in outer.items()}
+        texts: dict[Any, Any] = {}
+        for each, inner in outer.items():
+            if _text(each) is not each and _text(each) in outer:
+                raise ConfigError(f"{each!r} and {_text(each)!r} are the same id; accepted: each id once")
+            has_field = isinstance(inner, Mapping) and field in inner
+            texts[_text(each)] = {**inner, field: read(inner[field])} if has_field else inner
+        return texts
 
-    return outer_text
+    return converted
 
 
 # Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a

@@ -8,7 +8,7 @@ again, and falls to 0 once more.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from marl_sb3.config.schema import ACCEPTED, Extension, TrainConfig, names_in, v
 from marl_sb3.config.settings import canonical_name
 from marl_sb3.config.values import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import PolicyID
 
 # --- The planned ends of a run ---------------------------------------------------------------------------------------
 
@@ -41,7 +40,9 @@ class Phase:
 
 def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
     """Return the phases of a run that do not end within its first `env_steps`."""
-    extended = [Phase(each["n_timesteps"], each["until"]) for each in _extensions(config) if each["until"] > env_steps]
+    extended = [
+        Phase(each["n_timesteps"], each["until"]) for each in config.extensions or () if each["until"] > env_steps
+    ]
     return [*extended, Phase(config.n_timesteps)]
 
 
@@ -68,19 +69,12 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
     extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
     # If a stop condition ended the run so far, a run that repeats it must not stop there.
     beyond_stop = now.until is None and bool(config.stop or after.stop) and not is_complete(after, env_steps)
-    return _with_boundary(after, env_steps, now) if extended or beyond_stop else after
-
-
-def _with_boundary(config: TrainConfig, env_steps: int, now: Phase) -> TrainConfig:
-    """Return the configuration with the end of phase `now` at `env_steps`, if that phase has trained any."""
-    earlier = [each for each in _extensions(config) if each["until"] <= env_steps]
-    begun = earlier[-1]["until"] if earlier else 0
-    ended: list[Extension] = [{"until": env_steps, "n_timesteps": now.n_timesteps}] if env_steps > begun else []
-    return replace(config, extensions=[*earlier, *ended] or None)
-
-
-def _extensions(config: TrainConfig) -> Sequence[Extension]:
-    return config.extensions or ()
+    if not extended and not beyond_stop:
+        return after
+    extensions: list[Extension] = [each for each in after.extensions or () if each["until"] <= env_steps]
+    if env_steps > (extensions[-1]["until"] if extensions else 0):  # the present phase has trained some, and ends here
+        extensions.append({"until": env_steps, "n_timesteps": now.n_timesteps})
+    return replace(after, extensions=extensions or None)
 
 
 # --- Changes of settings ---------------------------------------------------------------------------------------------
@@ -100,7 +94,11 @@ _OTHERS = frozenset(
     + ["on_nan", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
 )
 _MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are compared, and how their names begin
-_INSTEAD = {"n_timesteps": "--timesteps N, env steps to add", "stop": "--stop METRIC=VALUE"}
+_ACCEPTED = f"{', '.join(sorted(_HYPERPARAMETERS))}, checkpoints.*, evaluation.*; for any other setting"
+_INSTEAD = {
+    "n_timesteps": "with --resume, accepted: --timesteps N, env steps to add",
+    "stop": "with --resume, accepted: --stop METRIC=VALUE",
+}
 
 
 class Change(NamedTuple):
@@ -125,21 +123,12 @@ def changes_between(before: TrainConfig, after: TrainConfig) -> dict[str, Change
         own = key.rpartition(".")[2]
         # Without a number, SAC and its like learn the coefficient: its state is in the checkpoint.
         is_learned = own == "ent_coef" and any(isinstance(value, str) for value in change[:2])
-        if key not in _OTHERS and (is_learned or not change.learns_otherwise or own not in _HYPERPARAMETERS):
-            raise _refusal(after, key)
+        if key in _OTHERS or (not is_learned and change.learns_otherwise and own in _HYPERPARAMETERS):
+            continue
+        words = f"{key} cannot change in a run that goes on: its state depends on it; accepted: {_ACCEPTED}"
+        words += f", start a new run from its weights: train {shlex.quote(after.env)} --init-from RUN --set KEY=VALUE"
+        raise ConfigError(f"{after.where(key)}{_INSTEAD.get(key, words)}", key=key)
     return found
-
-
-def _refusal(config: TrainConfig, key: str) -> ConfigError:
-    if key in _INSTEAD:
-        return ConfigError(f"{config.where(key)}with --resume, accepted: {_INSTEAD[key]}", key=key)
-    accepted = ", ".join([*sorted(_HYPERPARAMETERS), "checkpoints.*", "evaluation.*"])
-    return ConfigError(
-        f"{config.where(key)}{key} cannot change in a run that goes on: its state depends on it; accepted: {accepted}; "
-        f"for any other setting, start a new run from its weights: train {shlex.quote(config.env)} --init-from RUN "
-        "--set KEY=VALUE",
-        key=key,
-    )
 
 
 def _differences(before: TrainConfig, after: TrainConfig) -> Iterator[tuple[str, Change]]:
@@ -149,15 +138,14 @@ def _differences(before: TrainConfig, after: TrainConfig) -> Iterator[tuple[str,
             yield from _different(old, new, _MAPPINGS[name], learns_otherwise=name == "hyperparameters")
         elif name == "policy_settings":
             for policy_id in new:
-                ours, theirs = _own(before, policy_id), _own(after, policy_id)
                 of_run = before.of_policy(policy_id).hyperparameters
-                yield from _different({**of_run, **ours}, {**of_run, **theirs}, f"{policy_id}.", learns_otherwise=True)
+                ours, theirs = (
+                    {**of_run, **config.own_settings(policy_id), "agents": config.agents_of(policy_id)}
+                    for config in (before, after)
+                )
+                yield from _different(ours, theirs, f"{policy_id}.", learns_otherwise=True)
         elif old != new:
             yield name, Change(old, new, learns_otherwise=False)
-
-
-def _own(config: TrainConfig, policy_id: PolicyID) -> dict[str, Any]:
-    return {**config.own_settings(policy_id), "agents": config.agents_of(policy_id)}
 
 
 def _different(

@@ -84,7 +84,7 @@ def words(kind: Any) -> str:
         *others, last = map(str, get_args(kind))
         return f"{', '.join(others)} or {last}" if others else last
     alternatives = alternatives_of(kind)
-    return ", or ".join(map(words, alternatives)) if len(alternatives) > 1 else f"{_noun(kind)}{_range(kind)}"
+    return ", or ".join(map(words, alternatives)) if len(alternatives) > 1 else f"{_NOUNS[base_of(kind)]}{_range(kind)}"
 
 
 _NOUNS: Mapping[Any, str] = {
@@ -96,10 +96,6 @@ _NOUNS: Mapping[Any, str] = {
     Mapping: "a mapping",
     Sequence: "a list",
 }
-
-
-def _noun(kind: Any) -> str:
-    return _NOUNS[base_of(kind)]
 
 
 def base_of(kind: Any) -> Any:

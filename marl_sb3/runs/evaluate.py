@@ -13,7 +13,7 @@ from marl_sb3.config.values import counted
 from marl_sb3.display.tables import Samples, progress_bars, samples_table
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
-from marl_sb3.runs.build import env_of, env_settings
+from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
@@ -111,7 +111,7 @@ def evaluate_run(
 
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
     if video is None:
-        return run.make_env(plan.n_envs, plan.seed)
+        return make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)
     from marl_sb3.wrappers.filmed_env import filming_factory
 
     factory = filming_factory(env_of(run.config), video.add, plan.film_episodes)

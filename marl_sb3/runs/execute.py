@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.acting.by_agent import PolicyByAgent
-from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
+from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.config.resume import Phase, phases_after
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note_remedy, note_traceback_file
 from marl_sb3.metrics import Result
-from marl_sb3.runs.folder import write_traceback
+from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.runs.start import MAX_ROLLBACKS, evaluations_of, roll_back
@@ -91,79 +91,57 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
 
     If the training fails, the policies are saved in their present state. The run is closed in any case.
     """
+    algorithm = run.algorithm
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
-        evaluations = evaluations_of(run)
-        for evaluation in evaluations:
-            cleanup.callback(evaluation.close)
-        training = _Training(run, evaluations, callbacks)
-        cleanup.enter_context(training.signals)
+        evaluations = [cleanup.enter_context(closing(evaluation)) for evaluation in evaluations_of(run)]
+        signals = cleanup.enter_context(StopOnSignal())
+        stop = StopOnMetric(run.config.stop, [name for each in evaluations for name in each.metric_names(algorithm)])
+        histograms, checkpoints = RewardHistogramCallback(run.config.tensorboard_agents), _checkpoint_callback(run)
+        others = [signals, histograms, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
-            training.learn()
+            for phase in phases_after(run.config, algorithm.num_timesteps):
+                end = stop if phase.until is None else StopAfterSteps(phase.until)
+                _learn(run, phase, [*evaluations, end, *others])
+                if signals.received or algorithm.num_timesteps < phase.end:
+                    break
+                algorithm.keep_callback_states()
         except BaseException as error:
             run.files.require_there()  # otherwise saving would make the folder anew
-            training.checkpoints.rescue(within_iteration=isinstance(error, WorkerError))
+            checkpoints.rescue(within_iteration=isinstance(error, WorkerError))
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise
         # Also if nothing was left to train: the process may have been killed after its last checkpoint.
         run.files.require_there()
-        if run.algorithm.iteration > 0:
+        if algorithm.iteration > 0:
             run.policy_files = save_policies_of_complete(run)
-    run.interrupted = training.signals.received is not None
-    run.stopped_by = training.signals.received or training.stop.reached
+    run.interrupted = signals.received is not None
+    run.stopped_by = signals.received or stop.reached
     return run
 
 
-class _Training:
-    """The remaining phases of a run, with the callbacks of the run.
-
-    Attributes:
-        stop: ends the last phase; each earlier phase ends at the env step at which the run was extended.
-    """
-
-    def __init__(self, run: Run, evaluations: Sequence[EvaluationCallback], callbacks: Sequence[BaseCallback]) -> None:
-        self._run, self._evaluations = run, evaluations
-        evaluated = [name for each in evaluations for name in each.metric_names(run.algorithm)]
-        self.signals = StopOnSignal()
-        self.stop = StopOnMetric(run.config.stop, evaluated)
-        self._others = [RewardHistogramCallback(run.config.tensorboard_agents), *callbacks, _FolderIsThere(run)]
-        self.checkpoints = _checkpoint_callback(run)
-
-    def learn(self) -> None:
-        """Train all remaining phases."""
-        algorithm = self._run.algorithm
-        for phase in phases_after(self._run.config, algorithm.num_timesteps):
-            self._learn_phase(phase)
-            if self.signals.received or algorithm.num_timesteps < phase.end:
-                return
-            algorithm.keep_callback_states()
-
-    def _learn_phase(self, phase: Phase) -> None:
-        """Train to the planned end; on a NaN, return to the latest checkpoint if `on_nan` is `rollback`."""
-        run, callbacks, rollbacks = self._run, self._callbacks(phase), 0
-        while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
-            try:
-                with logs_of(run):
-                    run.algorithm.learn(left, callback=callbacks, reset_num_timesteps=False)
-                return
-            except NumericError as error:
-                rollbacks += 1
-                if run.config.on_nan != "rollback" or rollbacks > MAX_ROLLBACKS:
-                    raise
-                roll_back(run, rollbacks, error)
-
-    def _callbacks(self, phase: Phase) -> list[BaseCallback]:
-        end = self.stop if phase.until is None else StopAfterSteps(phase.until)
-        return [*self._evaluations, end, self.signals, *self._others, self.checkpoints]
+def _learn(run: Run, phase: Phase, callbacks: list[BaseCallback]) -> None:
+    """Train to the planned end; on a NaN, return to the latest checkpoint if `on_nan` is `rollback`."""
+    rollbacks = 0
+    while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
+        try:
+            with logs_of(run):
+                run.algorithm.learn(left, callback=callbacks, reset_num_timesteps=False)
+            return
+        except NumericError as error:
+            rollbacks += 1
+            if run.config.on_nan != "rollback" or rollbacks > MAX_ROLLBACKS:
+                raise
+            roll_back(run, rollbacks, error)
 
 
 class _FolderIsThere(TrainingCallback):
     """Ends the training if its folder was moved or deleted: the next checkpoint would make a new one."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, files: RunFolder) -> None:
         super().__init__()
-        self._files = run.files
+        self._files = files
 
     def on_iteration_logged(self, result: Result) -> None:
         """Look for the folder; the checkpoints are written after this."""

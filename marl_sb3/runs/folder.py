@@ -90,7 +90,7 @@ _WRITTEN = (
     *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
-_OF_A_START = (_LOCK, unfinished_path(Path(RUN_CONFIG)).name)
+_OF_A_START = {_LOCK, unfinished_path(Path(RUN_CONFIG)).name}
 _RUNS = Path("runs")  # parent of all run folders without --run-dir
 
 
@@ -101,18 +101,14 @@ def find_run(path: str | Path) -> Path:
     """
     folder = as_path("run", path)
     with path_is_usable("cannot read", folder, "run"):
-        return _find_run(folder)
-
-
-def _find_run(folder: Path) -> Path:
-    if is_regular(folder / RUN_CONFIG):
-        return folder
-    require_regular(folder / RUN_CONFIG)
-    newest = newest_run(folder)
-    if newest is not None:
-        _log.info("newest run in %s: %s", folder, newest)
-        return newest
-    raise ConfigError(f"{folder} is not a run folder: {_why_no_run(folder)}", key="run")
+        if is_regular(folder / RUN_CONFIG):
+            return folder
+        require_regular(folder / RUN_CONFIG)
+        newest = newest_run(folder)
+        if newest is None:
+            raise ConfigError(f"{folder} is not a run folder: {_why_no_run(folder)}", key="run")
+    _log.info("newest run in %s: %s", folder, newest)
+    return newest
 
 
 def _why_no_run(path: Path) -> str:
@@ -127,14 +123,10 @@ def _why_no_run(path: Path) -> str:
         return f"it has no {RUN_CONFIG}{hint}"
     if path.exists():
         return "it is a file"
-    close = [str(_RUNS / path)] if (_RUNS / path).is_dir() else _similar(path)
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    close = [path.parent / name for name in difflib.get_close_matches(path.name, beside, n=1)]
+    close = [_RUNS / path] if (_RUNS / path).is_dir() else close
     return f"it does not exist{f'; did you mean {close[0]}?' if close else ''}"
-
-
-def _similar(path: Path) -> list[str]:
-    """Folders beside a path with a similar name."""
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=1)]
 
 
 @contextmanager
@@ -165,7 +157,7 @@ class RunFolder:
         self.policies = path / "policies"
         self.resumes = path / "resumes.jsonl"
         self._lock = FileLock(path / _LOCK)
-        self._locked: tuple[int, int] | None = None  # device and number of the folder, when it was locked
+        self._locked: os.stat_result | None = None  # of the folder, when it was locked
 
     @classmethod
     def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
@@ -179,23 +171,15 @@ class RunFolder:
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
-        folder = as_path("run_dir", run_dir)
-        files = cls(folder)
+        files = cls(as_path("run_dir", run_dir))
         files._require_new()
         return files
 
     def _require_new(self) -> None:
         with path_is_usable("--run-dir: cannot use", self.shown, "run_dir"):
-            in_use = self.path.exists() and (
-                not self.path.is_dir() or any(p.name not in _OF_A_START for p in self.path.iterdir())
-            )
-        if in_use:
-            raise ConfigError(f"--run-dir: {self.shown} exists and is not an empty folder", key="run_dir")
-
-    @classmethod
-    def existing(cls, path: str | Path) -> RunFolder:
-        """Find the folder of a run that has been started, as `find_run` does."""
-        return cls(find_run(path))
+            files = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()
+            if files - _OF_A_START or (self.path.exists() and not self.path.is_dir()):
+                raise ConfigError(f"--run-dir: {self.shown} exists and is not an empty folder", key="run_dir")
 
     def make(self, config: TrainConfig) -> None:
         """Make the folder of a new run, lock it, and write the configuration.
@@ -229,7 +213,7 @@ class RunFolder:
             with self.writing():
                 require_regular(self.path / _LOCK)
                 self._lock.acquire(timeout=0)
-                self._locked = self._identity()
+                self._locked = os.stat(self.path)
         except Timeout:
             raise ConfigError(f"{self.shown} is in use: another process is training this run", key="run") from None
 
@@ -237,17 +221,13 @@ class RunFolder:
         """Let other processes lock the folder; does nothing if it is not locked."""
         self._lock.release()
 
-    def _identity(self) -> tuple[int, int]:
-        status = os.stat(self.path)
-        return status.st_dev, status.st_ino
-
     @property
     def is_lost(self) -> bool:
         """Whether the folder was moved or deleted since it was locked."""
         try:
-            return self._locked not in (None, self._identity())
+            return self._locked is not None and not os.path.samestat(self._locked, os.stat(self.path))
         except FileNotFoundError:
-            return self._locked is not None
+            return True
 
     def require_there(self) -> None:
         """Refuse to write to a folder that was moved or deleted since it was locked: nobody would look there.

@@ -22,7 +22,7 @@ from marl_sb3.metrics.episodes import info_metrics
 from marl_sb3.metrics.sample_stats import table
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, read_results, undone_on_error
+from marl_sb3.runs.folder import RunFolder, find_run, read_results, undone_on_error
 from marl_sb3.storage.checkpoint_folder import with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import is_regular
@@ -163,16 +163,13 @@ class Run:
     def __repr__(self) -> str:
         config = self.config
         policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
-        done, value = self.algorithm.num_timesteps, None
-        if self.result is not None:
-            done = self.result["num_env_steps_sampled_lifetime"]
-            value = self.result["env_runners"]["episode_return_mean"]
-        parts = [
-            f"{config.env}, {config.algo}, policies {policies}",
-            f"{done:,} of {config.n_timesteps:,} env steps",
-            *([] if value is None else [f"return {value:,.2f}"]),
-            *([] if self.checkpoint is None else [self.checkpoint]),
-        ]
+        unknown: Result = {"num_env_steps_sampled_lifetime": self.algorithm.num_timesteps, "env_runners": {}}
+        result = self.result or unknown
+        done, value = result["num_env_steps_sampled_lifetime"], result["env_runners"].get("episode_return_mean")
+        steps = f"{done:,} of {config.n_timesteps:,} env steps"
+        parts = [f"{config.env}, {config.algo}, policies {policies}", steps]
+        parts += [] if value is None else [f"return {value:,.2f}"]
+        parts += [] if self.checkpoint is None else [self.checkpoint]
         return f"<Run {self.files.shown}: {', '.join(parts)}>"
 
 
@@ -239,7 +236,7 @@ class SavedRun:
         Raises:
             ConfigError: it is not a run folder, is of another env, or there is no such device.
         """
-        files = RunFolder.existing(run_folder)
+        files = RunFolder(find_run(run_folder))
         config = files.read_config(env, makes_env=makes_env).changed({"device": device}, source="load_run")
         set_up_process(config)
         return cls(files, config)
@@ -262,7 +259,3 @@ class SavedRun:
         with source_named(self.config):
             specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}
         return read_bundle(found, specs, self.config.device, env)
-
-    def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
-        """Make envs like those of the training; the caller closes them."""
-        return make_envs(self.config, n_envs=n_envs, seed=seed)

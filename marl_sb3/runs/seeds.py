@@ -30,14 +30,12 @@ class SeedRun:
     """The training with one seed.
 
     Attributes:
-        env: the id of the env.
         folder: its run folder, absolute.
         shown: its run folder for messages and commands to copy.
         exit_code: of its process; None while it has not ended.
         result: the metrics of the last iteration, if the training is done.
     """
 
-    env: str
     seed: int
     folder: Path
     shown: Path
@@ -60,15 +58,6 @@ class SeedRun:
         """Whether a signal ended it."""
         return self.exit_code in _INTERRUPTED
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether it can be resumed."""
-        return any(self.folder.glob("checkpoints/ckpt-*"))
-
-    def last_words(self) -> str:
-        """Return the last line that its process has printed."""
-        return self.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-
 
 class SeedRuns:
     """Trainings of one configuration with several seeds, as many at a time as there are cores.
@@ -78,7 +67,6 @@ class SeedRuns:
 
     Args:
         config: of the command line; everything is checked before anything is written.
-        seeds: the seeds.
         run_dir: the folder of the runs; None: a new one, as for a run.
         trust_pickle: see `prepare`.
 
@@ -103,9 +91,7 @@ class SeedRuns:
         files = RunFolder.new(config.env, run_dir)
         self.path, self.shown = files.path, files.shown
         self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
-        self.runs = [
-            SeedRun(config.env, seed, self.path / f"seed-{seed}", self.shown / f"seed-{seed}") for seed in seeds
-        ]
+        self.runs = [SeedRun(seed, self.path / f"seed-{seed}", self.shown / f"seed-{seed}") for seed in seeds]
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
         self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]
@@ -131,8 +117,8 @@ class SeedRuns:
         write_whole(self.path / SETTINGS_FILE, self._settings)
         waiting = list(self.runs)
         try:
-            while waiting or self.running():
-                while waiting and len(self.running()) < self.at_once:
+            while waiting or self._running():
+                while waiting and len(self._running()) < self.at_once:
                     self._start(waiting.pop(0))
                 time.sleep(POLL_S)
                 self._note_ends(on_end)
@@ -142,9 +128,8 @@ class SeedRuns:
             self._note_ends(on_end)
             raise
 
-    def running(self) -> list[SeedRun]:
-        """Return the training runs that have begun and not ended."""
-        return [run for run in self.runs if run.process is not None and run.exit_code is None]
+    def _running(self) -> list[tuple[SeedRun, subprocess.Popen[bytes]]]:
+        return [(run, run.process) for run in self.runs if run.process is not None and run.exit_code is None]
 
     def _start(self, run: SeedRun) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -160,9 +145,8 @@ class SeedRuns:
             )
 
     def _note_ends(self, on_end: Callable[[SeedRun], None]) -> None:
-        for run in self.running():
-            assert run.process is not None
-            run.exit_code = run.process.poll()
+        for run, process in self._running():
+            run.exit_code = process.poll()
             if run.exit_code is None:
                 continue
             if run.is_done:
@@ -173,7 +157,7 @@ class SeedRuns:
 
     def _stop(self) -> None:
         """End the training runs: each finishes its iteration and saves. A second Ctrl-C ends them at once."""
-        processes = [run.process for run in self.running() if run.process is not None]
+        processes = [process for _, process in self._running()]
         try:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
@@ -186,9 +170,6 @@ class SeedRuns:
 
     def progress(self) -> str:
         """Return how far each of the running ones is, on one line."""
-        steps = []
-        for run in self.running():
-            result = last_result(run.folder)
-            done = 0 if result is None else result["num_env_steps_sampled_lifetime"]
-            steps.append(f"seed {run.seed}: {done:,}")
+        results = {run.seed: last_result(run.folder) or {} for run, _ in self._running()}
+        steps = [f"seed {seed}: {each.get('num_env_steps_sampled_lifetime', 0):,}" for seed, each in results.items()]
         return f"env steps of {self.config.n_timesteps:,}: {', '.join(steps)}"

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from marl_sb3.storage.atomic import write_whole
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import read_regular
 from marl_sb3.storage.state import StateReader
-from marl_sb3.transfer.init_from import InitFrom, parse_init_from
 from marl_sb3.transfer.init_from import init_from as start_from
+from marl_sb3.transfer.init_from import parse_init_from
 
 _log = logging.getLogger(__name__)
 
@@ -104,14 +104,11 @@ def _with_found_sources(config: TrainConfig) -> TrainConfig:
     if config.init_from is None:
         return config
     with source_named(config, "init_from"):
-        return replace(config, init_from=[str(_with_found_run(parse_init_from(text))) for text in config.init_from])
-
-
-def _with_found_run(source: InitFrom) -> InitFrom:
-    is_checkpoint_or_run = any((source.path / name).exists() for name in ("manifest.json", "checkpoints"))
-    if is_checkpoint_or_run or not source.path.is_dir():
-        return source
-    return replace(source, path=find_run(source.path))
+        sources = [parse_init_from(text) for text in config.init_from]
+        for place, path in enumerate([source.path for source in sources]):
+            if path.is_dir() and not any((path / name).exists() for name in ("manifest.json", "checkpoints")):
+                sources[place] = replace(sources[place], path=find_run(path))
+        return replace(config, init_from=list(map(str, sources)))
 
 
 # --- From its newest checkpoint ---------------------------------------------------------------------------------------
@@ -145,7 +142,7 @@ def resume_run(
         ConfigError: it is not a run folder, it is in use, or a change is not accepted.
         CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
     """
-    files = RunFolder.existing(run_folder)
+    files = RunFolder(find_run(run_folder))
     files.lock()
     with undone_on_error(files.unlock):
         files.require_own_files()
@@ -213,11 +210,13 @@ def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
         CheckpointError: the checkpoint does not fit the run.
         ConfigError: a log is damaged, or the folder cannot be written to.
     """
-    _require_same_number_of_envs(run, checkpoint)
+    state, present = StateReader(checkpoint.state), run.algorithm.env.num_envs
+    if state.integer("num_envs") != present:  # it could be loaded, but would not continue the same run
+        raise state.error("num_envs", state.integer("num_envs"), str(present))
     envs = run.algorithm.set_state(checkpoint)
     inexact = {f"env {index}": why for index, why in envs.items()}
-    saved, present = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
-    for name, version in present.items():
+    saved, versions = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
+    for name, version in versions.items():
         if name in saved and saved.value(name) != version:
             inexact[name] = f"was version {saved.string(name)}, is {version}"
     for what, why in inexact.items():
@@ -225,13 +224,6 @@ def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     with run.files.writing():
         truncate_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
     return inexact
-
-
-def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another number of envs: it could be loaded, but would not continue the same run."""
-    state, present = StateReader(checkpoint.state), run.algorithm.env.num_envs
-    if state.integer("num_envs") != present:
-        raise state.error("num_envs", state.integer("num_envs"), str(present))
 
 
 def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
@@ -262,22 +254,12 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
 
 def evaluations_of(run: Run) -> list[EvaluationCallback]:
     """Make the evaluation that the configuration asks for; none if evaluation is off. The caller closes it."""
-    settings = run.config.evaluation
-    if not settings.interval:
+    settings, n_envs = asdict(run.config.evaluation), run.config.n_envs
+    if not settings["interval"]:
         return []
-    by_episodes = settings.duration_unit == "episodes"
-    n_envs = min(settings.duration, run.config.n_envs) if by_episodes else run.config.n_envs
-    return [
-        EvaluationCallback(
-            lambda: run.make_env(n_envs),
-            settings.interval,
-            settings.duration,
-            settings.duration_unit,
-            settings.deterministic,
-            settings.seed,
-            interval_unit=settings.interval_unit,
-        )
-    ]
+    if settings["duration_unit"] == "episodes":
+        n_envs = min(settings["duration"], n_envs)
+    return [EvaluationCallback(lambda: run.make_env(n_envs), **settings)]
 
 
 def metric_names(run: Run) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import Hparams, load_config
@@ -89,38 +88,22 @@ def train(
     name, factory = named_factory(env)
     n_timesteps = as_integer(timesteps)
     settings, chosen = _together(settings, more_settings), either(ray, runners)
+    changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers}
+    of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
+    of_new |= {"vectorizer": vectorizer, "device": device}
     if resume is not None:
-        _refuse_with_resume(
-            policies=policies,
-            algo=algo,
-            n_envs=n_envs,
-            seed=seed,
-            hparams=hparams,
-            vectorizer=vectorizer,
-            device=device,
-            init_from=init_from,
-            run_dir=run_dir,
-        )
-        run = resume_run(resume, n_timesteps, name, factory, chosen, settings, stop=stop, n_workers=n_workers)
-        return _execute(run, callbacks, progress_bar)
-    config = load_config(
-        name,
-        None if algo is None else named_algorithm(algo),
-        hparams,
-        settings,
-        policies=policies,
-        n_timesteps=n_timesteps,
-        n_envs=n_envs,
-        seed=seed,
-        stop=stop,
-        n_workers=n_workers,
-        vectorizer=vectorizer,
-        device=device,
-        init_from=init_from,
-    )
-    return _execute(
-        prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen), callbacks, progress_bar
-    )
+        given = {"algo": algo, "hparams": hparams, "run_dir": run_dir, **of_new}
+        _refuse_with_resume([argument for argument, value in given.items() if value is not None])
+        run = resume_run(resume, n_timesteps, name, factory, chosen, settings, **changes)
+    else:
+        algo = None if algo is None else named_algorithm(algo)
+        config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, **changes, **of_new)
+        run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen)
+    if not progress_bar:
+        return execute(run, callbacks)
+    from marl_sb3.runs.view import execute_and_show
+
+    return execute_and_show(run, callbacks)
 
 
 def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -135,19 +118,7 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
     return {**(settings or {}), **more}
 
 
-def _refuse_with_resume(**arguments: Any) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
+def _refuse_with_resume(given: Sequence[str]) -> None:
     if given:
-        accepted = (
-            "with resume only env, timesteps, settings, stop, n_workers, ray, runners, callback and progress_bar are "
-            "accepted"
-        )
-        raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
-
-
-def _execute(run: Run, callbacks: Sequence[BaseCallback], progress_bar: bool) -> Run:
-    if not progress_bar:
-        return execute(run, callbacks)
-    from marl_sb3.runs.view import execute_and_show
-
-    return execute_and_show(run, callbacks)
+        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback and progress_bar are accepted"
+        raise ConfigError(f"with resume only {accepted}; received {', '.join(given)}", key="resume")

@@ -82,11 +82,11 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
 def print_start(console: Console, run: Run) -> None:
     """Print the main settings of the run and its folder."""
     if run.checkpoint is not None:
-        done, remark = counted(run.algorithm.num_timesteps, "env step"), remark_on_changes(run)
-        resumed = f"resuming from {run.checkpoint}, after {done}"
-        _print_lines(console, [resumed] if remark is None else [resumed, remark])
-    settings = _settings(run.config, f"seed {run.config.seed}")
-    _print_lines(console, [*settings, *run.started_from, f"run folder: {run.files.shown}"])
+        done = counted(run.algorithm.num_timesteps, "env step")
+        _print_lines(console, [f"resuming from {run.checkpoint}, after {done}"])
+    remark, settings = remark_on_changes(run), _settings(run.config, f"seed {run.config.seed}")
+    remarks = [] if remark is None else [remark]
+    _print_lines(console, [*remarks, *settings, *run.started_from, f"run folder: {run.files.shown}"])
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:
@@ -114,22 +114,17 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
     iteration = f"; evaluation of iteration {evaluation['iteration']}" if evaluation else ""
     _print_lines(console, [f"means over the latest episodes{iteration}:"])
     console.print(returns_table(run.result, evaluation, console.width, most_agents))
-    next_command = (
-        _how_to_go_on(run) if run.interrupted else _command(run, "evaluate with: python -m marl_sb3.evaluate")
-    )
-    _print_lines(console, [*_totals(run), *_files(run), *next_command])
-
-
-def _totals(run: Run) -> Iterator[str]:
-    assert run.result is not None
     no_returns = no_episode_yet(run.result, run.algorithm.tracker.longest_running())
-    if no_returns is not None:
-        yield no_returns
     seconds, env_steps = run.result["time_total_s"], run.result["num_env_steps_sampled_lifetime"]
     agent_steps = sum(run.result["num_agent_steps_sampled_lifetime"].values())
     rate = env_steps / seconds if seconds else None
-    yield f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}"
-    yield f"rollouts and updates: {duration(seconds)} ({number(rate, 0)} env steps/s)"
+    totals = [
+        *([] if no_returns is None else [no_returns]),
+        f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",
+        f"rollouts and updates: {duration(seconds)} ({number(rate, 0)} env steps/s)",
+    ]
+    command = () if run.interrupted else ("evaluate with: python -m marl_sb3.evaluate",)
+    _print_lines(console, [*totals, *_files(run), *_how_to_go_on(run, *command)])
 
 
 def _files(run: Run) -> Iterator[str]:
@@ -144,15 +139,10 @@ def _files(run: Run) -> Iterator[str]:
         yield from (f"policy {policy_id}: {files.as_shown(path)}" for policy_id, path in run.policy_files.items())
 
 
-def _how_to_go_on(run: Run) -> list[str]:
-    """Return the command that resumes a run, if it has a checkpoint and its folder is there."""
-    return [] if run.files.is_lost else _command(run, "continue with: python -m marl_sb3.train --resume")
-
-
-def _command(run: Run, command: str) -> list[str]:
-    """Return a command on the run; none if only this process can make the env."""
+def _how_to_go_on(run: Run, command: str = "continue with: python -m marl_sb3.train --resume") -> list[str]:
+    """Return a command on the run; none if there is no checkpoint, or only this process can make the env."""
     has_env = importable_id(run.config.env, run.factory) is not None or imported_modules()
-    if run.checkpoint is None or not has_env:
+    if run.checkpoint is None or run.files.is_lost or not has_env:
         return []
     return [f"{command} {_run_and_env(run.files.shown, run.config.env)}"]
 
@@ -180,19 +170,21 @@ def execute_and_show_seeds(runs: SeedRuns, most_agents: int | None = MOST_AGENTS
             _print_lines(console, [runs.progress()])
 
     try:
-        runs.execute(lambda run: _print_lines(console, [f"seed {run.seed}: {_how_it_ended(run)}"]), watch)
+        runs.execute(lambda run: _print_lines(console, [_how_it_ended(run, runs.config.env)]), watch)
     finally:
         _print_over_seeds(console, runs, most_agents)
 
 
-def _how_it_ended(run: SeedRun) -> str:
+def _how_it_ended(run: SeedRun, env: str) -> str:
     if run.result is not None:
         value = no_episode_yet(run.result, 0) or f"return {number(run.result['env_runners'][SUM])}"
-        return f"{value}, {duration(run.result['time_total_s'])}"
+        return f"seed {run.seed}: {value}, {duration(run.result['time_total_s'])}"
     if run.is_interrupted:
-        command = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.shown, run.env)}"
-        return f"interrupted; {command if run.has_checkpoint else 'it has no checkpoint'}"
-    return f"failed with exit code {run.exit_code}: {run.last_words()}; log: {run.shown}.log"
+        command = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.shown, env)}"
+        has_checkpoint = any(run.folder.glob("checkpoints/ckpt-*"))
+        return f"seed {run.seed}: interrupted; {command if has_checkpoint else 'it has no checkpoint'}"
+    last_line = run.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    return f"seed {run.seed}: failed with exit code {run.exit_code}: {last_line}; log: {run.shown}.log"
 
 
 def _print_over_seeds(console: Console, runs: SeedRuns, most_agents: int | None) -> None:

@@ -127,7 +127,7 @@ def test_the_config_of_an_extended_run_repeats_it_bit_for_bit(extend: Any, in_tm
     assert [(each["until"], each["n_timesteps"]) for each in again.config.extensions or ()] == extensions
     assert again.config.n_timesteps == n_timesteps
     assert_same_runs("extended", "again")
-    assert again.config == RunFolder.existing("extended").read_config()
+    assert again.config == RunFolder(Path("extended")).read_config()
 
 
 def test_an_extension_moves_the_learning_rate_and_is_noted(in_tmp: Path) -> None:
