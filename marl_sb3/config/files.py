@@ -127,8 +127,9 @@ def parse_value(text: str) -> Any:
     except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
     for container in _containers(value):
-        for key in container if isinstance(container, dict) else ():
-            if isinstance(key, str) and ":" in key and container[key] is None:  # YAML reads `{a:1}` as `{"a:1": null}`
+        entries = container.items() if isinstance(container, dict) else ()
+        for key, inner in entries:
+            if isinstance(key, str) and ":" in key and inner is None:  # YAML reads `{a:1}` as `{"a:1": null}`
                 name, _, rest = key.partition(":")
                 raise ConfigError(f"the value {text!r} has no space after a colon; accepted: {{{name}: {rest}}}")
     return value
