@@ -16,8 +16,6 @@ from marl_sb3.processing import RowProcessing
 from marl_sb3.processing.processing import RescaleActions
 from marl_sb3.sb3.inference import States
 from marl_sb3.sb3.noise import (
-    draw_noise,
-    is_noise_due,
     noise,
     noise_of_rows,
     uses_noise,
@@ -126,7 +124,7 @@ class Actor(Stateful):
         algorithm.policy.set_training_mode(False)
         if self._uses_noise:
             with not_finite_refused(self.rows.policy_id, "rollout"):
-                draw_noise(algorithm, self.rows.num_rows)
+                algorithm.policy.reset_noise(self.rows.num_rows)
 
     def _reset_row_noise(self, rows: BoolArray) -> None:
         if self.policy.row_noise is not None:
@@ -184,8 +182,8 @@ class Actor(Stateful):
     def decide(self, inputs: PolicyInputs, acting: BoolArray) -> Decision:
         """Choose the actions of the rows that act, (rows,) bool; filler in the others: the policy does not see them."""
         algorithm = self.policy.algorithm
-        if self._uses_noise and is_noise_due(algorithm, self.step):
-            draw_noise(algorithm, self.rows.num_rows)
+        if self._uses_noise and algorithm.sde_sample_freq > 0 and self.step % algorithm.sde_sample_freq == 0:
+            algorithm.policy.reset_noise(self.rows.num_rows)
         if np.count_nonzero(acting) == len(acting):  # a quarter of the time of `all`
             decision = self.policy.act(inputs)
             self.states = decision.states

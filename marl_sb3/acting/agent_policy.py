@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.acting.actor import env_actions
@@ -124,7 +125,7 @@ class AgentPolicy:
 
     def value_with_state(self) -> tuple[Any, States]:
         """See `PolicyByAgent.value_with_state`."""
-        if not inference.has_values(self.algorithm):
+        if not hasattr(self.algorithm.policy, "predict_values"):
             raise self.error(f"{self._its_policy} has no values of observations; accepted: q_values")
         inputs, _ = self.prepared
         own = self._states("critic_state", inference.critic_states(self.algorithm, self.rows), "value_with_state")
@@ -146,10 +147,10 @@ class AgentPolicy:
 
     def q_values(self) -> FloatArray:
         """See `PolicyByAgent.q_values`."""
-        if not inference.has_q_values(self.algorithm):
+        if not isinstance(self.algorithm, OffPolicyAlgorithm):
             raise self.error(f"{self._its_policy} has no Q values; accepted: value")
         is_given = self.given.get("actions") is not None
-        if is_given and inference.has_q_value_of_each_action(self.algorithm):
+        if is_given and isinstance(self.algorithm.action_space, spaces.Discrete):
             raise self.error(f"{self._its_policy} has a Q value of each action; leave the agent out of actions")
         observations, taken = self.prepared[0].observations, self._actions() if is_given else None
         with self.misfit_refused():

@@ -64,8 +64,8 @@ def build(
         try:
             return _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            words = f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {_words(error)}"
-            raise ConfigError(f"{words}{_misfit(spec, rows)}") from error
+            words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
@@ -112,18 +112,15 @@ class _NoBuffer:
 _OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
 
 
-def _misfit(spec: PolicySpec, rows: PolicyRows) -> str:
-    """Say what a policy of SB3 takes, if it takes only some observations."""
+def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
+    """Return the message of an error of SB3, and what a policy takes that takes only some observations."""
+    parts = error.args[0] if len(error.args) == 1 else None
+    words = "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)  # some assertions have a tuple
     for name, accepted in _OBSERVED_BY.items():
         if isinstance(spec.policy, str) and spec.policy.startswith(name):
-            return f"; accepted by {spec.policy}: {accepted}; the agents observe {rows.group.observation_space}"
-    return ""
-
-
-def _words(error: Exception) -> str:
-    """Return the message of an error; some assertions of SB3 have a tuple of strings."""
-    parts = error.args[0] if len(error.args) == 1 else None
-    return "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)
+            observed = f"the agents observe {rows.group.observation_space}"
+            return f"{words}; accepted by {spec.policy}: {accepted}; {observed}"
+    return words
 
 
 def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:

@@ -129,7 +129,7 @@ class SACUpdate(FusedReplayUpdate):
             Net(layer_table([actor.log_std]), LINEAR, LINEAR),
         )
         critics = algorithm.critic, algorithm.critic_target
-        self._critics, self._targets = (Critics(_critic_tables(each), hidden) for each in critics)
+        self._critics, self._targets = (_critics(each, hidden) for each in critics)
         self._moved = target_table(*([layer for net in each.q_networks for layer in linears(net)] for each in critics))
 
     def begin(self) -> None:
@@ -188,9 +188,8 @@ class SACUpdate(FusedReplayUpdate):
         return env_actions(algorithm, self._kernel.sampled_actions(self._actor, inputs, noise))
 
 
-def _critic_tables(critic: Any) -> Array:
-    """(critics, layers, 4) int64, see `Critics`."""
-    return np.stack([layer_table(linears(net)) for net in critic.q_networks])
+def _critics(critic: Any, hidden: int) -> Critics:
+    return Critics(np.stack([layer_table(linears(net)) for net in critic.q_networks]), hidden)
 
 
 class TD3Update(FusedReplayUpdate):
@@ -205,7 +204,7 @@ class TD3Update(FusedReplayUpdate):
         critics = algorithm.critic, algorithm.critic_target
         actors = algorithm.actor, algorithm.actor_target
         self._actor, self._actor_target = (Net(layer_table(linears(each.mu)), self._hidden, TANH) for each in actors)
-        self._critics, self._targets = (Critics(_critic_tables(each), self._hidden) for each in critics)
+        self._critics, self._targets = (_critics(each, self._hidden) for each in critics)
         self._moved = target_table(
             *(
                 [layer for net in [*critic.q_networks, actor.mu] for layer in linears(net)]

@@ -67,19 +67,11 @@ class OnPolicyLearner(Learner):
         return build(rows, spec, options.device, seed, buffer_class)
 
     def _make_actor(self) -> Actor:
-        self._require_fit()
         processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)
         return Actor(self.rows, self._make_policy(), processed, bootstraps=self.trained)
 
     def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
         return RolloutExperience(self.actor)
-
-    def _require_fit(self) -> None:
-        """Refuse settings and spaces that the algorithm takes and then fails on.
-
-        Raises:
-            ConfigError: names the policy and the setting.
-        """
 
     def _make_policy(self) -> RolloutPolicy:
         """Return what chooses actions in a rollout."""

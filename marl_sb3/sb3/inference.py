@@ -12,7 +12,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import preprocess_obs
 
 from marl_sb3.types import Array, BoolArray, FloatArray
 
@@ -69,25 +69,10 @@ def predict(
     return actions, after if states and after is not None else ()
 
 
-def has_values(algorithm: BaseAlgorithm) -> bool:
-    """Whether the policy estimates the values of observations."""
-    return hasattr(algorithm.policy, "predict_values")
-
-
 def has_distribution(algorithm: BaseAlgorithm) -> bool:
     """Whether the policy has a distribution of actions."""
     actor = getattr(algorithm.policy, "actor", None)
     return hasattr(algorithm.policy, "get_distribution") or hasattr(actor, "get_action_dist_params")
-
-
-def has_q_values(algorithm: BaseAlgorithm) -> bool:
-    """Whether the policy has Q values."""
-    return isinstance(algorithm, OffPolicyAlgorithm)
-
-
-def has_q_value_of_each_action(algorithm: BaseAlgorithm) -> bool:
-    """Whether one call gives the Q values of all actions."""
-    return isinstance(algorithm.action_space, spaces.Discrete)
 
 
 def critic_states(algorithm: BaseAlgorithm, rows: int) -> States:
@@ -118,7 +103,8 @@ def values(algorithm: BaseAlgorithm, observations: Any, states: States, starts: 
         found = _rows(policy.predict_values(seen, memory, begun))
         if policy.lstm_critic is None:
             return found, ()
-        features = policy.vf_features_extractor(_preprocessed(policy, seen))
+        prepared = preprocess_obs(seen, policy.observation_space, normalize_images=policy.normalize_images)
+        features = policy.vf_features_extractor(prepared)
         _, after = policy._process_sequence(features, memory, begun, policy.lstm_critic)
     return found, tuple(part.cpu().numpy() for part in after)
 
@@ -130,14 +116,13 @@ def distribution(
     policy: Any = algorithm.policy
     seen = _tensor(algorithm, observations)
     with th.no_grad():
-        if hasattr(policy, "get_distribution"):
-            if states:
-                found, _ = policy.get_distribution(seen, *_memory(algorithm, states, starts))
-            else:
-                found = policy.get_distribution(seen, *(() if masks is None else (masks,)))
-        else:
+        if not hasattr(policy, "get_distribution"):
             mean, log_std, more = policy.actor.get_action_dist_params(seen)
             found = policy.actor.action_dist.proba_distribution(mean, log_std, **more)
+        elif states:
+            found, _ = policy.get_distribution(seen, *_memory(algorithm, states, starts))
+        else:
+            found = policy.get_distribution(seen, *(() if masks is None else (masks,)))
     result: Distribution = copy.copy(found)  # the policy changes its own with the next call
     return result
 
@@ -162,7 +147,7 @@ def q_values(algorithm: BaseAlgorithm, observations: Any, actions: Array | None)
     policy: Any = algorithm.policy
     seen = _tensor(algorithm, observations)
     with th.no_grad():
-        if has_q_value_of_each_action(algorithm):
+        if isinstance(algorithm.action_space, spaces.Discrete):
             quantiles = getattr(policy, "quantile_net", None)
             found = policy.q_net(seen) if quantiles is None else quantiles(seen).mean(dim=1)
         else:
@@ -180,12 +165,6 @@ def _tensor(algorithm: BaseAlgorithm, observations: Any) -> Any:
     policy = algorithm.policy
     policy.set_training_mode(False)  # as `predict` does: batch normalisation and dropout stand still
     return policy.obs_to_tensor(observations)[0]
-
-
-def _preprocessed(policy: Any, seen: Any) -> Any:
-    from stable_baselines3.common.preprocessing import preprocess_obs
-
-    return preprocess_obs(seen, policy.observation_space, normalize_images=policy.normalize_images)
 
 
 def _memory(algorithm: BaseAlgorithm, states: States, starts: BoolArray) -> tuple[tuple[th.Tensor, ...], th.Tensor]:

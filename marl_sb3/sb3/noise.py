@@ -26,17 +26,6 @@ def uses_noise(algorithm: BaseAlgorithm) -> bool:
     return bool(getattr(algorithm, "use_sde", False))
 
 
-def draw_noise(algorithm: Any, rows: int) -> None:
-    """Draw a noise matrix for each of `rows` rows."""
-    algorithm.policy.reset_noise(rows)
-
-
-def is_noise_due(algorithm: Any, step: int) -> bool:
-    """Whether SB3 draws new matrices before this step of a rollout, counted from 0."""
-    every: int = algorithm.sde_sample_freq
-    return every > 0 and step % every == 0
-
-
 def _noisy(policy: Any) -> Any:
     """The module with the action distribution: the actor of an off-policy policy, else the policy itself."""
     return policy.actor if isinstance(getattr(policy, "actor", None), th.nn.Module) else policy
@@ -55,7 +44,9 @@ def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
         acting: (rows,) bool; the rows of the batch that is evaluated inside the context, in this order.
     """
     distribution: Any = getattr(_noisy(policy), "action_dist", None)
-    if not _has_noise_for(distribution, len(acting)) or acting.all():
+    noisy = isinstance(distribution, StateDependentNoiseDistribution)
+    # If a callback drew another number of matrices, all rows share one, as in SB3.
+    if not noisy or len(distribution.exploration_matrices) != len(acting) or acting.all():
         yield
         return
     drawn = distribution.exploration_mat, distribution.exploration_matrices
@@ -67,11 +58,6 @@ def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
         yield
     finally:
         distribution.exploration_mat, distribution.exploration_matrices = drawn
-
-
-def _has_noise_for(distribution: Any, rows: int) -> bool:
-    """Whether there is a matrix per row; if a callback drew another number, all rows share one matrix, as in SB3."""
-    return isinstance(distribution, StateDependentNoiseDistribution) and len(distribution.exploration_matrices) == rows
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -96,41 +97,41 @@ _WITHIN_ROLLOUTS = frozenset(("on_step", "_on_step", "update_locals", "update_ch
 _LIBRARIES = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # whose own hooks leave the policies as they are
 
 
+def _inner(callback: Any) -> list[Any]:
+    """Return the callbacks that a list or an event callback of SB3 has."""
+    if isinstance(callback, CallbackList):
+        return list(callback.callbacks)
+    if not isinstance(callback, EventCallback):
+        return []
+    of_event = (callback.callback, getattr(callback, "callback_on_new_best", None))
+    return [each for each in of_event if each is not None]
+
+
 def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
     """Yield a callback and all callbacks within SB3's lists and event callbacks, in order."""
-    if isinstance(callback, CallbackList):
-        for child in callback.callbacks:
-            yield from all_callbacks(child)
-    elif isinstance(callback, BaseCallback):
+    if isinstance(callback, BaseCallback) and not isinstance(callback, CallbackList):
         yield callback
-        if isinstance(callback, EventCallback):
-            yield from all_callbacks(callback.callback)
-            yield from all_callbacks(getattr(callback, "callback_on_new_best", None))
+    for each in _inner(callback):
+        yield from all_callbacks(each)
 
 
 def has_step_hook(callback: Any) -> bool:
     """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
-    children: list[Any] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
-    if isinstance(callback, EventCallback):
-        children = [callback.callback, getattr(callback, "callback_on_new_best", None)]
-    return _may_change_policies(callback) or any(has_step_hook(child) for child in children if child is not None)
-
-
-def _may_change_policies(callback: BaseCallback) -> bool:
     if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
         return True
     hooks = [getattr(type(callback), name, None) for name in _WITHIN_ROLLOUTS]
-    return not _WITHIN_ROLLOUTS.isdisjoint(vars(callback)) or not all(map(_is_harmless, filter(None, hooks)))
+    return (
+        not _WITHIN_ROLLOUTS.isdisjoint(vars(callback))
+        or not all(map(_is_harmless, filter(None, hooks)))
+        or any(map(has_step_hook, _inner(callback)))
+    )
 
 
 def _is_harmless(hook: Any) -> bool:
-    return hook.__module__.partition(".")[0] in _LIBRARIES or _only_returns_true(hook)
-
-
-def _only_returns_true(hook: Any) -> bool:
-    """Whether a function has no other line than `return True`, as `_on_step` of many callbacks, which SB3 demands."""
-    code = getattr(hook, "__code__", None)
-    return code is not None and code.co_code == _return_true.__code__.co_code and code.co_consts[-1] is True
+    """Whether it is of these libraries, or just returns True, as `_on_step` of many callbacks, which SB3 demands."""
+    code, true = getattr(hook, "__code__", None), _return_true.__code__
+    only_returns_true = code is not None and code.co_code == true.co_code and code.co_consts[-1] is True
+    return only_returns_true or hook.__module__.partition(".")[0] in _LIBRARIES
 
 
 def _return_true(self: Any) -> bool:
@@ -142,21 +143,12 @@ def _return_true(self: Any) -> bool:
 
 def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
-    names, _ = _torch_names(algorithm)
-    return {name: _member(algorithm, name) for name in names}
+    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[0]}
 
 
 def torch_variables(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Tensors outside all modules by the names that SB3 saves them under, such as SAC's `log_ent_coef`."""
-    _, names = _torch_names(algorithm)
-    return {name: _member(algorithm, name) for name in names}
-
-
-def _member(algorithm: BaseAlgorithm, path: str) -> Any:
-    owner: Any = algorithm
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner
+    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[1]}
 
 
 def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:

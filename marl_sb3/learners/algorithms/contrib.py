@@ -9,6 +9,7 @@ from gymnasium import spaces
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 
+from marl_sb3.acting.actor import Actor
 from marl_sb3.acting.policy import RolloutPolicy
 from marl_sb3.acting.recurrent import RecurrentRolloutPolicy
 from marl_sb3.errors import ConfigError
@@ -137,7 +138,7 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
 class TRPOLearner(OnPolicyLearner):
     """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
-    def _require_fit(self) -> None:
+    def _make_actor(self) -> Actor:
         algorithm: Any = self.algorithm
         if algorithm.sub_sampling_factor > 1 and isinstance(algorithm.observation_space, spaces.Dict):
             raise ConfigError(
@@ -145,6 +146,7 @@ class TRPOLearner(OnPolicyLearner):
                 "do with Dict observations; accepted: 1",
                 key="sub_sampling_factor",
             )
+        return super()._make_actor()
 
 
 class QRDQN(QLearning, sb3_contrib.QRDQN):
