@@ -39,7 +39,6 @@ class FusedReplayUpdate:
 
     def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
         _note_compiling(kernel)
-        self._kernel: Any = kernel
         self._algorithm = algorithm
         self._hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
         self.optimizers = list(optimizers)
@@ -94,8 +93,7 @@ class QUpdate(FusedReplayUpdate):
         limit = self._algorithm.max_grad_norm
         batch = batch_of(samples, self._network, self._algorithm.gamma)
         max_grad_norm = math.inf if limit is None else float(limit)
-        (optimizer,) = self._present
-        loss, _ = self._kernel.update(self._online, self._target, optimizer, batch, self._quantiles, max_grad_norm)
+        loss, _ = q.update(self._online, self._target, self._present[0], batch, self._quantiles, max_grad_norm)
         self._stats.append(loss)
 
     def recorded(self) -> dict[str, float]:
@@ -107,9 +105,7 @@ class QUpdate(FusedReplayUpdate):
         algorithm = self._algorithm
         if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
             return np.array([algorithm.action_space.sample() for _ in range(len(observations))])
-        inputs = features(self._network, observations)
-        actions: Array = self._kernel.greedy_actions(self._online, inputs, max(self._quantiles, 1))
-        return actions
+        return q.greedy_actions(self._online, features(self._network, observations), max(self._quantiles, 1))
 
 
 class SACUpdate(FusedReplayUpdate):
@@ -130,17 +126,17 @@ class SACUpdate(FusedReplayUpdate):
         )
         critics = algorithm.critic, algorithm.critic_target
         self._critics, self._targets = (_critics(each, hidden) for each in critics)
-        self._moved = target_table(*([layer for net in each.q_networks for layer in linears(net)] for each in critics))
+        self._moved = target_table(*(each.q_networks for each in critics))
 
     def begin(self) -> None:
         """See `FusedReplayUpdate.begin`."""
         super().begin()
         algorithm, learned = self._algorithm, self._present[2:]
         if learned:
-            self._entropy = self._kernel.Entropy(learned[0], 0.0, float(algorithm.target_entropy))
+            self._entropy = sac.Entropy(learned[0], 0.0, float(algorithm.target_entropy))
         else:
             none = self._present[0]._replace(table=np.empty((0, 5), np.int64))
-            self._entropy = self._kernel.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
+            self._entropy = sac.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
         of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
         self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
 
@@ -150,42 +146,26 @@ class SACUpdate(FusedReplayUpdate):
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         shape = batch.actions.shape
         noise, next_noise = standard_normal(*shape), standard_normal(*shape)
-        moves = gradient_step % algorithm.target_update_interval == 0
-        self._stats.append(
-            self._kernel.update(
-                self._actor,
-                self._present[0],
-                self._critics,
-                self._targets,
-                self._present[1],
-                self._entropy,
-                batch,
-                noise,
-                next_noise,
-                self._dropped,
-                self._moved if moves else self._moved[:0],
-                float(algorithm.tau),
-            )
-        )
+        moved = self._moved if gradient_step % algorithm.target_update_interval == 0 else self._moved[:0]
+        actor_optimizer, critic_optimizer = self._present[:2]
+        nets = self._actor, actor_optimizer, self._critics, self._targets, critic_optimizer
+        settings = self._dropped, moved, float(algorithm.tau)
+        self._stats.append(sac.update(*nets, self._entropy, batch, noise, next_noise, *settings))
 
     def recorded(self) -> dict[str, float]:
         """See `FusedReplayUpdate.recorded`."""
-        kernel, means = self._kernel, np.mean(self._stats, axis=0)
-        found = {
-            "train/ent_coef": means[kernel.ENT_COEF],
-            "train/actor_loss": means[kernel.ACTOR_LOSS],
-            "train/critic_loss": means[kernel.CRITIC_LOSS],
-        }
+        means = np.mean(self._stats, axis=0)
+        columns = {"ent_coef": sac.ENT_COEF, "actor_loss": sac.ACTOR_LOSS, "critic_loss": sac.CRITIC_LOSS}
         if len(self.optimizers) == 3:
-            found["train/ent_coef_loss"] = means[kernel.ENT_COEF_LOSS]
-        return {name: float(value) for name, value in found.items()}
+            columns["ent_coef_loss"] = sac.ENT_COEF_LOSS
+        return {f"train/{name}": float(means[column]) for name, column in columns.items()}
 
     def explore(self, observations: Any) -> Array:
         """See `FusedReplayUpdate.explore`: actions drawn from the actor's distributions."""
         algorithm = self._algorithm
         inputs = features(algorithm.actor, observations)
         noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
-        return env_actions(algorithm, self._kernel.sampled_actions(self._actor, inputs, noise))
+        return env_actions(algorithm, sac.sampled_actions(self._actor, inputs, noise))
 
 
 def _critics(critic: Any, hidden: int) -> Critics:
@@ -205,12 +185,8 @@ class TD3Update(FusedReplayUpdate):
         actors = algorithm.actor, algorithm.actor_target
         self._actor, self._actor_target = (Net(layer_table(linears(each.mu)), self._hidden, TANH) for each in actors)
         self._critics, self._targets = (_critics(each, self._hidden) for each in critics)
-        self._moved = target_table(
-            *(
-                [layer for net in [*critic.q_networks, actor.mu] for layer in linears(net)]
-                for critic, actor in zip(critics, actors, strict=True)
-            )
-        )
+        nets = ([*critic.q_networks, actor.mu] for critic, actor in zip(critics, actors, strict=True))
+        self._moved = target_table(*nets)
 
     def begin(self) -> None:
         """See `FusedReplayUpdate.begin`."""
@@ -224,33 +200,22 @@ class TD3Update(FusedReplayUpdate):
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()
         self._with_actor.append((self._updates_before + gradient_step + 1) % algorithm.policy_delay == 0)
-        self._stats.append(
-            self._kernel.update(
-                self._actor,
-                self._actor_target,
-                self._present[0],
-                self._critics,
-                self._targets,
-                self._present[1],
-                batch,
-                self._kernel.Smoothing(noise, float(algorithm.target_noise_clip)),
-                self._with_actor[-1],
-                self._moved,
-                float(algorithm.tau),
-            )
-        )
+        smoothing, tau = td3.Smoothing(noise, float(algorithm.target_noise_clip)), float(algorithm.tau)
+        actor_optimizer, critic_optimizer = self._present
+        nets = self._actor, self._actor_target, actor_optimizer, self._critics, self._targets, critic_optimizer
+        self._stats.append(td3.update(*nets, batch, smoothing, self._with_actor[-1], self._moved, tau))
 
     def recorded(self) -> dict[str, float]:
         """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""
-        kernel, stats = self._kernel, np.array(self._stats)
-        actor_losses = stats[self._with_actor, kernel.ACTOR_LOSS]
-        found = {"train/critic_loss": float(stats[:, kernel.CRITIC_LOSS].mean())}
+        stats = np.array(self._stats)
+        actor_losses = stats[self._with_actor, td3.ACTOR_LOSS]
+        found = {"train/critic_loss": float(stats[:, td3.CRITIC_LOSS].mean())}
         return {"train/actor_loss": float(actor_losses.mean()), **found} if len(actor_losses) else found
 
     def explore(self, observations: Any) -> Array:
         """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
         algorithm = self._algorithm
-        return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))
+        return env_actions(algorithm, td3.chosen_actions(self._actor, features(algorithm.actor, observations)))
 
 
 # --- What the kernels take -------------------------------------------------------------------------------------------

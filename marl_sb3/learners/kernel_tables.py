@@ -47,10 +47,11 @@ def layer_table(layers: Iterable[nn.Linear], moved: Mapping[int, int] | None = N
     return np.array(rows, dtype=np.int64)
 
 
-def target_table(sources: Iterable[nn.Linear], targets: Iterable[nn.Linear]) -> Array:
-    """(parameters, 3) int64 of pairs of layers: number of values, addresses of the source and of the target."""
-    pairs = zip(parameters_of(sources), parameters_of(targets), strict=True)
-    return np.array([(own.numel(), own.data_ptr(), other.data_ptr()) for own, other in pairs], dtype=np.int64)
+def target_table(sources: Iterable[nn.Module], targets: Iterable[nn.Module]) -> Array:
+    """(parameters, 3) int64 of pairs of nets: number of values, addresses of the source and of the target."""
+    own, others = (parameters_of(layer for net in nets for layer in linears(net)) for nets in (sources, targets))
+    rows = [(source.numel(), source.data_ptr(), target.data_ptr()) for source, target in zip(own, others, strict=True)]
+    return np.array(rows, dtype=np.int64)
 
 
 class TransposedCopies:
