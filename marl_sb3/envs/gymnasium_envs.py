@@ -196,19 +196,14 @@ def named_wrappers(given: Any) -> list[Named]:
     Raises:
         ConfigError: something else, or a name that is not in the table.
     """
-    listed = given if isinstance(given, (list, tuple)) else [given] if given else []
-    return [_named(each) for each in listed]
-
-
-def _named(given: Any) -> Named:
-    if isinstance(given, Mapping) and len(given) == 1:
-        name, arguments = next(iter(given.items()))
-    else:
-        name, arguments = given, {}
-    if name not in WRAPPERS or not isinstance(arguments or {}, Mapping):
-        words = "a name, {name: arguments} or a list of these; the names are"
-        raise ConfigError(f"env_wrapper is {given!r:.200}; accepted: {words} {', '.join(WRAPPERS)}", key="env_wrapper")
-    return name, dict(arguments or {})
+    named: list[Named] = []
+    for each in given if isinstance(given, (list, tuple)) else [given] if given else []:
+        name, arguments = next(iter(each.items())) if isinstance(each, Mapping) and len(each) == 1 else (each, {})
+        if name not in WRAPPERS or not isinstance(arguments or {}, Mapping):
+            accepted = f"a name, {{name: arguments}} or a list of these; the names are {', '.join(WRAPPERS)}"
+            raise ConfigError(f"env_wrapper is {each!r:.200}; accepted: {accepted}", key="env_wrapper")
+        named.append((name, dict(arguments or {})))
+    return named
 
 
 def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> Callable[..., Any]:

@@ -130,16 +130,14 @@ class MultiAgentVecEnv(ABC):
         self._require_idle("reset()")
         if options is not None and len(options) != self.num_envs:
             raise ConfigError(f"reset options for {len(options)} envs; accepted: one for each of {self.num_envs}")
-        self._require_known(options or ())
+        known = self.metadata.get("reset_options")
+        if known is not None:
+            unknown = sorted({str(name) for of_env in options or () for name in of_env or () if name not in known})
+            if unknown:
+                accepted = ", ".join(known) or "none"
+                raise ConfigError(f"reset options: {', '.join(unknown)}; the env takes {accepted}")
         self._latest = step = self._reset(options)
         return step
-
-    def _require_known(self, options: Sequence[Options]) -> None:
-        """Refuse unknown options if the env's metadata list the known ones under `reset_options`."""
-        known = self.metadata.get("reset_options")
-        unknown = sorted({str(name) for of_env in options for name in of_env or () if name not in (known or ())})
-        if known is not None and unknown:
-            raise ConfigError(f"reset options: {', '.join(unknown)}; the env takes {', '.join(known) or 'none'}")
 
     def step(self, actions: Sequence[Array]) -> VecStep:
         """Take one step in every env: `send` and `recv`."""

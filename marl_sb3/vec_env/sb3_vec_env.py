@@ -53,8 +53,7 @@ class FlatVecEnv(VecEnv):
         step = self.env.reset(options if any(options) else None)
         self._reset_seeds()
         self._reset_options()
-        for env_index, infos in step.reset_infos.items():
-            self._keep_reset_infos(env_index, infos)
+        self._keep_reset_infos(step)
         return self._rows(step)
 
     def step_async(self, actions: Array) -> None:
@@ -69,17 +68,17 @@ class FlatVecEnv(VecEnv):
         actions = self._chosen.to_env(actions)
         step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
         self.last_step = step
-        for env_index, infos in step.reset_infos.items():
-            self._keep_reset_infos(env_index, infos)
+        self._keep_reset_infos(step)
         dones = (step.terminated | step.truncated).reshape(-1)
         return self._rows(step), step.rewards.reshape(-1).copy(), dones, self._row_infos(step)
 
     def _rows(self, step: VecStep) -> VecEnvObs:
         return self._observed.from_rows(map_arrays(np.copy, to_rows(step.observations[0])))  # SB3 may write into them
 
-    def _keep_reset_infos(self, env_index: int, infos: Any) -> None:
-        for column, agent in enumerate(self.env.agents):
-            self.reset_infos[env_index * self._agents_per_env + column] = dict(infos.get(agent, {}))
+    def _keep_reset_infos(self, step: VecStep) -> None:
+        for env_index, infos in step.reset_infos.items():
+            for column, agent in enumerate(self.env.agents):
+                self.reset_infos[env_index * self._agents_per_env + column] = dict(infos.get(agent, {}))
 
     def _row_infos(self, step: VecStep) -> list[dict[str, Any]]:
         rows = []

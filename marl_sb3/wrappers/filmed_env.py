@@ -26,7 +26,7 @@ _INK: Colour = (40, 44, 52)
 _RIM: Colour = (190, 196, 204)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scene:
     """What a caption says about a frame.
 
@@ -38,7 +38,7 @@ class Scene:
 
     episode: int
     step: int
-    returns: Mapping[str, float]
+    returns: dict[AgentID, float]
 
 
 def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array:
@@ -85,11 +85,9 @@ def _cells(scene: Scene, legend: Mapping[str, Colour]) -> list[tuple[str, Colour
     cells: list[tuple[str, Colour | None]] = [(f"episode {scene.episode}, step {scene.step}", None)]
     if len(scene.returns) > _MOST_AGENTS:
         cells.append((f"{len(scene.returns)} agents: {_score(sum(scene.returns.values()))}", None))
-        known: Mapping[str, Colour] = legend
-    else:
-        cells += [(f"{agent}: {_score(value)}", legend.get(agent)) for agent, value in scene.returns.items()]
-        known = {name: colour for name, colour in legend.items() if name not in scene.returns}
-    return cells + list(known.items())
+        return cells + list(legend.items())
+    cells += [(f"{agent}: {_score(value)}", legend.get(agent)) for agent, value in scene.returns.items()]
+    return cells + [(name, colour) for name, colour in legend.items() if name not in scene.returns]
 
 
 def _score(value: float) -> str:
@@ -144,9 +142,7 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         super().__init__(env)
         self._on_frame = on_frame
         self._n_episodes = n_episodes
-        self._episode = 0  # counted from 1
-        self._step = 0
-        self._returns: dict[AgentID, float] = {}
+        self._scene = Scene(0, 0, {})
         self._legend = legend_of(env.metadata)
 
     def reset(
@@ -154,28 +150,28 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
         """Reset the env and film the first frame of the episode."""
         returned: tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]] = self.env.reset(seed=seed, options=options)
-        self._episode += 1
-        self._step, self._returns = 0, dict.fromkeys(self.env.possible_agents, 0.0)
+        self._scene = Scene(self._scene.episode + 1, 0, dict.fromkeys(self.env.possible_agents, 0.0))
         self._film()
         return returned
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
         """Step the env and film the frame after the step."""
         returned: tuple[Mapping[str, Any], ...] = self.env.step(actions)
-        self._step += 1
+        self._scene.step += 1
         for agent, reward in returned[1].items():
-            self._returns[agent] += reward
+            self._scene.returns[agent] += reward
         self._film()
         return returned
 
     def _film(self) -> None:
-        if self._episode <= self._n_episodes:
-            frame = _rendered(self.env)
-            if is_picture(frame):  # `VideoFile.add` refuses anything else
-                frame = captioned(frame, Scene(self._episode, self._step, self._returns), self._legend)
-            self._write(frame)
-
-    def _write(self, frame: Any) -> None:
+        if self._scene.episode > self._n_episodes:
+            return
+        try:
+            frame = self.env.render()
+        except (ImportError, DependencyNotInstalled) as error:
+            raise ConfigError(f"the env cannot render: {error}", key="video") from error
+        if is_picture(frame):  # `VideoFile.add` refuses anything else
+            frame = captioned(frame, self._scene, self._legend)
         try:
             self._on_frame(frame)
         except OSError as error:
@@ -224,10 +220,3 @@ def _with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> Parallel
             f"a video needs render_mode 'rgb_array'; the env has {', '.join(modes) or 'none'}", key="video"
         )
     return env
-
-
-def _rendered(env: Any) -> Any:
-    try:
-        return env.render()
-    except (ImportError, DependencyNotInstalled) as error:
-        raise ConfigError(f"the env cannot render: {error}", key="video") from error

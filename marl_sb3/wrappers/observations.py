@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -57,39 +59,32 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Dict:
         ConfigError: two parts would have the same name.
     """
     parts: dict[str, spaces.Space[Any]] = {}
-    for name, part in _leaves(space, ""):
+    for path, part in _leaves(space):
+        name = _joined(path)
         if name in parts:
             raise ConfigError(f"two parts of the observation space would be called {name!r}: {space}", key="env")
         parts[name] = part
     return spaces.Dict(list(parts.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
 
 
-def _leaves(space: spaces.Space[Any], prefix: str) -> Iterable[tuple[str, spaces.Space[Any]]]:
-    for name, part in _parts(space):
-        if isinstance(part, _Composite):
-            yield from _leaves(part, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}", part
+def _leaves(
+    space: spaces.Space[Any], above: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """Yield the parts that have no parts, with their paths of keys and indices."""
+    if isinstance(space, _Composite):
+        for key, part in enumerate(space.spaces) if isinstance(space, spaces.Tuple) else space.spaces.items():
+            yield from _leaves(part, (*above, key))
+    else:
+        yield above, space
 
 
-def _parts(space: spaces.Space[Any]) -> Iterable[tuple[Any, spaces.Space[Any]]]:
-    """Keys and spaces of a Dict, indices and spaces of a Tuple."""
-    return enumerate(space.spaces) if isinstance(space, spaces.Tuple) else space.spaces.items()  # type: ignore[attr-defined]
+def _joined(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def flat_observation(space: spaces.Space[Any], observation: Any) -> dict[str, Any]:
     """The parts of an observation of a nested space, by the names that `flat_space` gives them; nothing is copied."""
-    parts: dict[str, Any] = {}
-    _collect(space, observation, "", parts)
-    return parts
-
-
-def _collect(space: spaces.Space[Any], observation: Any, prefix: str, parts: dict[str, Any]) -> None:
-    for name, part in _parts(space):
-        if isinstance(part, _Composite):
-            _collect(part, observation[name], f"{prefix}{name}/", parts)
-        else:
-            parts[f"{prefix}{name}"] = observation[name]
+    return {_joined(path): reduce(getitem, path, observation) for path, _ in _leaves(space)}
 
 
 def named_parts(observation: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ Sums run in a fixed order and nothing goes through BLAS: a pond's numbers do not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -57,13 +56,23 @@ class Parameters:
 
     def __post_init__(self) -> None:
         for name, (fewest, most) in _COUNTS.items():
-            _require_integer(name, getattr(self, name), fewest, most)
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not fewest <= value <= most:
+                raise _refused(name, f"an integer from {fewest} to {most}", value)
         for name, (lowest, highest) in _RANGES.items():
-            _require_number(name, getattr(self, name), lowest, highest)
+            value = getattr(self, name)
+            if not _is_number(value, lowest, highest):
+                raise _refused(name, f"a number from {lowest:g} to {highest:g}", value)
         if not isinstance(self.speed_features, bool):
             raise _refused("speed_features", "a boolean", self.speed_features)
-        if self.obstacle_coord is not None:
-            self._require_coordinates(self.obstacle_coord)
+        centres: Any = self.obstacle_coord
+        if centres is None:
+            return
+        if not _is_sequence(centres) or not all(_is_sequence(centre) and _is_place(centre) for centre in centres):
+            raise _refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
+        if len(centres) != self.n_obstacles:
+            words = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
+            raise _refused("obstacle_coord", words, centres)
 
     @property
     def n_foods_and_poisons(self) -> int:
@@ -79,19 +88,6 @@ class Parameters:
     def agents(self) -> tuple[str, ...]:
         """`pursuer_0`, `pursuer_1`, ..."""
         return tuple(f"pursuer_{number}" for number in range(self.n_pursuers))
-
-    def _require_coordinates(self, centres: Any) -> None:
-        accepted = "a list of [x, y] with numbers from 0 to 1, or null"
-        if isinstance(centres, str) or not isinstance(centres, Sequence):
-            raise _refused("obstacle_coord", accepted, centres)
-        for centre in centres:
-            if isinstance(centre, str) or not isinstance(centre, Sequence) or len(centre) != 2:
-                raise _refused("obstacle_coord", accepted, centres)
-            if not all(_is_number(value) and 0 <= value <= 1 for value in centre):
-                raise _refused("obstacle_coord", accepted, centres)
-        if len(centres) != self.n_obstacles:
-            words = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
-            raise _refused("obstacle_coord", words, centres)
 
 
 _COUNTS = {
@@ -121,18 +117,16 @@ _RANGES = {
 NAMES = tuple(field.name for field in fields(Parameters))
 
 
-def _require_integer(name: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise _refused(name, f"an integer from {least} to {most}", value)
+def _is_number(value: Any, lowest: float, highest: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and lowest <= value <= highest
 
 
-def _require_number(name: str, value: Any, least: float, most: float) -> None:
-    if not _is_number(value) or not least <= value <= most:
-        raise _refused(name, f"a number from {least:g} to {most:g}", value)
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_place(centre: Sequence[Any]) -> bool:
+    return len(centre) == 2 and all(_is_number(value, 0, 1) for value in centre)
 
 
 def _refused(name: str, accepted: str, value: Any) -> ConfigError:
