@@ -37,12 +37,18 @@ class FirstEnvMadeError(Exception):
 
 
 class WorkerEnvs(MultiAgentVecEnv):
-    """The envs of a worker."""
+    """The envs of a worker.
 
-    @property
-    @abstractmethod
-    def silent(self) -> bool:
-        """Whether the infos of the latest step are empty dictionaries, one for each agent that acted."""
+    Attributes:
+        silent: whether the infos of the latest step are empty dictionaries, one for each agent that acted.
+        repeats: whether a step of the past is taken again, in which envs that fail are lost.
+        lost: row -> reason, for envs that could not be brought back. They stand still in the next step, which reports
+            that they have been reset.
+    """
+
+    silent: bool
+    repeats = False
+    lost: dict[int, str]
 
     @abstractmethod
     def found_masks(self) -> Mapping[int, bool]:
@@ -63,33 +69,40 @@ class WorkerEnvs(MultiAgentVecEnv):
     def bring_back(self, state: WorkerState) -> None:
         """Return to an earlier state; envs for which that is not possible are lost."""
         try:
-            self.mark_lost(self.set_worker_state(state))
+            self.lost.update(self.set_worker_state(state))
         except CheckpointError as error:  # an env's own set_state refused what its get_state had returned
-            self.mark_lost(dict.fromkeys(range(self.num_envs), str(error)))
+            self._lose_all(str(error))
             if self._latest is None:
                 self.reset()
 
-    @abstractmethod
     def repeat(self, actions: Sequence[Array]) -> None:
-        """Take a step of the past again; an env that fails is lost."""
+        """Take a step of the past again."""
+        self.repeats = True
+        try:
+            self.step(actions)
+        except Exception as error:
+            self._lose_all(described(error))
+        finally:
+            self.repeats = False
 
-    @abstractmethod
-    def mark_lost(self, reasons: Mapping[int, str]) -> None:
-        """Note that these envs, by row, could not be brought back."""
-
-    @abstractmethod
     def replace_lost(self, shown: Shown | None) -> dict[int, str]:
-        """Begin new episodes in the envs that are lost, or that show something else than `shown`.
+        """Begin new episodes in the envs that are lost, or that show something else than `shown`; returns `lost`."""
+        if shown is not None:
+            self._lose_different(shown)
+        if self.lost:
+            self._begin_anew(None if shown is None else shown.episodes)
+        return self.lost
 
-        In the next step, these envs stand still: it reports the reset.
-
-        Returns:
-            Row -> reason.
-        """
+    def _lose_all(self, why: str) -> None:
+        self.lost.update(dict.fromkeys(range(self.num_envs), why))
 
     @abstractmethod
-    def go_on(self) -> None:
-        """After that step, let them go on."""
+    def _lose_different(self, shown: Shown) -> None:
+        """Note that those envs are lost that show something else."""
+
+    @abstractmethod
+    def _begin_anew(self, episodes: Array | None) -> None:
+        """Begin the next episodes, after these, in the envs that are lost."""
 
 
 def make_worker_envs(spec: WorkerSpec, heartbeat: Heartbeat) -> WorkerEnvs:
@@ -109,10 +122,9 @@ def make_worker_envs(spec: WorkerSpec, heartbeat: Heartbeat) -> WorkerEnvs:
 class _WatchedSlot(EnvSlot):
     """An env slot that says what it is doing, and stands still after its env was lost."""
 
+    envs: WorkerEnvs
     heartbeat: Heartbeat
     silent = True
-    repeats = False
-    lost: str | None = None
 
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         self.heartbeat.enter_env(self.index)
@@ -121,16 +133,16 @@ class _WatchedSlot(EnvSlot):
         return shown
 
     def step(self, actions: Sequence[Array]) -> SlotStep:
-        if self.lost is not None:
+        if self.row in self.envs.lost:
             return self._standing_still()
         acted = self.to_act
         self.heartbeat.enter_env(self.index)
         try:
             step = super().step(actions)
         except Exception as error:
-            if not self.repeats:
+            if not self.envs.repeats:
                 raise
-            self.lost = str(error) if isinstance(error, EnvRaisedError) else described(error)
+            self.envs.lost[self.row] = str(error) if isinstance(error, EnvRaisedError) else described(error)
             return self._standing_still()
         self.heartbeat.advance()
         self.silent = list(step.infos) == acted and not any(step.infos.values())
@@ -170,8 +182,9 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         self._spec, self._heartbeat = spec, heartbeat
         super().__init__(self._make, spec.num_envs, spec.seed, spec.first_index)
         self._infos: dict[int, Mapping[str, Any]] = {}
+        self.lost = {}
         for slot in self._slots:
-            slot.heartbeat = heartbeat
+            slot.envs, slot.heartbeat = self, heartbeat
 
     def _make(self, index: int) -> Any:
         self._heartbeat.enter_env(index)
@@ -185,7 +198,7 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         return env
 
     @property
-    def silent(self) -> bool:
+    def silent(self) -> bool:  # type: ignore[override]
         return all(slot.silent for slot in self._slots)
 
     def found_masks(self) -> Mapping[int, bool]:
@@ -216,40 +229,22 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         self._infos = {}
         return self._set_slots(state["slots"], state["action_masks"])
 
-    def repeat(self, actions: Sequence[Array]) -> None:
+    def _lose_different(self, shown: Shown) -> None:
         for slot in self._slots:
-            slot.repeats = True
-        try:
-            self.step(actions)
-        finally:
-            for slot in self._slots:
-                slot.repeats = False
+            if slot.row not in self.lost and not self._shows(slot, shown):
+                self.lost[slot.row] = "the same seed and actions led to a different state"
 
-    def mark_lost(self, reasons: Mapping[int, str]) -> None:
-        for row, why in reasons.items():
-            self._slots[row].lost = why
-
-    def replace_lost(self, shown: Shown | None) -> dict[int, str]:
-        for slot in self._slots:
-            if shown is not None and slot.lost is None and not self._shows(slot, shown):
-                slot.lost = "the same seed and actions led to a different state"
-        lost = {slot.row: slot.lost for slot in self._slots if slot.lost is not None}
-        for row in lost:
-            if shown is not None:
-                self._slots[row].continue_at(int(shown.episodes[row]) + 1)
-            self._slots[row].reset()
-        if lost:
-            self._latest = self._first_step_of(lost, self.latest.action_masks)
-        return lost
-
-    def go_on(self) -> None:
-        for slot in self._slots:
-            slot.lost = None
-
-    def _shows(self, slot: _WatchedSlot, shown: Shown) -> bool:
+    def _shows(self, slot: EnvSlot, shown: Shown) -> bool:
         if not np.array_equal(self._layout.flags(slot.to_act), shown.to_act[slot.row]):
             return False
         return same(slot.shown_arrays(), [taken(observations, slot.row) for observations in shown.observations])
+
+    def _begin_anew(self, episodes: Array | None) -> None:
+        for row in self.lost:
+            if episodes is not None:
+                self._slots[row].continue_at(int(episodes[row]) + 1)
+            self._slots[row].reset()
+        self._latest = self._first_step_of(self.lost, self.latest.action_masks)
 
 
 # --- A batch ---------------------------------------------------------------------------------------------------------
@@ -264,11 +259,11 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
         env = make_batch(spec.factory, spec.num_envs, spec.env_kwargs, spec.first_index)
         super().__init__(env, spec.seed, spec.first_index)
         self._heartbeat = heartbeat
-        self._lost: str | None = None
+        self.lost = {}
         self._settled = False  # whether the main process knows whether there are masks
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
-        if self._lost is not None:
+        if self.lost:
             return replace(self._first_step(), stepped=self._all_stepped, episode_done=self._all_stepped)
         self._heartbeat.enter_env(self._first_index)
         step = super()._step(actions)
@@ -289,33 +284,16 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
         return self._set_state(StateReader(state))
 
-    def repeat(self, actions: Sequence[Array]) -> None:
-        try:
-            self.step(actions)
-        except Exception as error:
-            self._lost = described(error)
+    def _lose_different(self, shown: Shown) -> None:
+        latest = self.latest
+        if not (np.array_equal(latest.to_act, shown.to_act) and same(latest.observations, shown.observations)):
+            self.lost = dict.fromkeys(self._all_envs, "the same state and actions led to a different state") | self.lost
 
-    def mark_lost(self, reasons: Mapping[int, str]) -> None:
-        if reasons:
-            self._lost = next(iter(reasons.values()))
-
-    def replace_lost(self, shown: Shown | None) -> dict[int, str]:
-        if shown is not None and self._lost is None and not self._shows(shown):
-            self._lost = "the same state and actions led to a different state"
-        if self._lost is None:
-            return {}
-        if shown is not None:
-            self._episodes = np.maximum(self._episodes, shown.episodes)
+    def _begin_anew(self, episodes: Array | None) -> None:
+        if episodes is not None:
+            self._episodes = np.maximum(self._episodes, episodes)
         self._begin_episodes(self._all_envs)
         self._latest = self._first_step()
-        return dict.fromkeys(self._all_envs, self._lost)
-
-    def go_on(self) -> None:
-        self._lost = None
-
-    def _shows(self, shown: Shown) -> bool:
-        latest = self.latest
-        return np.array_equal(latest.to_act, shown.to_act) and same(latest.observations, shown.observations)
 
 
 # The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry

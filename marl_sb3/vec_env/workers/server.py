@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,20 +45,15 @@ class EnvServer:
         """Return what the envs are."""
         return self._envs.agents, self._envs.groups, self._envs.metadata, self._envs.render_mode
 
-    def attach(self, num_envs: int) -> None:
-        """Map the shared arrays, which the main process has made, for so many envs of all workers."""
-        self._arrays = SharedArrays(self._memory, self._envs.groups, num_envs, self._spec.rows)
+    @cached_property
+    def _arrays(self) -> SharedArrays:
+        return SharedArrays(self._memory, self._envs.groups, self._spec.num_envs_of_all, self._spec.rows)
 
     def step(self) -> bytes:
         """Take a step with the actions in the shared arrays; returns the pickled `Extras`, or nothing."""
         step = self._envs.step([np.array(actions) for actions in self._arrays.actions])
         self._arrays.write(step)
-        extras = self._extras(step)
-        self._envs.go_on()
-        return b"" if extras.is_empty else pickle.dumps(extras)
-
-    def _extras(self, step: VecStep) -> Extras:
-        return Extras(
+        extras = Extras(
             None if self._envs.silent else packed_result(step.infos, "infos"),
             dict(step.final_observations),
             step.reset_infos,
@@ -66,10 +62,12 @@ class EnvServer:
             step.env_state,
             step.final_env_states,
         )
+        self._envs.lost = {}
+        return b"" if extras.is_empty else pickle.dumps(extras)
 
     def reset(self, options: Sequence[Options] | None) -> tuple[Extras, WorkerState]:
         """See `MultiAgentVecEnv.reset`; what it returns without arrays, and the state afterwards."""
-        self._envs.go_on()
+        self._envs.lost = {}
         return self._begun(self._envs.reset(options))
 
     def _begun(self, step: VecStep) -> tuple[Extras, WorkerState]:
@@ -102,7 +100,7 @@ class EnvServer:
 
     def set_state(self, state: WorkerState) -> tuple[Extras, WorkerState, Mapping[int, str]]:
         """See `MultiAgentVecEnv.set_state`; its first step without arrays, the state afterwards, reasons by row."""
-        self._envs.go_on()
+        self._envs.lost = {}
         inexact = self._envs.set_worker_state(state)
         return (*self._begun(self._envs.latest), inexact)
 

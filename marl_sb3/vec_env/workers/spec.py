@@ -26,6 +26,7 @@ class WorkerSpec:
         num_envs: number of envs of the worker.
         seed: the run seed.
         batched: whether the worker steps its envs as one `BatchedEnv`.
+        num_envs_of_all: number of envs of all workers.
         worker: index of the worker.
         n_workers: number of workers.
     """
@@ -36,6 +37,7 @@ class WorkerSpec:
     num_envs: int
     seed: int
     batched: bool
+    num_envs_of_all: int
     worker: int = 0
     n_workers: int = 1
 

@@ -58,9 +58,7 @@ class Supervisor:
         makes = [self._make_request(spec) for spec in specs]
         self._specs = specs
         self._budget = RestartBudget(max_restarts)
-        self._num_envs = sum(spec.num_envs for spec in specs)
         self._interrupted_s = min(timeout_s, _INTERRUPTED_S)
-        self._attached = False
         self._settings: dict[str, tuple[Any, ...]] = {}  # requests that a new worker gets, too
         self.journal = Journal(specs, most_steps)
         self.restarts = 0
@@ -188,9 +186,6 @@ class Supervisor:
         worker, spec = self.workers[number], self._specs[number]
         for name, arguments in self._settings.items():
             worker.ask(name, *arguments)
-        if not self._attached:
-            return
-        worker.ask("attach", self._num_envs)
         lost: Mapping[int, str] = worker.ask("restore", *self.journal.of_worker(number))
         for row, why in lost.items():
             _log.warning("inexact: a new episode begins in env %d: %s", spec.first_index + row, why)
@@ -242,14 +237,9 @@ class Supervisor:
             return error.error
         return ConfigError(
             f"n_workers is {len(self.workers)}, but only one such env can be made in a process: {error}; accepted: "
-            f"n_workers={self._num_envs}, one for each env",
+            f"n_workers={self._specs[0].num_envs_of_all}, one for each env",
             key="n_workers",
         )
-
-    def attach(self) -> None:
-        """Have all workers map the shared arrays, which are in memory now."""
-        self.ask_all("attach", self._num_envs)
-        self._attached = True
 
     def set_in_all(self, name: str, *arguments: Any) -> None:
         """Do a request in all workers, and in those that replace them."""

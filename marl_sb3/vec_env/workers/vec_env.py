@@ -66,7 +66,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         most_steps: int = MOST_STEPS,
     ) -> None:
         run_seed = fresh_seed() if seed is None else seed
-        self._specs = WorkerSpec(factory, dict(env_kwargs), 0, num_envs, run_seed, batched).divided(n_workers)
+        self._specs = WorkerSpec(factory, dict(env_kwargs), 0, num_envs, run_seed, batched, num_envs).divided(n_workers)
         self._batched = batched
         self._supervisor = Supervisor(self._specs, timeout_s, max_restarts, most_steps)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
@@ -88,7 +88,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
         arguments = (self._supervisor.memory, self.groups, num_envs)
         SharedArrays.reserve(*arguments)
         self._arrays = SharedArrays(*arguments)
-        self._supervisor.attach()
         self._running = RunningEpisodes(self.groups)
         stacks.add_source(self._supervisor.stacks)
 
