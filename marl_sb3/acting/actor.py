@@ -221,31 +221,24 @@ class Actor(Stateful):
 
     def _discounted_values(self, final_observations: Observations, rows: BoolArray) -> Array:
         """Return the (n,) discounted values of observations that rows, (rows,) bool, were truncated on."""
-        policy: Any = self.policy
         states, starts = tuple(array[:, rows] for array in self.states), np.zeros(np.count_nonzero(rows), dtype=bool)
         inputs = PolicyInputs(self._transposed(final_observations), starts, None, states)
-        return policy.algorithm.gamma * policy.final_values(inputs)  # type: ignore[no-any-return]
-
-    def end_episodes(self, ended: BoolArray) -> None:
-        """Note that episodes of agents have ended: (rows,) bool. Their next actions start new episodes."""
-        self.starts = self.starts | ended
-        self._reset_row_noise(ended)
+        return self.policy.algorithm.gamma * self.policy.final_values(inputs)  # type: ignore[no-any-return]
 
     def break_off(self, step: VecStep) -> None:
         """Take from a step only what the next actions depend on: where episodes ended, and running statistics."""
-        self.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
+        self.starts = self.starts | self.rows.of_agents(step.terminated | step.truncated)
         self.processing.observe(step)
         self._reset_row_noise(np.ones(self.rows.num_rows, dtype=np.bool_))
 
     def next_values(self, step: VecStep, acting: BoolArray) -> Array:
         """Return the (rows,) values of the observations that the rows act on next; 0 in rows that wait."""
-        policy: Any = self.policy
         inputs = PolicyInputs(self.observations(step), self.starts, None, self.states)
         if acting.all():
-            return policy.values(inputs)  # type: ignore[no-any-return]
+            return self.policy.values(inputs)
         values = np.zeros(len(acting), dtype=np.float32)
         if acting.any():
-            values[acting] = policy.values(inputs.of_rows(acting))
+            values[acting] = self.policy.values(inputs.of_rows(acting))
         return values
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:

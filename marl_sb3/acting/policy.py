@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -64,48 +64,59 @@ class Decision(NamedTuple):
     log_probs: FloatArray | None = None
 
 
-class Policy(Protocol):
+class Policy:
     """How one algorithm acts for rows that are to act, with the random draws of SB3.
 
-    Attributes:
+    Args:
         algorithm: the algorithm.
+
+    Attributes:
         takes_masks: whether it uses action masks; if not, it gets none.
         transposes_images: whether images have to be given with the channels first, as SB3's networks take them.
         row_noise: the action noise of each row of the actor; None: none.
     """
 
-    algorithm: Any
-    takes_masks: bool
-    transposes_images: bool
-    row_noise: RowNoise | None
+    takes_masks: bool = False
+    transposes_images: bool = True
+    row_noise: RowNoise | None = None
+
+    def __init__(self, algorithm: BaseAlgorithm) -> None:
+        self.algorithm: Any = algorithm
 
     def refresh(self) -> None:
         """Note that weights or modules may have changed since the latest step, by a learner or a callback."""
 
     def initial_states(self, rows: int) -> States:
         """Return the recurrent state of `rows` rows at the start of an episode; () without memory."""
+        return ()
 
     def act(self, inputs: PolicyInputs) -> Decision:
         """Choose actions."""
+        raise NotImplementedError
+
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        """Return the (rows,) values of observations, for policies that learn from rollouts."""
+        raise NotImplementedError
+
+    def final_values(self, inputs: PolicyInputs) -> FloatArray:
+        """Return the (rows,) values of observations on which agents were truncated, for the same policies."""
+        raise NotImplementedError
 
 
-class PredictingPolicy:
+class PredictingPolicy(Policy):
     """Chooses actions by SB3's `predict`, without learning from them.
 
     Args:
+        algorithm: the algorithm.
         deterministic: the most likely actions instead of sampled ones.
     """
 
     transposes_images = False  # `predict` does it
-    row_noise: RowNoise | None = None
 
     def __init__(self, algorithm: BaseAlgorithm, deterministic: bool) -> None:
-        self.algorithm = algorithm
+        super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
         self._deterministic = deterministic
-
-    def refresh(self) -> None:
-        """See `Policy.refresh`: nothing of the policy is kept."""
 
     def initial_states(self, rows: int) -> States:
         """See `Policy.initial_states`."""
@@ -117,30 +128,22 @@ class PredictingPolicy:
         return Decision(*predict(self.algorithm, observations, states, starts, masks, self._deterministic))
 
 
-class RolloutPolicy:
+class RolloutPolicy(Policy):
     """Acts in the rollouts of an on-policy algorithm without memory, and estimates values.
 
     By the kernels where they cover the policy, else by PyTorch with the operations of SB3's `collect_rollouts`.
     """
 
-    transposes_images = True
-    row_noise: RowNoise | None = None
-
     def __init__(self, algorithm: OnPolicyAlgorithm, takes_masks: bool = False) -> None:
-        self.algorithm = algorithm
+        super().__init__(algorithm)
         self.takes_masks = takes_masks
         self.refresh()
 
     def refresh(self) -> None:
         """See `Policy.refresh`."""
-        algorithm: Any = self.algorithm
-        self._kernels: Any = algorithm.acting_kernels() if hasattr(algorithm, "acting_kernels") else None
+        self._kernels: Any = self.algorithm.acting_kernels() if hasattr(self.algorithm, "acting_kernels") else None
         if self._kernels is not None:
             self._kernels.read_parameters()
-
-    def initial_states(self, rows: int) -> States:
-        """See `Policy.initial_states`."""
-        return ()
 
     def act(self, inputs: PolicyInputs) -> Decision:
         """See `Policy.act`."""
@@ -165,24 +168,24 @@ class RolloutPolicy:
         return Decision(actions, states, sampled, values, log_probs)
 
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        """(rows,) values."""
+        """See `Policy.values`."""
         if self._kernels is not None:
             return self._kernels.values(inputs)  # type: ignore[no-any-return]
         return self._values(self._tensor(inputs.observations), inputs)
 
     def final_values(self, inputs: PolicyInputs) -> FloatArray:
-        """(rows,) values of observations on which agents were truncated.
+        """See `Policy.final_values`.
 
         PyTorch computes them one by one as in SB3: the last bits depend on the batch size.
         """
         if self._kernels is not None:
             return self.values(inputs)
-        rows = [inputs.of_rows(row) for row in np.eye(len(inputs.starts), dtype=bool)]
-        return np.concatenate([self._final_value(row) for row in rows])
-
-    def _final_value(self, inputs: PolicyInputs) -> FloatArray:
-        observation = map_arrays(lambda array: array[0], inputs.observations)
-        return self._values(self.algorithm.policy.obs_to_tensor(observation)[0], inputs)
+        values = []
+        for row in np.eye(len(inputs.starts), dtype=bool):
+            of_row = inputs.of_rows(row)
+            observation = map_arrays(lambda array: array[0], of_row.observations)
+            values.append(self._values(self.algorithm.policy.obs_to_tensor(observation)[0], of_row))
+        return np.concatenate(values)
 
     def _values(self, observations: Any, inputs: PolicyInputs) -> FloatArray:
         """Return the values of observations as tensors; the other inputs are those of `inputs`."""
@@ -199,21 +202,19 @@ class RolloutPolicy:
         return obs_as_tensor(observations, self.algorithm.device)
 
 
-class ExploringPolicy:
+class ExploringPolicy(Policy):
     """Explores as SB3's off-policy algorithms do: random actions until `learning_starts`, then those of `predict`.
 
     By the kernels where they cover the policy. What is learned of actions in a Box is scaled to -1 to 1.
 
     Args:
+        algorithm: the algorithm.
         row_noise: is added to the scaled actions; None: nothing is.
         warms_up: whether the first actions are random; a policy that is not trained acts by its weights.
     """
 
-    takes_masks = False
-    transposes_images = True
-
     def __init__(self, algorithm: OffPolicyAlgorithm, row_noise: RowNoise | None, warms_up: bool) -> None:
-        self.algorithm = algorithm
+        super().__init__(algorithm)
         self.row_noise = row_noise
         self._warms_up = warms_up
         self._kernels: Any = None
@@ -222,10 +223,6 @@ class ExploringPolicy:
     def refresh(self) -> None:
         """See `Policy.refresh`; the kernels are looked up when they are next needed."""
         self._is_read = False
-
-    def initial_states(self, rows: int) -> States:
-        """See `Policy.initial_states`."""
-        return ()
 
     def act(self, inputs: PolicyInputs) -> Decision:
         """See `Policy.act`."""
@@ -247,4 +244,4 @@ class ExploringPolicy:
             self._kernels, self._is_read = None if kernels is None else kernels(), True
         if self._kernels is not None:
             return self._kernels.explore(inputs.observations)  # type: ignore[no-any-return]
-        return algorithm.predict(inputs.observations, deterministic=False)[0]
+        return algorithm.predict(inputs.observations, deterministic=False)[0]  # type: ignore[no-any-return]

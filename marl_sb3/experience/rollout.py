@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
 from marl_sb3.experience.turns import Experience
-from marl_sb3.storage.parts import Commit, Field, Fields, computed, integer
+from marl_sb3.storage.parts import Commit, Field, Fields, computed, in_order, integer
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays, pairs
@@ -124,11 +124,7 @@ class TurnAwareRollout(_Base):
         if not rows.any():
             return None
         places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
-        taken = CarriedTransitions(
-            rows,
-            map_arrays(lambda array: array[places], self.observations),
-            {name: getattr(self, name)[places] for name in self.of_transition},
-        )
+        taken = CarriedTransitions(rows, *self._at(places))
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
 
@@ -144,13 +140,9 @@ class TurnAwareRollout(_Base):
 
     def begun_state(self) -> State:
         """Return the steps taken so far of the rollout, as plain data and arrays."""
-        taken = slice(self.pos)
-        return {
-            "observations": map_arrays(lambda array: array[taken], self.observations),
-            "columns": {name: getattr(self, name)[taken] for name in self.of_transition},
-            "acted": self.acted[taken],
-            "open_at": self._open_at,
-        }
+        observations, columns = self._at(slice(self.pos))
+        acted = self.acted[: self.pos]
+        return {"observations": observations, "columns": columns, "acted": acted, "open_at": self._open_at}
 
     def read_begun(self, state: StateReader, steps: int) -> Commit:
         """Check what `begun_state` returned after `steps` steps.
@@ -161,7 +153,7 @@ class TurnAwareRollout(_Base):
         Raises:
             CheckpointError: the state does not fit this buffer.
         """
-        seen, columns = _read_transitions(state, self, slice(steps))
+        seen, columns = self._read_at(slice(steps), state)
         open_at = state.array("open_at", np.int64, (self.n_envs,), -1, steps - 1)
         columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
 
@@ -173,6 +165,28 @@ class TurnAwareRollout(_Base):
             self._open_at, self._all_opened, self.pos = open_at, False, steps
 
         return commit
+
+    def read_carried(self, state: StateReader) -> CarriedTransitions:
+        """Read carried transitions, a mapping of their attributes.
+
+        Raises:
+            CheckpointError: the state does not fit this buffer.
+        """
+        return CarriedTransitions(state.array("rows", np.bool_, (self.n_envs,)), *self._read_at(0, state))
+
+    def _at(self, index: Any) -> tuple[Observations, dict[str, Array]]:
+        """Return the observations and the other arrays of transitions at an index of the arrays."""
+        columns = {name: getattr(self, name)[index] for name in self.of_transition}
+        return map_arrays(lambda array: array[index], self.observations), columns
+
+    def _read_at(self, index: Any, state: StateReader) -> tuple[Observations, dict[str, Array]]:
+        """Read what is to be at an index of the arrays."""
+        observations, own = self._at(index)
+        columns = state.arrays_like("columns", own)
+        require_categories(columns["actions"], self.action_space, f"{state.where}/columns/actions")
+        seen = state.arrays_like("observations", observations)
+        require_observed(seen, self.observation_space, f"{state.where}/observations")
+        return seen, columns
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
         """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
@@ -223,11 +237,8 @@ class TurnAwareRollout(_Base):
 
     def _keep_transitions(self) -> None:
         """Flatten all arrays as SB3 does, row after row, and keep only the transitions."""
-        keep = self.swap_and_flatten(self.acted).reshape(-1)
-        for name in self.of_sample:
-            setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
-        observations: Any = self.observations
-        self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
+        for name in ("observations", *self.of_sample):
+            setattr(self, name, flat_samples(self, name))
 
 
 def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
@@ -283,28 +294,6 @@ class CarriedTransitions:
     columns: Mapping[str, Array]
 
 
-def read_carried(state: StateReader, buffer: TurnAwareRollout) -> CarriedTransitions:
-    """Read carried transitions, a mapping of their attributes.
-
-    Raises:
-        CheckpointError: the state does not fit the buffer.
-    """
-    seen, columns = _read_transitions(state, buffer, 0)
-    return CarriedTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
-
-
-def _read_transitions(
-    state: StateReader, buffer: TurnAwareRollout, steps: int | slice
-) -> tuple[Observations, dict[str, Array]]:
-    """Read observations and columns, which have to have the shapes of these steps of the buffer."""
-    columns = state.arrays_like("columns", {name: getattr(buffer, name)[steps] for name in buffer.of_transition})
-    require_categories(columns["actions"], buffer.action_space, f"{state.where}/columns/actions")
-    own: Any = buffer.observations
-    seen = state.arrays_like("observations", map_arrays(lambda array: array[steps], own))
-    require_observed(seen, buffer.observation_space, f"{state.where}/observations")
-    return seen, columns
-
-
 # --- Experience ------------------------------------------------------------------------------------------------------
 
 
@@ -322,9 +311,7 @@ class RolloutExperience(Experience):
         "steps": integer("steps", 0, lambda own: own.algorithm.n_steps),
         "carried": Field(
             lambda own: None if own.carried is None else vars(own.carried).copy(),
-            lambda own, state, name: (
-                None if state.value(name) is None else read_carried(state.fields(name), own.buffer)
-            ),
+            lambda own, state, name: None if state.value(name) is None else own.buffer.read_carried(state.fields(name)),
             lambda own, carried: setattr(own, "carried", carried),
         ),
         "begun": computed(
@@ -407,13 +394,7 @@ class RolloutExperience(Experience):
         return {name: getattr(self.buffer, name) for name in names} if self.due_in() == 0 else None
 
     def read_begun(self, state: StateReader, name: str) -> Commit:
-        """Check the steps taken so far; returns a function that puts them into the empty buffer."""
+        """Check the steps taken so far; returns a function that puts them into the emptied buffer."""
         steps = state.integer("steps")
-        begun = self.buffer.read_begun(state.fields(name), steps) if self.is_under_way(steps) else None
-
-        def commit() -> None:
-            self.buffer.reset()
-            if begun is not None:
-                begun()
-
-        return commit
+        begun = [self.buffer.read_begun(state.fields(name), steps)] if self.is_under_way(steps) else []
+        return in_order([self.buffer.reset, *begun])

@@ -6,10 +6,9 @@ A shard is a fixed share of the envs. In each round, all shards act with the wei
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -186,11 +185,6 @@ class ShardedExperience(Stateful):
         self.algorithm: Any = actor.policy.algorithm
         self._processing = processing
 
-    @property
-    def buffer(self) -> Any:
-        """The rollout buffer or replay buffer that the shards' experience goes into."""
-        raise NotImplementedError
-
     def order(self) -> PolicyOrder:
         """Return what the shards need to know in the next round."""
         epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
@@ -226,24 +220,13 @@ class ShardedRollout(ShardedExperience):
     """
 
     records: ClassVar[bool] = True
-    fields: ClassVar[Fields] = {"step": integer("begun_steps", 0, lambda own: own.algorithm.n_steps)}
+    fields: ClassVar[Fields] = {
+        "step": integer("_step", 0, lambda own: own.algorithm.n_steps)._replace(
+            get=lambda own: own._step or own.algorithm.n_steps
+        )
+    }
 
     _step = 0  # steps since the rollouts began
-
-    @property
-    def buffer(self) -> Any:
-        """See `ShardedExperience.buffer`."""
-        return self.algorithm.rollout_buffer
-
-    @property
-    def begun_steps(self) -> int:
-        """The steps of the running rollouts, or those of a complete one."""
-        return self._step or int(self.algorithm.n_steps)
-
-    @begun_steps.setter
-    def begun_steps(self, steps: int) -> None:
-        self.begin_rollout()
-        self._step = steps
 
     def due_in(self) -> int:
         """See `Experience.due_in`."""
@@ -256,7 +239,7 @@ class ShardedRollout(ShardedExperience):
     def begin_rollout(self) -> None:
         """See `Experience.begin_rollout`."""
         self.algorithm.policy.set_training_mode(False)
-        self.buffer.reset()
+        self.algorithm.rollout_buffer.reset()
         self._step = 0
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
@@ -265,26 +248,19 @@ class ShardedRollout(ShardedExperience):
         self._step += len(acted)
         self.algorithm.num_timesteps += int(acted.sum())
         complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
+        buffer = self.algorithm.rollout_buffer
         for name in complete[0] if complete else ():
-            own, parts = getattr(self.buffer, name), [each[name] for each in complete]
+            own, parts = getattr(buffer, name), [each[name] for each in complete]
             for key in own if isinstance(own, dict) else [...]:  # of an array, the whole
                 np.concatenate([part[key] for part in parts], axis=1, out=own[key])
         if complete:
-            self.buffer.pos, self.buffer.full = self.buffer.buffer_size, True
+            buffer.pos, buffer.full = buffer.buffer_size, True
 
-
-class ReceivedStep(NamedTuple):
-    """A step of all envs that the learner has not gone through yet.
-
-    Attributes:
-        agent_steps: actions of the policy's agents.
-        progress: from 1 at the start of training to 0 at its end.
-        transitions: that ended in the step, in the order of the rows.
-    """
-
-    agent_steps: int
-    progress: float
-    transitions: Sequence[Transitions]
+    def state_was_set(self) -> None:
+        """See `Stateful.state_was_set`: the rollouts of which steps were taken are under way."""
+        steps = self._step
+        self.begin_rollout()
+        self._step = steps
 
 
 class ShardedReplay(ShardedExperience):
@@ -302,21 +278,15 @@ class ShardedReplay(ShardedExperience):
 
     def __init__(self, actor: Actor, processing: Processing) -> None:
         super().__init__(actor, processing)
-        self._waiting: deque[ReceivedStep] = deque()
         self.begin_episodes()
-
-    @property
-    def buffer(self) -> Any:
-        """See `ShardedExperience.buffer`."""
-        return self.algorithm.replay_buffer
 
     def due_in(self) -> int:
         """See `Experience.due_in`: an update is due at the end of every round, whatever its length."""
-        return 0 if self._waiting else sys.maxsize
+        return 0 if self._round else sys.maxsize
 
     def begin_episodes(self) -> None:
         """See `Experience.begin_episodes`."""
-        self._waiting.clear()
+        self._round: list[tuple[int, float, list[Transitions]]] = []  # agent steps, progress, transitions of each step
         self.agent_steps = self.steps = self.episodes = 0
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
@@ -324,36 +294,31 @@ class ShardedReplay(ShardedExperience):
         super().receive(rollouts, acted, progress)
         recorded = [rollout.experience for rollout in rollouts]
         rows = self.rows.num_rows // len(recorded)
-        self.buffer.break_off(np.concatenate([each.broken_off for each in recorded]))
-        for step, (of_rows, after) in enumerate(zip(acted, progress, strict=True)):
+        self.algorithm.replay_buffer.break_off(np.concatenate([each.broken_off for each in recorded]))
+        for step, (agent_steps, after) in enumerate(zip(acted.sum(axis=1).tolist(), progress, strict=True)):
             of_shards = [each.of_step(step, shard * rows) for shard, each in enumerate(recorded)]
-            ended = [each for each in of_shards if each is not None]
-            self._waiting.append(ReceivedStep(int(of_rows.sum()), after, ended))
+            self._round.append((agent_steps, after, [each for each in of_shards if each is not None]))
 
     def due_updates(self) -> Iterator[None]:
-        """Go through the steps that wait, and pause wherever an update is due."""
-        while self._waiting:
-            if self._add(self._waiting.popleft()):
+        """Go through the steps of the round, and pause wherever an update is due."""
+        algorithm, steps = self.algorithm, self._round
+        self._round = []
+        for agent_steps, progress, ended in steps:
+            algorithm.num_timesteps += agent_steps
+            self.agent_steps += agent_steps
+            if ended:
+                transitions = joined_transitions(ended)
+                algorithm.replay_buffer.add_transitions(transitions)
+                self.episodes += int(transitions.dones.sum())
+            set_progress_remaining(algorithm, progress)
+            after_step(algorithm)
+            self.steps += 1
+            every: TrainFreq = algorithm.train_freq
+            if (self.steps if every.unit is TrainFrequencyUnit.STEP else self.episodes) >= every.frequency:
                 yield
                 self.agent_steps = self.steps = self.episodes = 0
-
-    def _add(self, step: ReceivedStep) -> bool:
-        """Go through one step; returns whether an update is due after it."""
-        algorithm = self.algorithm
-        algorithm.num_timesteps += step.agent_steps
-        self.agent_steps += step.agent_steps
-        if step.transitions:
-            transitions = joined_transitions(step.transitions)
-            self.buffer.add_transitions(transitions)
-            self.episodes += int(transitions.dones.sum())
-        set_progress_remaining(algorithm, step.progress)
-        after_step(algorithm)
-        self.steps += 1
-        every: TrainFreq = algorithm.train_freq
-        taken = self.steps if every.unit is TrainFrequencyUnit.STEP else self.episodes
-        return taken >= every.frequency
 
     def state_was_set(self) -> None:
         """See `Stateful.state_was_set`."""
         self.algorithm.policy.set_training_mode(False)
-        self._waiting.clear()
+        self._round = []

@@ -141,7 +141,7 @@ def play(actor: Any, turns: Turns, steps: range) -> np.ndarray:
         acting = turns.acting[step]
         seen = np.where(acting[:, None], turns.seen[step], np.nan)
         actions.append(choose(actor, seen, acting, turns.masks[step]))
-        actor.end_episodes(turns.ended[step])
+        actor.starts = actor.starts | turns.ended[step]
     return np.stack(actions)
 
 
