@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -72,14 +72,6 @@ Source: TypeAlias = PolicyBundle | tuple[PolicyBundle, PolicyID]
 _ACCEPTED = "policies from load_policies, or a pair of these and a policy id"
 
 
-class _Choice(NamedTuple):
-    """A policy and the agents that it acts for."""
-
-    bundle: PolicyBundle
-    policy_id: PolicyID
-    agents: list[AgentID]
-
-
 def combine_policies(sources: Mapping[AgentID, Source]) -> PolicyBundle:
     """Combine policies of several runs into one bundle, such as for a match between two of them.
 
@@ -95,24 +87,31 @@ def combine_policies(sources: Mapping[AgentID, Source]) -> PolicyBundle:
         ConfigError: a source has no such policy; or its policy tells its agents apart (`agent_indicator`), and they are
             not all of the agents that it was trained for.
     """
-    choices: dict[tuple[int, PolicyID], _Choice] = {}
-    for agent, source in sources.items():
-        bundle, policy_id = _chosen(agent, source)
-        choices.setdefault((id(bundle), policy_id), _Choice(bundle, policy_id, [])).agents.append(agent)
-    if not choices:
+    if not sources:
         raise ConfigError(f"combine_policies: there are no agents; accepted: {{agent: {_ACCEPTED}}}", key="policies")
-    for choice in choices.values():
-        _require_told_apart(choice)
-    named = {choice.agents[0]: choice for choice in choices.values()}
-    policy_of = {agent: name for name, choice in named.items() for agent in choice.agents}
+    chosen = {agent: _chosen(agent, source) for agent, source in sources.items()}
+    names: dict[tuple[int, PolicyID], AgentID] = {}  # of a policy of a bundle: its first agent
+    policy_of = {
+        agent: names.setdefault((id(bundle), policy_id), agent) for agent, (bundle, policy_id) in chosen.items()
+    }
+    origins = {name: chosen[name] for name in names.values()}
+    for name, (bundle, policy_id) in origins.items():
+        agents, trained = [agent for agent in sources if policy_of[agent] == name], bundle.agents_of(policy_id)
+        if bundle.processing[policy_id].settings.agent_indicator and agents != trained:
+            words = f"policy {policy_id!r} observes which agent it acts for (agent_indicator)"
+            words += f": it acts for {', '.join(agents)}; accepted: {', '.join(trained)}, in this order"
+            raise ConfigError(f"combine_policies: {words}", key="policies")
     return PolicyBundle(
-        policies={name: choice.bundle.policies[choice.policy_id] for name, choice in named.items()},
-        policy_of={agent: policy_of[agent] for agent in sources},
-        spaces={name: choice.bundle.spaces[choice.policy_id] for name, choice in named.items()},
-        processing={name: choice.bundle.processing[choice.policy_id] for name, choice in named.items()},
-        evaluation_deterministic={name: _is_deterministic(choice) for name, choice in named.items()},
+        policies={name: bundle.policies[own] for name, (bundle, own) in origins.items()},
+        policy_of=policy_of,
+        spaces={name: bundle.spaces[own] for name, (bundle, own) in origins.items()},
+        processing={name: bundle.processing[own] for name, (bundle, own) in origins.items()},
+        evaluation_deterministic={
+            name: by_policy(bundle.evaluation_deterministic, bundle.policies)[own]
+            for name, (bundle, own) in origins.items()
+        },
         custom_metrics={
-            metric: its for choice in named.values() for metric, its in choice.bundle.custom_metrics.items()
+            name: metric for bundle, _ in origins.values() for name, metric in bundle.custom_metrics.items()
         },
     )
 
@@ -130,16 +129,3 @@ def _chosen(agent: AgentID, source: Source) -> tuple[PolicyBundle, PolicyID]:
         words = f"the policies for agent {agent!r} have {asked}; accepted: a pair of them and one of {there}"
         raise ConfigError(f"combine_policies: {words}", key="policies")
     return bundle, found
-
-
-def _require_told_apart(choice: _Choice) -> None:
-    """Refuse other agents than those of the training for a policy that observes which of its agents it acts for."""
-    trained = choice.bundle.agents_of(choice.policy_id)
-    if choice.bundle.processing[choice.policy_id].settings.agent_indicator and choice.agents != trained:
-        words = f"policy {choice.policy_id!r} observes which agent it acts for (agent_indicator)"
-        agents = f"it acts for {', '.join(choice.agents)}; accepted: {', '.join(trained)}, in this order"
-        raise ConfigError(f"combine_policies: {words}: {agents}", key="policies")
-
-
-def _is_deterministic(choice: _Choice) -> bool:
-    return by_policy(choice.bundle.evaluation_deterministic, choice.bundle.policies)[choice.policy_id]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -227,31 +226,6 @@ class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
 
 class TransitionDictReplayBuffer(TurnAwareReplay, DictReplayBuffer):
     """The same for `Dict` observations."""
-
-
-def replay_bytes(
-    buffer_size: int,
-    rows: int,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    copies: int = 2,
-    more: int = 0,
-) -> int:
-    """Return the memory of a replay buffer for these rows, in bytes.
-
-    Args:
-        copies: how often each observation is stored.
-        more: further bytes for each transition.
-    """
-    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    observation = sum(_bytes_of(part) for part in parts)
-    lines = max(buffer_size // rows, 1)
-    others = _bytes_of(action_space) + 3 * np.dtype(np.float32).itemsize + more
-    return lines * rows * (copies * observation + others)
-
-
-def _bytes_of(space: spaces.Space[Any]) -> int:
-    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
 
 
 def read_resized(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -13,12 +14,13 @@ from gymnasium import spaces
 from marl_sb3.config.values import Count, counted, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.hindsight import GoalEnv, HindsightBuffer, goal_spaces
-from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer, replay_bytes
+from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.experience.row_rings import CompactBuffer, NStepBuffer, NStepDictBuffer, RowRings
 from marl_sb3.learners.building import check_action_space, is_off_policy, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
+from marl_sb3.processing.interface import parts_of
 from marl_sb3.types import Array, GoalRewards
 
 RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings
@@ -183,9 +185,13 @@ def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
 
 
 def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
-    processing, compact = processing_of(rows, spec), spec.values["optimize_memory_usage"]
-    normalizer = processing.normalizer
-    stored = processing.observation_space if normalizer is None else normalizer.before
-    more = 2 * np.dtype(np.int64).itemsize if _with_goals(spec.values) else int(compact)
-    copies = 1 if compact else 2
-    return replay_bytes(spec.values["buffer_size"], rows.num_rows, stored, processing.action_space, copies, more)
+    """Return the memory of a policy's replay buffer."""
+    processing, values = processing_of(rows, spec), spec.values
+    stored = processing.observation_space if processing.normalizer is None else processing.normalizer.before
+    copies = 1 if values["optimize_memory_usage"] else 2
+    parts = [*parts_of(stored).values()] * copies + [processing.action_space]
+    numbers = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)
+    numbers += 3 * np.dtype(np.float32).itemsize  # rewards and ends
+    more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
+    lines = max(values["buffer_size"] // rows.num_rows, 1)
+    return int(lines * rows.num_rows * (numbers + more))

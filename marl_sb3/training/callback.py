@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from stable_baselines3.common.callbacks import (
@@ -142,7 +143,9 @@ class CallbackStates:
         Raises:
             ConfigError: a checkpoint cannot hold the state of a callback.
         """
-        _require_plain_states(callback)
+        for each in training_callbacks(callback):
+            if not is_plain(each.get_state()):
+                raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
         self._callback = callback
         if self._waiting is not None:
             _set_states(callback, self._waiting)
@@ -150,34 +153,24 @@ class CallbackStates:
 
     def keep(self) -> None:
         """Keep the states of the callbacks for those of the next training."""
-        if self._callback is not None:
-            self._waiting = _states(self._callback)
+        self._waiting = self.get_state() or None
 
     def get_state(self) -> State:
         """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
         if self._waiting is not None:
             return self._waiting
-        return {} if self._callback is None else _states(self._callback)
+        named = {} if self._callback is None else _by_name(self._callback)
+        return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
 
     def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; callbacks check their own states when the next training starts."""
-        waiting = {name: _entry(saved, name) for name in saved.names()}
-
-        def commit() -> None:
-            self._waiting = waiting
-
-        return commit
-
-
-def _require_plain_states(callback: BaseCallback) -> None:
-    """Refuse, at the start of the training, callbacks with a state that a checkpoint cannot hold."""
-    for each in training_callbacks(callback):
-        if not is_plain(each.get_state()):
-            raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
-
-
-def _states(callback: BaseCallback) -> State:
-    return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in _by_name(callback).items()}
+        waiting = {}
+        for name in saved.names():
+            entry = saved.fields(name)
+            if entry.value("own") is not None:
+                entry.fields("own")
+            waiting[name] = {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
+        return partial(setattr, self, "_waiting", waiting)
 
 
 def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
@@ -198,22 +191,13 @@ def _own_state(callback: BaseCallback) -> State | None:
     return None
 
 
-def _entry(states: StateReader, name: str) -> State:
-    entry = states.fields(name)
-    if entry.value("own") is not None:
-        entry.fields("own")
-    return {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
-
-
 def _set_states(callback: BaseCallback, states: State) -> None:
     named = _by_name(callback)
     for name, saved in states.items():
-        own = saved["own"]
-        if name not in named:
-            if own:
-                _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
-            continue
-        each = named[name]
-        each.n_calls = saved["n_calls"]
+        each, own = named.get(name), saved["own"]
+        if each is None and own:
+            _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+        if each is not None:
+            each.n_calls = saved["n_calls"]
         if isinstance(each, TrainingCallback) and own is not None:
             each.set_state(StateReader(own, f"state/callbacks/{name}/own"))
