@@ -47,6 +47,20 @@ def check_render_mode(render_mode: str | None, accepted: Sequence[str]) -> None:
         import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
 
 
+def blend(patch: Image, depths: Array, colour: tuple[int, int, int], opacity: float = 1.0) -> None:
+    """Paint a shape into a patch of a picture, in place.
+
+    Args:
+        patch: (h, w, 3) uint8.
+        depths: (h, w); pixels inwards from the shape's outline, negative outside.
+        colour: of the shape: red, green and blue, 0 to 255.
+        opacity: 0 to 1.
+    """
+    # A pixel that the outline cuts through is covered in part: that is what smooths the edge.
+    cover = opacity * np.clip(depths + 0.5, 0.0, 1.0)[..., None]
+    patch[:] = np.rint(cover * np.array(colour) + (1.0 - cover) * patch)
+
+
 class EnvWindow:
     """A window that shows images at a steady rate; the first image opens it.
 

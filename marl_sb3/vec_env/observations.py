@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.wrappers.checks import innermost_env
 
 _SPACES = ("observation_space", "action_space")
+_WHOLE = ""  # the key of a space that is no Dict
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,6 @@ def require_same_agents(env: Any, env_index: int, first: Any) -> None:
                 raise ConfigError(f"{where} the {kind} {theirs} for agent {agent!r}; those before it: {ours}")
 
 
-def require_separate(envs: Sequence[Any]) -> None:
-    """Refuse a factory that returned the same env twice."""
-    if len({id(innermost_env(env)) for env in envs}) < len(envs):
-        raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
-
-
 def map_arrays(function: Callable[[Array], Array], observations: Observations) -> Observations:
     """Apply `function` to the array, or to each key's array."""
     if isinstance(observations, dict):
@@ -118,7 +112,7 @@ def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
 
 
 def with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
-    """Return a copy of an array with other values in some rows, (rows,) bool."""
+    """Return a copy of an array with other values in some rows, (rows,) bool, or in some places, (E, A) bool."""
     copy = array.copy()
     copy[rows] = values
     return copy
@@ -201,16 +195,7 @@ def put(observation: Any, array: Observations, place: Any) -> None:
 
 def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
     """Return a copy with zeros where an agent does not act next; the original may hold final observations there."""
-
-    def filled(array: Array) -> Array:
-        array = array.copy()
-        array[~to_act] = 0
-        return array
-
-    return map_arrays(filled, observations)
-
-
-_WHOLE = ""  # the key of a space that is no Dict
+    return map_arrays(lambda array: with_rows(array, ~to_act, np.zeros((), array.dtype)), observations)
 
 
 class ZeroBased:

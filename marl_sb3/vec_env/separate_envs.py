@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pettingzoo import ParallelEnv
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options, fresh_seed
@@ -18,13 +19,12 @@ from marl_sb3.vec_env.observations import (
     map_arrays,
     put,
     require_same_agents,
-    require_separate,
     zero_observations,
 )
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, DictInfos, FinalObservations, VecStep, first_step
-from marl_sb3.wrappers.checks import require_interface
+from marl_sb3.wrappers.checks import innermost_env, require_interface
 from marl_sb3.wrappers.observations import EnvView
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
@@ -57,7 +57,8 @@ class SyncVecEnv(InProcessVecEnv):
             require_interface(env, index)
             self.envs.append(env)
         views = [EnvView(env) for env in self.envs]
-        require_separate(self.envs)
+        if len({id(innermost_env(env)) for env in self.envs}) < num_envs:
+            raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
         for index, view in zip(indices, views, strict=True):
             require_same_agents(view, index, views[0])
         self._layout = AgentLayout(views[0].possible_agents, agent_groups(views[0]))

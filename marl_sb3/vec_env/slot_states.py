@@ -300,37 +300,13 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
         raise state.error("own", own, "mappings, or null")
     settings = read_settings(state, num_envs)
     logs = _unpack_logs(state.fields("log"), layout.groups, num_envs)
-    return [
-        SlotState(
-            run_seed,
-            episodes[index],
-            to_act[index],
-            in_play[index],
-            ended[index],
-            tuple(taken(group, index) for group in observations),
-            own[index],
-            logs[index],
-            settings[index],
-            steps[index],
-        )
-        for index in range(num_envs)
-    ]
+    seen = [tuple(taken(group, index) for group in observations) for index in range(num_envs)]
+    by_env = zip(episodes, to_act, in_play, ended, seen, own, logs, settings, steps, strict=True)
+    return [SlotState(run_seed, *of_env) for of_env in by_env]
 
 
 def _unpack_logs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> list[tuple[Array, ...] | None]:
     lengths = state.array("lengths", np.int64, (num_envs,))
-    actions = _read_actions(state, groups)
-    total = int(np.maximum(lengths, 0).sum())
-    if (lengths < _LEFT_OUT).any() or any(len(group) != total for group in actions):
-        raise state.error("lengths", lengths, f"-1 or more, together the number of actions, {len(actions[0])}")
-    ends = np.cumsum(np.maximum(lengths, 0)).tolist()
-    return [
-        None if length == _LEFT_OUT else tuple(group[end - length : end] for group in actions)
-        for length, end in zip(lengths.tolist(), ends, strict=True)
-    ]
-
-
-def _read_actions(state: StateReader, groups: Sequence[AgentGroup]) -> list[Array]:
     by_group = state.listed("actions", len(groups))
     actions = []
     for number, group in enumerate(groups):
@@ -339,4 +315,11 @@ def _read_actions(state: StateReader, groups: Sequence[AgentGroup]) -> list[Arra
         actions.append(array)
     if sum(array.nbytes for array in actions) > MAX_BYTES:
         raise CheckpointError(f"{by_group.where} has more than {MAX_BYTES} bytes")
-    return actions
+    total = int(np.maximum(lengths, 0).sum())
+    if (lengths < _LEFT_OUT).any() or any(len(array) != total for array in actions):
+        raise state.error("lengths", lengths, f"-1 or more, together the number of actions, {len(actions[0])}")
+    ends = np.cumsum(np.maximum(lengths, 0)).tolist()
+    return [
+        None if length == _LEFT_OUT else tuple(group[end - length : end] for group in actions)
+        for length, end in zip(lengths.tolist(), ends, strict=True)
+    ]

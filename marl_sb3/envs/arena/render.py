@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marl_sb3.envs.drawn import Image
+from marl_sb3.envs.drawn import Image, blend
 from marl_sb3.types import Array, BoolArray
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.
@@ -50,12 +50,16 @@ def render_rgb(cells: Array, visited: BoolArray, width: int, cell_px: int = _MAX
         image[edge::cell_px] = _LINE_RGB
         image[:, edge::cell_px] = _LINE_RGB
 
-    across, down = _pixel_offsets(cell_px)
+    offsets = np.arange(cell_px) - (cell_px - 1) / 2  # of a cell's pixels from its centre
+    across, down = offsets[None, :], offsets[:, None]
     disc = np.hypot(across, down) - 0.32 * cell_px
     diamond = (np.abs(across) + np.abs(down) - 0.42 * cell_px) / np.sqrt(2)
     shapes = ((disc, _AGENT1_RGB), (diamond, _AGENT2_RGB))
     for cell, (distance, colour) in zip(cells.tolist(), shapes, strict=True):
-        _paint(_tile(image, cell, width, cell_px), distance, colour)
+        top, left = (number * cell_px for number in divmod(cell, width))
+        tile = image[top : top + cell_px, left : left + cell_px]
+        blend(tile, cell_px / 20 - distance, _RIM_RGB)
+        blend(tile, -distance, colour)
     return image
 
 
@@ -64,31 +68,3 @@ def render_text(cells: Array, visited: BoolArray, width: int) -> str:
     symbols = np.where(visited, "+", ".")
     symbols[cells] = ("1", "2")
     return "\n".join(" ".join(row) for row in symbols.reshape(-1, width)) + "\n"
-
-
-def _pixel_offsets(cell_px: int) -> tuple[Array, Array]:
-    """Return how far each pixel of a cell lies from its centre: (1, cell_px) and (cell_px, 1), in pixels."""
-    offsets = np.arange(cell_px) - (cell_px - 1) / 2
-    return offsets[None, :], offsets[:, None]
-
-
-def _tile(image: Image, cell: int, width: int, cell_px: int) -> Image:
-    """Return the pixels of one cell, as a view."""
-    row, column = divmod(cell, width)
-    top, left = row * cell_px, column * cell_px
-    return image[top : top + cell_px, left : left + cell_px]
-
-
-def _paint(tile: Image, distance: Array, colour: tuple[int, int, int]) -> None:
-    """Blend a shape with a white rim into a tile, in place.
-
-    Args:
-        tile: (cell_px, cell_px, 3) uint8.
-        distance: (cell_px, cell_px); pixels from the shape's outline, negative inside.
-        colour: red, green and blue, 0 to 255.
-    """
-    rim_px = len(tile) / 20
-    for grown_px, rgb in ((rim_px, _RIM_RGB), (0.0, colour)):
-        # Anti-aliasing: a pixel on the outline is covered in part.
-        cover = np.clip(grown_px + 0.5 - distance, 0.0, 1.0)[..., None]
-        tile[:] = np.rint(cover * np.array(rgb) + (1.0 - cover) * tile)

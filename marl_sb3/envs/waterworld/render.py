@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from marl_sb3.envs.drawn import Image
+from marl_sb3.envs.drawn import Image, blend
 from marl_sb3.envs.waterworld.rules import FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.types import Array
 
@@ -65,12 +65,12 @@ def render_rgb(positions: Array, obstacles: Array, parameters: Parameters) -> Im
 
 def _draw_disc(image: Image, centre: Array, radius: float, colour: RGB) -> None:
     patch, across, up = _patch(image, centre, radius)
-    _blend(patch, radius * SIDE_PX - np.hypot(across, up), colour)
+    blend(patch, radius * SIDE_PX - np.hypot(across, up), colour)
 
 
 def _draw_diamond(image: Image, centre: Array, radius: float, colour: RGB) -> None:
     patch, across, up = _patch(image, centre, _DIAMOND * radius)
-    _blend(patch, (_DIAMOND * radius * SIDE_PX - np.abs(across) - np.abs(up)) / np.sqrt(2), colour)
+    blend(patch, (_DIAMOND * radius * SIDE_PX - np.abs(across) - np.abs(up)) / np.sqrt(2), colour)
 
 
 def _draw_rays(image: Image, centre: Array, parameters: Parameters, colour: RGB) -> None:
@@ -80,7 +80,7 @@ def _draw_rays(image: Image, centre: Array, parameters: Parameters, colour: RGB)
     beside = np.sin((turns - np.rint(turns)) * 2 * np.pi / parameters.n_sensors) * distances  # the nearest ray
     depths = np.minimum(0.5 - np.abs(beside), parameters.sensor_range * SIDE_PX - distances)
     # Rays are not smoothed: that would double the size of a GIF.
-    _blend(patch, np.where(depths > 0, 0.5, -0.5), colour, _RAY_OPACITY)
+    blend(patch, np.where(depths > 0, 0.5, -0.5), colour, _RAY_OPACITY)
 
 
 def _patch(image: Image, centre: Array, reach: float) -> tuple[Image, Array, Array]:
@@ -96,17 +96,3 @@ def _patch(image: Image, centre: Array, reach: float) -> tuple[Image, Array, Arr
         for edge in (column - reach_px, column + reach_px + 2, row - reach_px, row + reach_px + 2)
     )
     return image[top:bottom, left:right], np.arange(left, right)[None] - column, row - np.arange(top, bottom)[:, None]
-
-
-def _blend(patch: Image, depths: Array, colour: RGB, opacity: float = 1.0) -> None:
-    """Paint a shape into a patch, in place.
-
-    Args:
-        patch: (h, w, 3) uint8.
-        depths: (h, w); pixels inwards from the shape's outline, negative outside.
-        colour: of the shape.
-        opacity: 0 to 1.
-    """
-    # A pixel that the outline cuts through is covered in part: that is what smooths the edge.
-    cover = opacity * np.clip(depths + 0.5, 0.0, 1.0)[..., None]
-    patch[:] = np.rint(cover * np.array(colour) + (1.0 - cover) * patch)

@@ -94,6 +94,11 @@ class SharedArrays:
         except OSError as error:
             raise MemoryError(f"{size:,} bytes of shared memory: {error.strerror}") from error
 
+    def copies(self) -> dict[str, Any]:
+        """Return copies of the arrays that a `VecStep` has, except for masks, by their names in it."""
+        observations = tuple(map_arrays(np.copy, group) for group in self.observations)
+        return {"observations": observations, **{name: getattr(self, name).copy() for name in _ARRAYS}}
+
     def write(self, step: VecStep) -> None:
         """Write a step of these envs."""
         for ours, shared in zip(step.observations, self.observations, strict=True):

@@ -14,10 +14,10 @@ from marl_sb3 import stacks
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.processes.messages import pass_on
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, Observations
+from marl_sb3.types import Array
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options, fresh_seed
 from marl_sb3.vec_env.masks import read_masks
-from marl_sb3.vec_env.observations import AgentLayout, map_arrays, require_same_agents
+from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.vec_env.workers.envs import joined_state, split_state
@@ -119,14 +119,14 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _begun(self, parts: Sequence[Extras], states: Sequence[WorkerState]) -> VecStep:
         """Return the first step after a reset, or after `set_state`."""
         self._supervisor.lost = {}  # they have begun new episodes, too
-        arrays, extras = self._arrays, joined(parts, self._specs)
+        extras, copies = joined(parts, self._specs), self._arrays.copies()
         self._latest = first_step(
-            self._observations(),
+            copies["observations"],
             self._masks(),
-            arrays.to_act.copy(),
+            copies["to_act"],
             extras.reset_infos,
             extras.env_state,
-            arrays.in_play.copy(),
+            copies["in_play"],
         )
         self._running.begin(self._latest)
         self._supervisor.journal.begin(states, self._latest)
@@ -144,16 +144,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
         extras = joined(parts, self._specs) if any(payloads) else NO_EXTRAS
         acted = self.latest.to_act
         step = VecStep(
-            observations=self._observations(),
+            **arrays.copies(),
             action_masks=self._masks(),
-            rewards=arrays.rewards.copy(),
-            terminated=arrays.terminated.copy(),
-            truncated=arrays.truncated.copy(),
             acted=acted,
-            to_act=arrays.to_act.copy(),
-            in_play=arrays.in_play.copy(),
             stepped=self._all_stepped,
-            episode_done=arrays.episode_done.copy(),
             final_observations=FinalObservations(extras.final_observations),
             infos=joined_infos(parts, self._specs, acted, self.agents),
             reset_infos=extras.reset_infos,
@@ -170,9 +164,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
         if supervisor.journal.is_full:
             supervisor.journal.begin(supervisor.ask_all("get_state", True), step)
         return step
-
-    def _observations(self) -> tuple[Observations, ...]:
-        return tuple(map_arrays(np.copy, group) for group in self._arrays.observations)
 
     def _with_settled_masks(self, extras: Extras) -> VecStep:
         """Return the latest step, after the decision which groups have masks of which an agent acts for the first time.
