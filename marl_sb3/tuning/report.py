@@ -60,25 +60,16 @@ def trials_csv(study: TuneStudy) -> Path:
 def confirm_csv(study: TuneStudy) -> Path | None:
     """Write `confirm.csv`, a row for each training with a fresh seed; None if there are none."""
     rows = [
-        [
-            candidate_name(trial),
-            outcome.seed,
-            rounded(outcome.objective),
-            one_line(outcome.error or ""),
-            folder.as_posix(),
-        ]
-        for trial, folder, outcome in outcomes(study)
+        [candidate_name(trial), each.seed, rounded(each.objective), one_line(each.error or ""), folder.as_posix()]
+        for trial, folder, each in outcomes(study)
     ]
-    if not rows:
-        return None
-    return _write_csv(study.folder / "confirm.csv", ["candidate", "seed", "objective", "error", "folder"], rows)
+    head = ["candidate", "seed", "objective", "error", "folder"]
+    return _write_csv(study.folder / "confirm.csv", head, rows) if rows else None
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     return write_whole(path, text.getvalue())
 
 
@@ -167,7 +158,8 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
             ("its parameters", parameters_text({name: _short(value) for name, value in chosen.items()})),
             ("train with them", f"python -m marl_sb3.train {env}--hparams best.yml"),
         ]
-    return _table(f'<tr><th scope="row">{escape(name)}</th>{_cell(value)}</tr>' for name, value in rows)
+    cells = (f'<th scope="row">{escape(name)}</th>{_cell(value)}' for name, value in rows)
+    return _table(f"<tr>{each}</tr>" for each in cells)
 
 
 def _confirmed(study: TuneStudy) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class TuneStudy:
                 for index, params in enumerate(self.space.grid()):
                     if index not in known:
                         self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
-            for trial in self._dead():
+            for trial in self._running(alive=False):
                 # Worker processes, which have logs, ended with their search. Any other one was the search itself.
                 was_a_process = (self.folder / "workers" / f"{trial.user_attrs[WORKER]}.log").exists()
                 self.requeue(trial.number, INTERRUPTED if was_a_process else KILLED)
@@ -120,17 +120,14 @@ class TuneStudy:
     def next_trial(self, worker: str) -> optuna.trial.Trial | None:
         """Claim a trial for a worker; None if there are none left."""
         with self._lock:
-            trials = self.trials
-            waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
-            index = _count(trials) if waiting is None else _index_of(waiting, trials)
-            if waiting is None and (index >= self.search.trials or self.search.sampler == "grid"):
-                return None
+            while (waiting := self._waiting()) is None:
+                if self.search.sampler == "grid" or _count(self.trials) >= self.search.trials:
+                    return None
+                self.optuna.enqueue_trial({})
+            index = _index_of(waiting, self.trials)
             # Store the worker's name before the trial runs: after a kill, every running trial has one.
-            attributes = {WORKER: worker, INDEX: index}
-            if waiting is None:
-                self.optuna.enqueue_trial({}, user_attrs=attributes)
-            else:
-                self._set_attributes(waiting, attributes)
+            for name, value in ((WORKER, worker), (INDEX, index)):
+                self._storage.set_trial_user_attr(waiting._trial_id, name, value)
             # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
             self.optuna.sampler = sampler(self.search, index)
             trial = self.optuna.ask()
@@ -140,9 +137,16 @@ class TuneStudy:
             trial.set_user_attr(INDEX, _index_of(trials[trial.number], trials))
             return trial
 
-    def _set_attributes(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> None:
-        for name, value in attributes.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, value)
+    def _waiting(self) -> FrozenTrial | None:
+        return next((trial for trial in self.trials if trial.state == TrialState.WAITING), None)
+
+    def is_waiting(self) -> bool:
+        """Whether a trial waits for a worker."""
+        return self._waiting() is not None
+
+    def in_flight(self) -> list[str]:
+        """The living workers of this folder that run a trial."""
+        return [trial.user_attrs[WORKER] for trial in self._running(alive=True)]
 
     def requeue_dead(self, why: str = KILLED) -> int:
         """Mark the trials of dead workers as failed, and requeue them; see `requeue`.
@@ -154,39 +158,53 @@ class TuneStudy:
             The number of these trials.
         """
         with self._lock:
-            dead = self._dead()
+            dead = self._running(alive=False)
             for trial in dead:
                 self.requeue(trial.number, why)
         return len(dead)
 
-    def _dead(self) -> list[FrozenTrial]:
-        return [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
-
-    def in_flight(self) -> list[str]:
-        """The living workers of this folder that run a trial."""
-        workers = [trial.user_attrs[WORKER] for trial in self._running()]
-        return [worker for worker in workers if self._is_alive(worker)]
-
-    def is_waiting(self) -> bool:
-        """Whether a trial waits for a worker."""
-        return any(trial.state == TrialState.WAITING for trial in self.trials)
-
-    def _running(self) -> list[FrozenTrial]:
-        """The running trials of workers of this folder; a database may hold those of other machines, too."""
+    def _running(self, *, alive: bool) -> list[FrozenTrial]:
+        """The running trials of living or dead workers of this folder; a database may hold those of other machines."""
         workers = {path.stem for path in (self.folder / "workers").glob("*")}  # names of locks and logs
         running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        return [trial for trial in running if trial.user_attrs.get(WORKER) in workers]
+        ours = [trial for trial in running if trial.user_attrs.get(WORKER) in workers]
+        return [trial for trial in ours if self._is_alive(trial.user_attrs[WORKER]) == alive]
 
     def requeue(self, number: int, why: str) -> None:
         """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""
         trial = self.trials[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
-        self._set_attributes(trial, {ERROR: why})
+        self._storage.set_trial_user_attr(trial._trial_id, ERROR, why)
         # Enqueue first: after a kill in between, the trial is still running and is requeued again, but only once.
         if deaths <= 1 and all(other.user_attrs.get(RETRY_OF) != number for other in self.trials):
+            # A trial stores its seed once all its parameters are drawn. If it was killed before, only those that were
+            # set for it (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order
+            # from the same seed.
+            params = trial.params if SEED in trial.user_attrs else trial.system_attrs.get("fixed_params", {})
             attributes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
-            self.optuna.enqueue_trial(_params_to_repeat(trial), user_attrs=attributes)
+            self.optuna.enqueue_trial(dict(params), user_attrs=attributes)
         self.optuna.tell(number, state=TrialState.FAIL)
+
+    @contextmanager
+    def working(self, worker: str) -> Iterator[None]:
+        """Mark the worker as alive by a lock, which the system releases if the process dies."""
+        try:
+            with self._worker_lock(worker).acquire(timeout=0):
+                yield
+        except Timeout:
+            raise ConfigError(f"{self.folder}: there is a worker {worker!r} already", key="study") from None
+
+    def _is_alive(self, worker: str) -> bool:
+        try:
+            with self._worker_lock(worker).acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def _worker_lock(self, worker: str) -> FileLock:
+        folder = self.folder / "workers"
+        folder.mkdir(exist_ok=True)
+        return FileLock(folder / f"{worker}.lock")
 
     # --- Results -----------------------------------------------------------------------------------------------------
 
@@ -225,12 +243,17 @@ class TuneStudy:
         mode = mode or self.search.mode
         if mode not in _DIRECTION:
             raise ConfigError(f"mode is {mode!r}; accepted: max or min", key="mode")
-        values = [(self._value(trial, metric), trial) for trial in self.completed()]
-        known = [(value, trial) for value, trial in values if value is not None]
+
+        def value(trial: FrozenTrial) -> float | None:
+            if metric is None:
+                return trial.value
+            results = read_results(self.folder_of(trial))  # empty if it was trained on another machine
+            return flatten(results[-1]).get(metric) if results else None
+
+        known = [(found, trial) for trial in self.completed() if (found := value(trial)) is not None]
         if not known:
             raise ConfigError(f"no trial has been trained to its end with a value of {metric or 'the objective'}")
-        best = (max if mode == "max" else min)(known, key=lambda pair: pair[0])[1]
-        return self.config_of(best)
+        return self.config_of((max if mode == "max" else min)(known, key=lambda pair: pair[0])[1])
 
     def dataframe(self) -> Any:
         """All trials with the columns of `trials.csv`; parameters that are lists are JSON.
@@ -265,47 +288,6 @@ class TuneStudy:
         """The folders of checkpoints by trial number; trials without checkpoints are left out."""
         folders = {trial.number: self.folder_of(trial) / "checkpoints" for trial in self.trials}
         return {number: folder for number, folder in folders.items() if folder.is_dir()}
-
-    def _value(self, trial: FrozenTrial, metric: str | None) -> float | None:
-        if metric is None:
-            return trial.value
-        results = read_results(self.folder_of(trial))  # empty if it was trained on another machine
-        value = flatten(results[-1]).get(metric) if results else None
-        return None if value is None else float(value)
-
-    # --- Workers -----------------------------------------------------------------------------------------------------
-
-    def _worker_lock(self, worker: str) -> FileLock:
-        folder = self.folder / "workers"
-        folder.mkdir(exist_ok=True)
-        return FileLock(folder / f"{worker}.lock")
-
-    @contextmanager
-    def working(self, worker: str) -> Iterator[None]:
-        """Mark the worker as alive by a lock, which the system releases if the process dies."""
-        try:
-            with self._worker_lock(worker).acquire(timeout=0):
-                yield
-        except Timeout:
-            raise ConfigError(f"{self.folder}: there is a worker {worker!r} already", key="study") from None
-
-    def _is_alive(self, worker: str) -> bool:
-        try:
-            with self._worker_lock(worker).acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
-
-
-def _params_to_repeat(trial: FrozenTrial) -> dict[str, Any]:
-    """The parameters with which an unfinished trial is tried again.
-
-    A trial stores its seed once all its parameters are drawn. If it was killed before, only those that were set for it
-    (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order from the same seed.
-    """
-    if SEED in trial.user_attrs:
-        return dict(trial.params)
-    return dict(trial.system_attrs.get("fixed_params", {}))
 
 
 def _count(trials: Iterable[FrozenTrial]) -> int:

@@ -44,16 +44,12 @@ def trial_line(trial: FrozenTrial) -> str:
 
 def failure_text(trial: FrozenTrial) -> str:
     """The error of a trial, and where its traceback is; empty if there was none."""
-    error, path = error_text(trial), traceback_file(trial)
-    return (error or "") if path is None else f"{error}; see {one_line(path)}"
+    error, path = stored_text(trial, ERROR) or "", traceback_file(trial)
+    return error if path is None else f"{error}; see {one_line(path)}"
 
 
-def error_text(trial: FrozenTrial) -> str | None:
-    """The error of a trial; None if there was none."""
-    return _attribute_text(trial, ERROR)
-
-
-def _attribute_text(trial: FrozenTrial, name: str) -> str | None:
+def stored_text(trial: FrozenTrial, name: str) -> str | None:
+    """A user attribute of a trial, such as its error, on one line; None if it has none."""
     return one_line(trial.user_attrs[name]) if name in trial.user_attrs else None
 
 
@@ -119,10 +115,10 @@ def row(space: Space, trial: FrozenTrial, parameter: Callable[[Any], Any] = valu
         *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(RETURN))),
         len(trial.intermediate_values),
         stored.get(RETRY_OF),
-        _attribute_text(trial, WORKER),
+        stored_text(trial, WORKER),
         folder and folder.as_posix(),
         checkpoint and checkpoint.as_posix(),
-        error_text(trial),
+        stored_text(trial, ERROR),
     ]
 
 
@@ -131,6 +127,6 @@ def run_folder(number: int) -> Path:
     return Path("trials", f"{number:05d}")
 
 
-def rounded(value: Any) -> Any:
-    """Round a float to seven significant digits: rewards are float32, and further digits are noise."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+def rounded(value: Any, digits: int = 7) -> Any:
+    """Round a float to so many significant digits: rewards are float32, and those after the seventh are noise."""
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

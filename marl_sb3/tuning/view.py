@@ -21,7 +21,16 @@ from marl_sb3.display.text import duration, number, packed, short_path
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.confirmed import HEADER, confirmed, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy, best_first
-from marl_sb3.tuning.trial import error_text, one_line, parameters_text, states, trial_line, value_text, wall_seconds
+from marl_sb3.tuning.trial import (
+    one_line,
+    parameters_text,
+    rounded,
+    states,
+    stored_text,
+    trial_line,
+    value_text,
+    wall_seconds,
+)
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
@@ -198,7 +207,9 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
         if needed + 7 <= width:
             parts.append(_table([mark, *parameters], styles))
         else:
-            texts = (parameters_text(_short(trial.params)) for trial in shown)
+            texts = (
+                parameters_text({name: rounded(value, 4) for name, value in trial.params.items()}) for trial in shown
+            )
             parts += map(Text, map("{}: {}".format, marks, texts), styles)
     below = [line for trial in shown for line in _error_lines(trial)]
     if len(shown) < len(trials):
@@ -221,16 +232,11 @@ def _in_lines(name: str) -> str:
 
 def _cell(trial: FrozenTrial, name: str) -> str:
     """The value of a parameter; a dash if the trial lacks it."""
-    return value_text(_short(trial.params)[name]) if name in trial.params else "-"
-
-
-def _short(params: dict[str, Any]) -> dict[str, Any]:
-    """Round floats to four significant digits."""
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in params.items()}
+    return value_text(rounded(trial.params[name], 4)) if name in trial.params else "-"
 
 
 def _error_lines(trial: FrozenTrial) -> list[Text]:
     """The error of a trial, and the path of its traceback."""
-    error, path = error_text(trial), key.traceback_file(trial)
+    error, path = stored_text(trial, key.ERROR), key.traceback_file(trial)
     lines = [] if error is None else [cut_line(f"trial {trial.number}: {error}")]
     return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path must not be cut
