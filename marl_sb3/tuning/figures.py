@@ -23,24 +23,18 @@ _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mos
 _N_PARALLEL = 200  # lines of parallel coordinates, each a trace of its own
 _SLICES_PER_ROW, _SLICE_HEIGHT = 3, 260
 _HISTORY_NAMES = {"Objective Value": "trial", "Best Value": "best so far"}
+_NONE_COMPLETE = "no trial was trained to its end"
 _DRAWN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _STAR = {"symbol": "star", "size": 14, "color": "#d62728", "line": {"width": 1, "color": "white"}}
 
 
-class _MissingError(Exception):
-    """A study lacks what a figure shows; the text says what."""
-
-
 @dataclass(frozen=True)
 class _Drawing:
-    """What the figures show.
+    """What the figures show; see `draw_all`.
 
     Attributes:
         study: a copy in memory, see `_bare_copy`.
-        mode: whether the objective is maximized, `max`, or minimized, `min`.
-        trials: all trials of the study, ordered by number.
         complete: the trials that Optuna draws, those with a finite value, best first.
-        winner: the number of the winner; None if there is none.
     """
 
     study: optuna.Study
@@ -48,11 +42,6 @@ class _Drawing:
     trials: Sequence[FrozenTrial]
     complete: Sequence[FrozenTrial]
     winner: int | None
-
-    def require_complete(self) -> None:
-        """Refuse to draw a study without a complete trial."""
-        if not self.complete:
-            raise _MissingError("no trial was trained to its end")
 
     def star(self, x: Any) -> dict[str, Any]:
         """A trace that marks the winner's value at `x`."""
@@ -75,11 +64,13 @@ def draw_all(trials: Sequence[FrozenTrial], mode: str, winner: int | None) -> It
     drawing = _Drawing(_bare_copy(trials, mode), mode, trials, complete, winner)
     for title, note, plot in _FIGURES:
         try:
-            yield title, note, plot(drawing).update_layout(title=None, margin_t=40)  # the page has headings
-        except _MissingError as error:
-            yield title, f"Not drawn: {error}.", None
+            figure = plot(drawing)
         except Exception as error:  # the page is useful without this figure
-            yield title, f"Not drawn: {type(error).__name__}: {one_line(error)}.", None
+            figure = f"{type(error).__name__}: {one_line(error)}"
+        if isinstance(figure, str):
+            yield title, f"Not drawn: {figure}.", None
+        else:
+            yield title, note, figure.update_layout(title=None, margin_t=40)  # the page has headings
 
 
 class _Uncopied(optuna.storages.InMemoryStorage):
@@ -104,11 +95,12 @@ def _bare_copy(trials: Sequence[FrozenTrial], mode: str) -> optuna.Study:
     return bare
 
 
-# --- Plots ------------------------------------------------------------------------------------------------------------
+# --- Plots: each returns Plotly's figure, or why it cannot be drawn ---------------------------------------------------
 
 
 def _history(drawing: _Drawing) -> Any:
-    drawing.require_complete()
+    if not drawing.complete:
+        return _NONE_COMPLETE
     figure = visualization.plot_optimization_history(drawing.study)
     figure.update_layout(yaxis_title="objective", xaxis_title="trial")
     figure.for_each_trace(lambda trace: trace.update(name=_HISTORY_NAMES.get(trace.name, trace.name)))
@@ -118,7 +110,7 @@ def _history(drawing: _Drawing) -> Any:
 def _learning_curves(drawing: _Drawing) -> Any:
     """The best trials with colours and names, the winner thick and on top; all others are grey behind them."""
     if not any(trial.intermediate_values for trial in drawing.trials if trial.state in _DRAWN):
-        raise _MissingError("no trial that did not fail was evaluated")
+        return "no trial that did not fail was evaluated"
     figure = graph_objects.Figure()
     winner = [trial for trial in drawing.trials if trial.number == drawing.winner]
     named = [trial for trial in (*drawing.complete[:_N_NAMED], *winner) if trial.intermediate_values]
@@ -153,11 +145,11 @@ def _add_grey(figure: Any, trials: Sequence[FrozenTrial], dash: str) -> None:
 def _importances(drawing: _Drawing) -> Any:
     if len(drawing.complete) < _LEAST_TO_COMPARE:
         missing = f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end"
-        raise _MissingError(f"{missing}, so that it would show chance")
+        return f"{missing}, so that it would show chance"
     if len({name for trial in drawing.complete for name in trial.params}) < 2:
-        raise _MissingError("there is one parameter only")
+        return "there is one parameter only"
     if len({trial.value for trial in drawing.complete}) == 1:
-        raise _MissingError("all trials have the same value")
+        return "all trials have the same value"
     with warnings.catch_warnings():
         # Experimental in Optuna 4, whose default, fANOVA, needs scikit-learn.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -166,13 +158,15 @@ def _importances(drawing: _Drawing) -> Any:
 
 
 def _parallel_coordinates(drawing: _Drawing) -> Any:
-    drawing.require_complete()
+    if not drawing.complete:
+        return _NONE_COMPLETE
     return visualization.plot_parallel_coordinate(_bare_copy(drawing.complete[:_N_PARALLEL], drawing.mode))
 
 
 def _slices(drawing: _Drawing) -> Any:
     """Optuna's plot with its parts in rows that fit the page, and a star at the winner."""
-    drawing.require_complete()
+    if not drawing.complete:
+        return _NONE_COMPLETE
     names = sorted({name for trial in drawing.complete for name in trial.params})
     figure = visualization.plot_slice(drawing.study)
     columns = min(_SLICES_PER_ROW, len(names))
@@ -193,41 +187,27 @@ def _slices(drawing: _Drawing) -> Any:
 
 def _timeline(drawing: _Drawing) -> Any:
     if not any(trial.datetime_start for trial in drawing.trials):
-        raise _MissingError("no trial was started")
+        return "no trial was started"
     return visualization.plot_timeline(drawing.study)
 
 
+_CURVES = (
+    f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick; dotted where the trial was "
+    "pruned. Pointing at a line names its trial."
+)
+_IMPORTANCES = (
+    "What distinguishes the best tenth of the trials from the others, by PED-ANOVA (Watanabe et al., IJCAI 2023)."
+)
+_COORDINATES = (
+    f"A line for each trial that was trained to its end, across its parameters; if there are more than {_N_PARALLEL}, "
+    "for the best."
+)
+_SLICES = "The value over each parameter; the darker, the later the trial. The star is the winner."
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
-    (
-        "Optimization history",
-        "The value of each trial, and the best so far. The star is the winner.",
-        _history,
-    ),
-    (
-        "Learning curves",
-        f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick; dotted where the trial "
-        "was pruned. Pointing at a line names its trial.",
-        _learning_curves,
-    ),
-    (
-        "Parameter importances",
-        "What distinguishes the best tenth of the trials from the others, by PED-ANOVA (Watanabe et al., IJCAI 2023).",
-        _importances,
-    ),
-    (
-        "Parallel coordinates",
-        "A line for each trial that was trained to its end, across its parameters; if there are more than "
-        f"{_N_PARALLEL}, for the best.",
-        _parallel_coordinates,
-    ),
-    (
-        "Slices",
-        "The value over each parameter; the darker, the later the trial. The star is the winner.",
-        _slices,
-    ),
-    (
-        "Timeline",
-        "When each trial ran, and what became of it.",
-        _timeline,
-    ),
+    ("Optimization history", "The value of each trial, and the best so far. The star is the winner.", _history),
+    ("Learning curves", _CURVES, _learning_curves),
+    ("Parameter importances", _IMPORTANCES, _importances),
+    ("Parallel coordinates", _COORDINATES, _parallel_coordinates),
+    ("Slices", _SLICES, _slices),
+    ("Timeline", "When each trial ran, and what became of it.", _timeline),
 )

@@ -114,6 +114,7 @@ def _measured(search: Search) -> str:
 # --- report.html ------------------------------------------------------------------------------------------------------
 
 _HEIGHT = 480  # pixels of a figure
+_COLUMN, _ROW, _BEST = 'th scope="col"', 'th scope="row"', ' class="best"'
 _MANY_DIGITS = re.compile(r"(lin_)?(-?\d*\.\d{4,}(?:e-?\d+)?)")
 
 
@@ -129,13 +130,14 @@ def html_report(study: TuneStudy) -> Path:
         raise ConfigError(f"report.html needs the package plotly, which cannot be imported; {install_words('report')}")
     trials, won = study.trials, winner(study)
     best = None if won is None else won[0]
+    number = None if best is None else best.number
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(f"study {one_line(study.search.name)}"),
         summary=_summary(study, trials, best),
         confirmed=_confirmed(study),
-        figures="\n".join(_figures(study, trials, best)),
-        trials=_trials(study, trials, best),
+        figures="\n".join(_figures(trials, study.search.mode, number)),
+        trials=_table((_cells(row(study.space, trial)) for trial in trials), header(study.space), number),
     )
     return write_whole(study.folder / "report.html", page)
 
@@ -158,8 +160,7 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
             ("its parameters", parameters_text({name: _short(value) for name, value in chosen.items()})),
             ("train with them", f"python -m marl_sb3.train {env}--hparams best.yml"),
         ]
-    cells = (f'<th scope="row">{escape(name)}</th>{_cell(value)}' for name, value in rows)
-    return _table(f"<tr>{each}</tr>" for each in cells)
+    return _table(_cells([name], _ROW) + _cells([value]) for name, value in rows)
 
 
 def _confirmed(study: TuneStudy) -> str:
@@ -168,16 +169,15 @@ def _confirmed(study: TuneStudy) -> str:
     if not candidates:
         return _note("The best of many trials is partly luck. Not trained again with fresh seeds: see --confirm-seeds.")
     note = _note("The best trials and the preset, trained again; in brackets 95 % confidence intervals.")
-    return f"{note}\n{_table([_head(HEADER), *map(_row, confirmed_rows(candidates, study.search.mode))])}"
+    return f"{note}\n{_table(map(_cells, confirmed_rows(candidates, study.search.mode)), HEADER)}"
 
 
-def _figures(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> Iterator[str]:
+def _figures(trials: Sequence[FrozenTrial], mode: str, best: int | None) -> Iterator[str]:
     """A section for each figure; the first one that is drawn includes plotly.js."""
     from marl_sb3.tuning.figures import draw_all
 
-    drawn = draw_all(trials, study.search.mode, None if best is None else best.number)
     has_script = False
-    for index, (title, note, figure) in enumerate(drawn):
+    for index, (title, note, figure) in enumerate(draw_all(trials, mode, best)):
         yield f"<h2>{escape(title)}</h2>\n{_note(note)}"
         if figure is not None:
             html = figure.to_html(
@@ -191,28 +191,16 @@ def _figures(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
             has_script = True
 
 
-def _trials(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> str:
-    number = None if best is None else best.number
-    rows = (_row(row(study.space, trial), ' class="best"' if trial.number == number else "") for trial in trials)
-    return _table([_head(header(study.space)), *rows])
+def _table(rows: Iterable[str], head: Sequence[str] = (), best: int | None = None) -> str:
+    """A table of rows of cells; the row `best` stands out."""
+    lines = [f"<tr>{_cells(head, _COLUMN)}</tr>"] if head else []
+    lines += [f"<tr{_BEST if index == best else ''}>{cells}</tr>" for index, cells in enumerate(rows)]
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
-def _table(rows: Iterable[str]) -> str:
-    body = "\n".join(rows)
-    return f"<table>\n{body}\n</table>"
-
-
-def _head(names: Iterable[str]) -> str:
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    return f"<tr>{cells}</tr>"
-
-
-def _row(values: Iterable[object], attributes: str = "") -> str:
-    return f"<tr{attributes}>{''.join(map(_cell, values))}</tr>"
-
-
-def _cell(value: object) -> str:
-    return f"<td>{'' if value is None else escape(one_line(_short(value)))}</td>"
+def _cells(values: Iterable[object], tag: str = "td") -> str:
+    texts = ("" if value is None else escape(one_line(_short(value))) for value in values)
+    return "".join(f"<{tag}>{text}</{tag[:2]}>" for text in texts)
 
 
 def _note(text: str) -> str:
@@ -223,4 +211,4 @@ def _short(value: Any) -> Any:
     """Round a number to four significant digits, also as text and in a linear schedule, `lin_0.001234`."""
     if isinstance(value, str) and (match := _MANY_DIGITS.fullmatch(value)):
         return f"{match[1] or ''}{float(match[2]):.4g}"
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    return rounded(value, 4)
