@@ -107,20 +107,19 @@ def confirmed(study: TuneStudy) -> list[Candidate]:
     by_trial: dict[int | None, list[Outcome]] = {None: []}
     for trial, _, outcome in outcomes(study):
         by_trial.setdefault(trial, []).append(outcome)
-    preset, *trials = (_candidate(trial, of_trial) for trial, of_trial in by_trial.items())
+    candidates = []
+    for trial, of_trial in by_trial.items():
+        values = tuple(outcome.objective for outcome in of_trial if outcome.objective is not None)
+        candidates.append(Candidate(trial, values, len(of_trial) - len(values)))
     sign = -1.0 if study.search.mode == "max" else 1.0
 
     def rank(candidate: Candidate) -> tuple[float, ...]:
         n_values = len(candidate.values)
         return -(n_values + candidate.failed), candidate.failed, sign * math.fsum(candidate.values) / n_values
 
+    preset, *trials = candidates
     ranked = sorted((candidate for candidate in trials if candidate.values), key=rank)
     return [preset, *ranked] if preset.values and ranked else []
-
-
-def _candidate(trial: int | None, of_trial: Sequence[Outcome]) -> Candidate:
-    values = tuple(outcome.objective for outcome in of_trial if outcome.objective is not None)
-    return Candidate(trial, values, len(of_trial) - len(values))
 
 
 def winner(study: TuneStudy) -> tuple[FrozenTrial, Candidate | None] | None:

@@ -56,13 +56,9 @@ class Objective:
 
     def metric(self, names: Sequence[str]) -> str:
         """The flat name of the objective's metric; `names` are those of all metrics."""
-        candidates = {
-            "sum": f"{_EVALUATED}episode_return_mean",
-            f"{_AGENTS}{self.of}": f"{_AGENTS}{self.of}",
-            f"{_EVALUATED}custom_metrics/{self.of}_mean": f"{_EVALUATED}custom_metrics/{self.of}_mean",
-        }
-        if self.of in candidates:
-            return candidates[self.of]
+        if self.of == "sum":
+            return f"{_EVALUATED}episode_return_mean"
+        candidates = (f"{_AGENTS}{self.of}", f"{_EVALUATED}custom_metrics/{self.of}_mean")
         return next((name for name in candidates if name in names), self.of)
 
     def value(self, result: Mapping[str, Any]) -> float | None:

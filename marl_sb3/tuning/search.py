@@ -26,21 +26,9 @@ _FILE = "study.yaml"
 
 @dataclass(frozen=True)
 class Search:
-    """All settings of a search.
+    """All settings of a search: the options that `SearchOptions` explains, with their defaults.
 
-    Attributes:
-        trials: the number of trials, without retries of killed ones.
-        seed: determines the seed of every trial and the draws of the sampler.
-        algo: the algorithm's name; None: the default.
-        policies: as in `TrainConfig`; None: as in the preset.
-        timesteps: env steps of a trial; None: as in the preset.
-        hparams: settings by env id, instead of the shipped preset; None: the preset.
-        n_envs: the number of envs of a trial; None: as in the preset.
-        vectorizer: as in `TrainConfig`; None: as in the preset.
-        device: as in `TrainConfig`; None: as in the preset.
-        settings: set in every trial, by keys as after `--set`.
-        evaluations: the number of evaluations of a trial, equally spaced.
-        storage: the URL of a database; None: a journal in the study's folder.
+    None is as in the preset; for `algo` it is the default, for `hparams` the shipped preset.
     """
 
     env: str
@@ -177,15 +165,9 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     content = read_yaml(path)
     if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
         raise ConfigError(f"{path} is not that of a study", key="study")
-    search = Search(**{**content, "space": _space(content["space"], path)})
+    search = Search(**{**content, "space": parse_space(content["space"], f"{path}, space")})
     require_named(search.env, [] if env is None else [env], path)
     return replace(search, storage=_storage(search.storage, storage, path))
-
-
-def _space(written: Any, path: Path) -> Space:
-    if not isinstance(written, Mapping):
-        raise ConfigError(f"{path}: space is {written!r}; accepted: a mapping of parameters to ranges", key="space")
-    return parse_space(written, f"{path}, space")
 
 
 def _storage(written: Any, named: str | None, path: Path) -> str | None:

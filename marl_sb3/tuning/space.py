@@ -39,14 +39,8 @@ class Parameter:
     linear: bool = False
 
     def suggest(self, trial: optuna.trial.Trial) -> Any:
-        """Let Optuna choose a value; returns it as a setting."""
-        value = _SUGGEST[self.kind](trial, self.name, self.bounds)
-        return self.setting(value)
-
-    def setting(self, value: Any) -> Any:
-        """The setting for a value as Optuna stores it: lists are stored as JSON."""
-        value = _unlisted(value)
-        return f"lin_{value!r}" if self.linear else value
+        """Let Optuna choose a value; returns it as Optuna stores it."""
+        return _SUGGEST[self.kind](trial, self.name, self.bounds)
 
 
 def _choice(value: Any) -> Any:
@@ -91,12 +85,16 @@ class Space:
 
     def suggest(self, trial: optuna.trial.Trial) -> dict[str, Any]:
         """Let Optuna choose the settings of a trial; returns them by key, as after `--set`."""
-        return {**self.constants, **{parameter.name: parameter.suggest(trial) for parameter in self.parameters}}
+        return self.settings({parameter.name: parameter.suggest(trial) for parameter in self.parameters})
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings for the parameters of a trial as Optuna stores them."""
-        chosen = {p.name: p.setting(params[p.name]) for p in self.parameters if p.name in params}
-        return {**self.constants, **chosen}
+        """The settings for the parameters of a trial as Optuna stores them: lists are JSON."""
+        chosen = dict(self.constants)
+        for parameter in self.parameters:
+            if parameter.name in params:
+                value = _unlisted(params[parameter.name])
+                chosen[parameter.name] = f"lin_{value!r}" if parameter.linear else value
+        return chosen
 
     def without(self, names: Collection[str]) -> Space:
         """The space without some keys, which are set by other means.
@@ -162,18 +160,17 @@ def read_space(env: str, algo: str, path: str | Path | None) -> Space:
     content = read_yaml(file)
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{file} holds {type(content).__name__}; accepted: parameter -> range", key="space")
-    section = content.get(env, content.get("default", content))
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{file}, {env}: is {section!r}; accepted: parameter -> range", key="space")
-    return parse_space(section, str(file))
+    return parse_space(content.get(env, content.get("default", content)), str(file))
 
 
-def parse_space(section: Mapping[str, Any], where: str) -> Space:
+def parse_space(section: Any, where: str) -> Space:
     """Parse a space from plain data.
 
     Args:
-        section: a range or a constant for each key; RLlib's names are accepted.
+        section: a mapping with a range or a constant for each key; RLlib's names are accepted.
     """
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where} is {section!r}; accepted: a mapping of parameters to ranges", key="space")
     section = plain_numbers(section)
     parameters: list[Parameter] = []
     constants: dict[str, Any] = {}

@@ -91,10 +91,8 @@ def test_a_renamed_hyperparameter_is_the_same_everywhere(name: str, tmp_path: Pa
     spec = PolicySpec(has[-1] if name == "initial_alpha" else has[0])
     (found,) = policy_specs({"p": spec}, ["p"], {name: value}, 1).values()
     assert found.hyperparameters == spec.with_defaults(expected).hyperparameters
-    (parameter,) = parse_space({name: {"choices": [value, value]}}, "here").parameters
-    assert (
-        load_config("e", settings={parameter.name: parameter.setting(parameter.bounds[0])}).hyperparameters == expected
-    )
+    space = parse_space({name: {"choices": [value, value]}}, "here")
+    assert load_config("e", settings=space.settings(next(space.grid()))).hyperparameters == expected
 
 
 @pytest.mark.parametrize("name", FIELD_VALUES)
