@@ -66,7 +66,11 @@ class Reliance:
         self._settings = [(owner, list(names)) for owner, names in settings]
         self._values = self._read_values()
         self._network = _Network(self._policy)
-        self._stood_for = _objects([owner for owner, _ in self._settings], self._values, [o for o, _ in self._trained])
+        objects = [owner for owner, _ in self._settings] + self._values + [optimizer for optimizer, _ in self._trained]
+        # Objects whose methods may be replaced: `_Network` sees to modules, and spaces only describe.
+        others_than = nn.Module, spaces.Space, type
+        with_methods = {id(each): each for each in objects if hasattr(each, "__dict__")}
+        self._stood_for = [each for each in with_methods.values() if not isinstance(each, others_than)]
         self._tensors = self._read_tensors()
         self._places = _places(self._tensors)
         known = {id(tensor) for tensor in self._tensors}
@@ -76,10 +80,9 @@ class Reliance:
 
     def why_not(self) -> str | None:
         """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
-        modules = modules_without_hooks(self._policy)
-        if modules is None:
+        if _any_hook(self._network.hooks):
             return "hooks of the network"
-        replaced = next(filter(has_replaced_methods, [*modules, *self._stood_for]), None)
+        replaced = next(filter(has_replaced_methods, [*self._network.modules, *self._stood_for]), None)
         if replaced is not None:
             return f"replaced methods of {type(replaced).__name__}"
         return (
@@ -128,32 +131,25 @@ class _Network:
     """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._modules = list(network.modules())
-        self._types = [*map(type, self._modules)]
-        self._members = [vars(module) for module in self._modules]
+        self.modules = list(network.modules())
+        self._types = [*map(type, self.modules)]
+        self._members = [vars(module) for module in self.modules]
         self._counts = [*map(len, self._members)]
         self._parts = [members[kind] for kind in ("_modules", "_parameters") for members in self._members]
         self._listed = self._list_parts()
-        self._hooks = [members[kind] for kind in _HOOKS for members in self._members]
+        self.hooks = [members[kind] for kind in _HOOKS for members in self._members]
 
     def is_unchanged(self) -> bool:
         """Whether it has the same modules and parameters, without hooks; a replaced method is one more member."""
         return (
             _are_same(self._list_parts(), self._listed)
-            and [*map(type, self._modules)] == self._types
+            and [*map(type, self.modules)] == self._types
             and [*map(len, self._members)] == self._counts
-            and not any(self._hooks)
-            and not _has_global_hooks()
+            and not _any_hook(self.hooks)
         )
 
     def _list_parts(self) -> list[Any]:
         return [part for parts in self._parts for part in parts.values()]
-
-
-def _objects(*groups: Iterable[Any]) -> list[Any]:
-    """Return what has methods that may be replaced, each once; `_Network` sees to modules, and spaces only describe."""
-    found = {id(each): each for group in groups for each in group if hasattr(each, "__dict__")}
-    return [each for each in found.values() if not isinstance(each, (nn.Module, spaces.Space, type))]
 
 
 def first_reason(reasons: Mapping[str, Any]) -> str | None:
@@ -179,23 +175,9 @@ def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
 # --- Calls -----------------------------------------------------------------------------------------------------------
 
 
-def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
-    """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
-    if _has_global_hooks():
-        return None
-    found: list[nn.Module] = []
-    waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
-    while waiting:
-        members = vars(waiting[-1])
-        if any(members[kind] for kind in _HOOKS):
-            return None
-        found.append(waiting.pop())
-        waiting.extend(part for part in members["_modules"].values() if part is not None)
-    return found
-
-
-def _has_global_hooks() -> bool:
-    return bool(torch_module._has_any_global_hook())  # type: ignore[no-untyped-call]
+def _any_hook(of_modules: Iterable[Mapping[int, Any]]) -> bool:
+    """Whether modules have hooks, or PyTorch has hooks of all modules."""
+    return any(of_modules) or bool(torch_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def has_replaced_methods(owner: Any) -> bool:

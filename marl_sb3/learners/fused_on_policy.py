@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.acting.policy import PolicyInputs, RolloutPolicy
 from marl_sb3.errors import NumericError
-from marl_sb3.learners.coverage import Reliance, update_coverage
+from marl_sb3.learners.coverage import Reliance, acting_coverage, update_coverage
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.sb3.private import has_step_hook
@@ -32,7 +32,7 @@ class FusedActing(TwoPaths, OnPolicyAlgorithm):
 
     def coverage(self) -> Reliance | str:
         """See `TwoPaths.coverage`."""
-        return update_coverage(self)
+        return acting_coverage(self)
 
     def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
         from marl_sb3.learners.fused_policy import FusedPolicy
@@ -48,6 +48,10 @@ class FusedOnPolicy(FusedActing):
     """
 
     num_grad_updates: int = 0
+
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`."""
+        return update_coverage(self)
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.

@@ -575,8 +575,8 @@ BLIND: dict[str, tuple[str, Any, tuple[str, Any, str]]] = {
         ("SAC", gradient_hook, "before"),
     ),
     "hooks of modules": (
-        "modules_without_hooks",
-        lambda network: [*network.modules()],
+        "_any_hook",
+        lambda of_modules: False,
         ("DQN", forward_hook, "rollout"),
     ),
     "optimizers": ("why_not_optimizer", lambda optimizer, kinds=(): None, ("TD3", step_hook, "rollout")),

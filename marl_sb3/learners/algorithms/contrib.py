@@ -25,7 +25,6 @@ from marl_sb3.experience.sequences import (
 from marl_sb3.learners.algorithms.replay import QLearning, SoftActorCritic
 from marl_sb3.learners.coverage import (
     Reliance,
-    acting_coverage,
     first_reason,
     memory_coverage,
 )
@@ -129,10 +128,6 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
     On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
     are always sb3-contrib's.
     """
-
-    def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
-        return acting_coverage(self)
 
 
 class TRPOLearner(OnPolicyLearner):
