@@ -1,11 +1,11 @@
-"""Learners: each trains one policy by its SB3 algorithm; and the protocols by which the joint loop uses them."""
+"""Learners: each trains one policy by its SB3 algorithm."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.config.algorithms import info_of
@@ -30,23 +30,19 @@ from marl_sb3.storage.rng import generators
 from marl_sb3.types import GoalRewards, PolicyID
 
 
-class Update(Protocol):
-    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
+class Update(NamedTuple):
+    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made.
 
-    parallel: bool  # whether `run` may run in a thread, at the same time as the updates of other policies
+    Attributes:
+        run: computes the update.
+        finish: puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises
+            `NumericError` if a loss, a gradient or a weight is not finite.
+        parallel: whether `run` may run in a thread, at the same time as the updates of other policies.
+    """
 
-    def run(self) -> None:
-        """Compute the update."""
-
-    def finish(self) -> Result:
-        """Put the results into the policy.
-
-        Returns:
-            The metrics below `learners/{policy}/`, under the names in `Learner.metric_names`.
-
-        Raises:
-            NumericError: a loss, a gradient or a weight is not finite.
-        """
+    run: Callable[[], None]
+    finish: Callable[[], Result]
+    parallel: bool = False
 
 
 class Pace(NamedTuple):

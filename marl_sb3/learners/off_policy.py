@@ -112,9 +112,16 @@ class OffPolicyLearner(Learner):
     def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
-        return ReplayUpdate(self)
+        metrics: list[Result] = []
 
-    def train(self) -> Result:
+        def run() -> None:
+            experience = self.experience  # of shards: all that were due within the round
+            for _ in experience.due_updates() if isinstance(experience, ShardedReplay) else [None]:
+                metrics.append(self._train())
+
+        return Update(run, lambda: joined_metrics(metrics or [self._finish_update(0)]))
+
+    def _train(self) -> Result:
         """Update by the algorithm's `train()`, or do nothing if the policy is not to learn yet.
 
         Returns:
@@ -131,9 +138,9 @@ class OffPolicyLearner(Learner):
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
                 algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
-        return self.finish_update(gradient_steps)
+        return self._finish_update(gradient_steps)
 
-    def finish_update(self, gradient_steps: int) -> Result:
+    def _finish_update(self, gradient_steps: int) -> Result:
         """Read what `train()` has recorded, and look for numbers that are not finite."""
         logger = self.algorithm.logger
         recorded = dict(logger.name_to_value)
@@ -182,23 +189,3 @@ class OffPolicyLearner(Learner):
             f"{self.rows.num_envs} envs one after the other, and the checkpoint has {saved.num_envs}"
         )
         return in_order([buffer.reset, lambda: _log.warning("%s", words)])
-
-
-class ReplayUpdate:
-    """The update that is due; of a policy that acts in shards, all that were due within the round."""
-
-    parallel = False
-
-    def __init__(self, learner: OffPolicyLearner) -> None:
-        self._learner = learner
-        self._metrics: list[Result] = []
-
-    def run(self) -> None:
-        """See `Update.run`."""
-        experience = self._learner.experience
-        for _ in experience.due_updates() if isinstance(experience, ShardedReplay) else [None]:
-            self._metrics.append(self._learner.train())
-
-    def finish(self) -> Result:
-        """See `Update.finish`."""
-        return joined_metrics(self._metrics or [self._learner.finish_update(0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymnasium import spaces
@@ -89,15 +90,24 @@ class OnPolicyLearner(Learner):
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
-            return TrainUpdate(self, lambda: None)
-        algorithm = self.algorithm
+            return Update(lambda: None, self._finish_update)
+        algorithm: Any = self.algorithm
         own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
         fused = isinstance(algorithm, FusedOnPolicy) and own is FusedOnPolicy.train
-        by_kernels = algorithm.prepare_update() if fused else None  # type: ignore[attr-defined]
-        return TrainUpdate(self, algorithm.train if by_kernels is None else by_kernels.run, by_kernels)
+        by_kernels: FusedRolloutUpdate | None = algorithm.prepare_update() if fused else None
 
-    def finish_update(self) -> Result:
+        def run() -> None:
+            with not_finite_refused(self.policy_id, "update"):
+                (algorithm.train if by_kernels is None else by_kernels.run)()
+
+        # The kernels release the GIL.
+        return Update(run, partial(self._finish_update, by_kernels), parallel=by_kernels is not None)
+
+    def _finish_update(self, by_kernels: FusedRolloutUpdate | None = None) -> Result:
         """Return the metrics that `train()` has recorded; raises if a number is not finite."""
+        if by_kernels is not None:
+            self.algorithm.finish_update(by_kernels)  # type: ignore[attr-defined]
+            self.buffer.samples_drawn += by_kernels.samples_drawn
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         metrics = self._metrics(recorded)
@@ -137,25 +147,3 @@ class OnPolicyLearner(Learner):
         return float(policy_loss + self.algorithm.ent_coef * entropy_loss + self.algorithm.vf_coef * value_loss)
 
     fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("algorithm.num_grad_updates")}
-
-
-class TrainUpdate:
-    """An update by a function that trains the policy, which may run its kernels; these release the GIL."""
-
-    def __init__(
-        self, learner: OnPolicyLearner, train: Callable[[], None], by_kernels: FusedRolloutUpdate | None = None
-    ) -> None:
-        self._learner, self._train, self._by_kernels = learner, train, by_kernels
-        self.parallel = by_kernels is not None
-
-    def run(self) -> None:
-        """See `Update.run`."""
-        with not_finite_refused(self._learner.policy_id, "update"):
-            self._train()
-
-    def finish(self) -> Result:
-        """See `Update.finish`."""
-        if self._by_kernels is not None:
-            self._learner.algorithm.finish_update(self._by_kernels)  # type: ignore[attr-defined]
-            self._learner.buffer.samples_drawn += self._by_kernels.samples_drawn
-        return self._learner.finish_update()

@@ -188,13 +188,10 @@ def policy_specs(
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
     if not defaults:
         return dict(policies)
-    return {
-        policy_id: spec.with_defaults(_translated(spec, defaults, Context(n_envs)))
-        for policy_id, spec in policies.items()
-    }
+    return {policy_id: spec.with_defaults(_translated(spec, defaults, n_envs)) for policy_id, spec in policies.items()}
 
 
-def _translated(spec: PolicySpec, given: Mapping[str, Any], context: Context) -> dict[str, Any]:
+def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
     settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
-    return translated_hyperparameters(settings, spec.algorithm.__name__, spec.info.kinds, context)
+    return translated_hyperparameters(settings, spec.algorithm.__name__, spec.info.kinds, Context(n_envs))

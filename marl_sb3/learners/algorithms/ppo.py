@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from marl_sb3.learners.coverage import has_replaced_methods
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.types import Array
+from marl_sb3.vec_env.observations import map_arrays
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 
@@ -39,20 +41,14 @@ class DeviceRollout:
         self._is_known = type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
         self.values: Array = flat_samples(rollout, "values").reshape(-1)
         self.returns: Array = flat_samples(rollout, "returns").reshape(-1)
-        if self._is_known:
-            self._tensors = self._transfer(device)
-
-    def _transfer(self, device: th.device) -> list[Any]:
-        """Observations, actions, values, log-probabilities, advantages and returns, as in `RolloutBufferSamples`."""
-        observations = flat_samples(self._rollout, "observations")
-        columns = [self.values, *(flat_samples(self._rollout, name) for name in ("log_probs", "advantages"))]
-        tensors: list[Any] = [
-            {key: th.as_tensor(array, device=device) for key, array in observations.items()}
-            if isinstance(observations, dict)
-            else th.as_tensor(observations, device=device),
-            th.as_tensor(flat_samples(self._rollout, "actions").astype(np.float32, copy=False), device=device),
-        ]
-        return tensors + [th.as_tensor(column.reshape(-1), device=device) for column in (*columns, self.returns)]
+        if not self._is_known:
+            return
+        actions = flat_samples(rollout, "actions").astype(np.float32, copy=False)
+        log_probs, advantages = (flat_samples(rollout, name).reshape(-1) for name in ("log_probs", "advantages"))
+        columns = actions, self.values, log_probs, advantages, self.returns  # as in `RolloutBufferSamples`
+        to_device: Any = partial(th.as_tensor, device=device)
+        self._columns = [to_device(column) for column in columns]
+        self._observations: Any = map_arrays(to_device, flat_samples(rollout, "observations"))
 
     def minibatches(self, batch_size: int) -> Iterator[Any]:
         """Yield the minibatches of one pass over the samples, in SB3's order."""
@@ -60,19 +56,15 @@ class DeviceRollout:
             yield from self._rollout.get(batch_size)
             return
         samples = len(self.returns)
+        kind: Any = DictRolloutBufferSamples if isinstance(self._observations, dict) else RolloutBufferSamples
         # SB3's stream of random numbers.
-        order = th.as_tensor(np.random.permutation(samples), device=self._tensors[1].device)  # noqa: NPY002
+        order = th.as_tensor(np.random.permutation(samples), device=self._columns[0].device)  # noqa: NPY002
         for start in range(0, samples, batch_size):
-            yield self._minibatch(order[start : start + batch_size])
-
-    def _minibatch(self, chosen: th.Tensor) -> RolloutBufferSamples | DictRolloutBufferSamples:
-        observations, *columns = self._tensors
-        taken = [column[chosen] for column in columns]
-        if hasattr(self._rollout, "samples_drawn"):
-            self._rollout.samples_drawn += len(chosen)
-        if isinstance(observations, dict):
-            return DictRolloutBufferSamples({key: tensor[chosen] for key, tensor in observations.items()}, *taken)
-        return RolloutBufferSamples(observations[chosen], *taken)
+            chosen = order[start : start + batch_size]
+            if hasattr(self._rollout, "samples_drawn"):
+                self._rollout.samples_drawn += len(chosen)
+            observations = map_arrays(lambda tensor, chosen=chosen: tensor[chosen], self._observations)  # type: ignore[misc]
+            yield kind(observations, *(column[chosen] for column in self._columns))
 
 
 class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
