@@ -71,8 +71,7 @@ class RoundOrder:
         new_episodes: whether all envs begin new episodes first.
         policies: policy id -> its weights and statistics.
         seed: the random numbers of a shard in this round follow from it and the shard.
-        sampled: env steps of the training so far, over all envs.
-        planned: env steps at its planned end; None: there is none.
+        progress: what is left of the training before and after each step, from 1 to 0.
     """
 
     env_steps: int
@@ -80,12 +79,7 @@ class RoundOrder:
     new_episodes: bool
     policies: Mapping[PolicyID, PolicyOrder]
     seed: int
-    sampled: int
-    planned: int | None
-
-    def progress(self, sampled: int) -> float:
-        """Return 1 at the start of training, 0 at its planned end; `sampled` env steps after the start."""
-        return 1.0 if self.planned is None else max(0.0, 1.0 - sampled / self.planned)
+    progress: Sequence[float]
 
 
 @dataclass(frozen=True)

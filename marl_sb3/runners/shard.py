@@ -51,8 +51,8 @@ class Shard:
         self._plan = plan
         self._index = index
         self._first_settings: list[State] = []  # those that the first episodes begin with
-        self._sampled = 0  # env steps of the training, over all envs
-        self._order: RoundOrder | None = None
+        self._order: RoundOrder  # of the round, as the recorder
+        self._recorder: StepRecorder
         with preserve_rng(), _no_infos_logged():
             self._env = plan.envs.make(index)
             if self._env.agents != plan.agents:
@@ -71,8 +71,7 @@ class Shard:
         return ShardPolicy(learner.actor, learner.experience, learner.processing)
 
     def _progress_remaining(self) -> float:
-        assert self._order is not None, "policies act in rounds"
-        return self._order.progress(self._sampled)
+        return self._order.progress[len(self._recorder.episodes)]
 
     # --- Rounds ------------------------------------------------------------------------------------------------------
 
@@ -85,7 +84,6 @@ class Shard:
         """
         with preserve_rng(), limited_threads(self._plan.n_threads):
             self._begin(order)
-            self._recorder = StepRecorder()
             self._runner.collect(order.env_steps, self)
         return ShardRollout(
             self._recorder.recorded(),
@@ -95,11 +93,12 @@ class Shard:
         )
 
     def _begin(self, order: RoundOrder) -> None:
-        self._order, self._sampled = order, order.sampled
-        of_policies, *of_process = (
-            np.random.SeedSequence(order.seed, spawn_key=(self._index,)).generate_state(4).tolist()
-        )
-        _seed_process(*of_process)
+        self._order, self._recorder = order, StepRecorder()
+        seeds = np.random.SeedSequence(order.seed, spawn_key=(self._index,)).generate_state(4)
+        of_policies, of_torch, of_numpy, of_python = seeds.tolist()
+        th.default_generator.manual_seed(of_torch)
+        np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator
+        random.seed(of_python)
         for number, (policy_id, policy) in enumerate(self._policies.items()):
             policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
         if order.new_episodes:
@@ -110,8 +109,7 @@ class Shard:
         self._first_settings.clear()  # the envs' states hold them now
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """Count and keep a step before the policies record it; see `StepListener.on_step`."""
-        self._sampled += self._plan.envs.n_envs  # the other shards have taken theirs, or will
+        """Keep a step before the policies record it; see `StepListener.on_step`."""
         self._recorder.add(step, episodes)
         return True
 
@@ -181,12 +179,6 @@ class Shard:
             self.configure(given.items("envs"), {name: settings.value(name) for name in settings.names()})
         self._runner.restart_lost(lost, fresh_seed())
         return lost
-
-
-def _seed_process(of_torch: int, of_numpy: int, of_python: int) -> None:
-    th.default_generator.manual_seed(of_torch)
-    np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator
-    random.seed(of_python)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class ShardedRunner(Runner):
         runners: roll out the shards.
         sources: policy id -> the experience of its learner.
         tracker: keeps the finished episodes.
-        sampled: returns the env steps of the training so far, and those at its planned end; None: there is none.
+        progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class ShardedRunner(Runner):
         runners: ShardRunners,
         sources: Mapping[PolicyID, ShardedExperience],
         tracker: EpisodeTracker,
-        sampled: Callable[[], tuple[int, int | None]],
+        progress_after: Callable[[int], float],
     ) -> None:
         self.tracker = tracker
         self._make_plan = plan
         self._runners = runners
         self._sources = sources
-        self._sampled = sampled
+        self._progress_after = progress_after
         self._anew = True
         self._new_episodes = True
 
@@ -83,11 +83,9 @@ class ShardedRunner(Runner):
         if not self._pass_on(rollouts, steps, listener):
             return False
         self._anew = False
-        n_envs = self._plan.envs.n_envs
-        progress = [order.progress(order.sampled + n_envs * step) for step in range(1, env_steps + 1)]
         for policy_id, source in self._sources.items():
             acted = steps.arrays["acted"][:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
-            source.receive([rollout.policies[policy_id] for rollout in rollouts], acted, progress)
+            source.receive([rollout.policies[policy_id] for rollout in rollouts], acted, order.progress[1:])
         return True
 
     def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
@@ -99,7 +97,7 @@ class ShardedRunner(Runner):
             self._new_episodes,
             {policy_id: source.order() for policy_id, source in self._sources.items()},
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
-            *self._sampled(),
+            [self._progress_after(self._plan.envs.n_envs * step) for step in range(env_steps + 1)],
         )
         self._new_episodes = True  # if a shard fails, nobody knows where its envs are
         try:

@@ -143,7 +143,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             device=device,
             update_path=update_path,
             evaluation_deterministic=evaluation_deterministic,
-            progress_remaining=lambda: self._counters.progress_remaining,
+            progress_remaining=self._counters.progress_remaining,
         )
         bundle = self._setup.bundle
         self.policies, self.policy_of = bundle.policies, bundle.policy_of
@@ -158,7 +158,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env,
             self._setup,
             self.tracker,
-            lambda: (self._counters.env_steps, self._counters.planned_env_steps),
+            self._counters.progress_remaining,
             update_path=update_path,
             n_threads=self.n_threads,
         )

@@ -63,12 +63,15 @@ class Counters(Stateful):
         """Set all counters to 0, without a planned end."""
         self.__dict__.update(Counters.of_agents(len(self.agent_steps)).__dict__)
 
-    @property
-    def progress_remaining(self) -> float:
-        """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end."""
+    def progress_remaining(self, after: int = 0) -> float:
+        """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end.
+
+        Args:
+            after: that many env steps from now.
+        """
         if self.planned_env_steps is None:
             return 1.0
-        return max(0.0, 1.0 - self.env_steps / self.planned_env_steps)
+        return max(0.0, 1.0 - (self.env_steps + after) / self.planned_env_steps)
 
     def begin_iteration(self) -> None:
         """Begin to count the next iteration."""
@@ -179,7 +182,7 @@ class TrainingLoop:
 
     def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""
-        progress_remaining = self._counters.progress_remaining
+        progress_remaining = self._counters.progress_remaining()
         for learners in _without_shared_parameters(due):
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():

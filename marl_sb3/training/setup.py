@@ -196,7 +196,7 @@ def make_runner(
     env: MultiAgentVecEnv,
     setup: Setup,
     tracker: EpisodeTracker,
-    sampled: Callable[[], tuple[int, int | None]],
+    progress_after: Callable[[int], float],
     *,
     update_path: str,
     n_threads: int,
@@ -204,7 +204,7 @@ def make_runner(
     """Make the runner of a training.
 
     Args:
-        sampled: see `ShardedRunner`.
+        progress_after: see `ShardedRunner`.
         update_path: see `marl_sb3.PPO`.
         n_threads: threads of one operation of PyTorch or BLAS.
     """
@@ -226,7 +226,7 @@ def make_runner(
         )
 
     sources: Any = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
-    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), sources, tracker, sampled)
+    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), sources, tracker, progress_after)
     env.attach(runner)
     return runner
 

@@ -47,10 +47,8 @@ def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any])
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:
     """All of its trials, without worker processes."""
-    queue = TrialQueue(study)
-    queue.train = train
     with study.working("here"):
-        assert work(queue, "here")
+        assert work(TrialQueue(study), "here", train=train)
 
 
 def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:

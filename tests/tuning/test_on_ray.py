@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.queue import TrainerLostError
+from marl_sb3.tuning.jobs.queue import TrainerLostError, train_here
 from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
@@ -36,7 +36,7 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
     expected = [one.space.suggest(one.next_trial("worker")) for _ in range(2)]
     queues = [TrialQueue(other).again(other.reopened()) for _ in range(2)]
-    jobs: list[Any] = [queue.claim("worker") for queue in queues]
+    jobs: list[Any] = [queue.claim("worker", train_here) for queue in queues]
     assert [job.args[0].space.suggest(job.args[1]) for job in jobs] == expected
 
 

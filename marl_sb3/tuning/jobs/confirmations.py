@@ -16,7 +16,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from marl_sb3.errors import is_disk_full
 from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
-from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainerLostError, train_here
+from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainerLostError
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
 from marl_sb3.tuning.jobs.workers import run_jobs
 from marl_sb3.tuning.search import require_integer
@@ -97,17 +97,16 @@ class ConfirmationQueue:
     def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
         self.again: QueueMaker = partial(ConfirmationQueue, trials=trials, seeds=seeds)
         self.trainings = _trainings(study, trials, seeds)
-        self.train: Train = train_here
         self._study = study
 
-    def claim(self, worker: str) -> Job | None:
+    def claim(self, worker: str, train: Train) -> Job | None:
         """See `JobQueue.claim`: a worker claims a training by taking its lock."""
         for training in self._not_done():
             lock = training.taken()
             if lock is None:
                 continue
             if read_outcome(training.folder) is None:  # still
-                return partial(_train, self._study, training, lock, self.train)
+                return partial(_train, self._study, training, lock, train)
             lock.release()
         return None
 

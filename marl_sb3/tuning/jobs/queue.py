@@ -64,15 +64,13 @@ class JobQueue(Protocol):
     """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent.
 
     Attributes:
-        train: trains the runs of the jobs that this process claims.
         again: makes the same queue of another object of the study, for another process or thread.
     """
 
-    train: Train
     again: QueueMaker
 
-    def claim(self, worker: str) -> Job | None:
-        """Claim a job that no worker has started; None if there is none."""
+    def claim(self, worker: str, train: Train) -> Job | None:
+        """Claim a job that no worker has started; None if there is none. The job calls `train`."""
 
     def n_done(self) -> int:
         """The number of finished jobs."""
@@ -95,6 +93,7 @@ def work(
     worker: str,
     look: Callable[[], None] = lambda: None,
     is_wanted: Callable[[], bool] = lambda: True,
+    train: Train = train_here,
 ) -> bool:
     """Claim and run jobs one after the other until there are none left.
 
@@ -104,7 +103,7 @@ def work(
     Returns:
         False if a job was interrupted.
     """
-    while is_wanted() and (job := queue.claim(worker)) is not None:
+    while is_wanted() and (job := queue.claim(worker, train)) is not None:
         if not job():
             return False
         look()

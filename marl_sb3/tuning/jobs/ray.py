@@ -114,9 +114,8 @@ class RayTrainer:
         try:
             # A study keeps the sampler of one trial: each thread has an object of its own.
             own = queue.again(study.reopened())
-            own.train = self.train
             with study.working(name):
-                work(own, name, is_wanted=lambda: self._end_by_s is None)
+                work(own, name, is_wanted=lambda: self._end_by_s is None, train=self.train)
         except BaseException:
             self._stop(GRACE_S)
             raise

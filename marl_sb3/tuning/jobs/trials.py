@@ -83,7 +83,6 @@ class TrialQueue:
     """The trials of a study as a `JobQueue`."""
 
     def __init__(self, study: TuneStudy) -> None:
-        self.train: Train = train_here
         self.again: QueueMaker = TrialQueue
         self._study = study
         self.n_done = study.n_done
@@ -91,10 +90,10 @@ class TrialQueue:
         self.requeue_dead = study.requeue_dead
         self.is_waiting = study.is_waiting
 
-    def claim(self, worker: str) -> Job | None:
+    def claim(self, worker: str, train: Train) -> Job | None:
         """See `JobQueue.claim`."""
         trial = self._study.next_trial(worker)
-        return None if trial is None else partial(run_trial, self._study, trial, self.train)
+        return None if trial is None else partial(run_trial, self._study, trial, train)
 
 
 class ReportEvaluations(TrainingCallback):

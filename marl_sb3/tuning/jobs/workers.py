@@ -10,8 +10,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,22 +79,16 @@ def run_jobs(
         look()
 
 
-@contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from running the study of this folder.
+def study_lock(folder: Path) -> AbstractContextManager[object]:
+    """Keep other processes from running the study of this folder, within the context.
 
     Raises:
         ConfigError: another process is running it.
     """
-    lock = FileLock(folder / ".search.lock")
     try:
-        lock.acquire(timeout=0)
+        return FileLock(folder / ".search.lock").acquire(timeout=0)
     except Timeout:
         raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> None:
@@ -174,7 +168,7 @@ class Workers:
         ready, _, _ = select.select(list(self._running.values()), [], [], 0.0)
         for name in [name for name, worker in self._running.items() if worker in ready]:
             worker = self._running.pop(name)
-            code, how = _ended(worker)
+            code = _exit_code(worker)
             worker.free()
             if code == _DISK_FULL:
                 raise SearchError(
@@ -182,7 +176,7 @@ class Workers:
                 )
             if code != EXIT_DONE:
                 self._queue.requeue_dead()
-                self._require_progress(name, how)
+                self._require_progress(name, ending(code))
                 self._start()
 
     def _require_progress(self, name: str, how: str) -> None:
@@ -202,7 +196,7 @@ class Workers:
         until_s = time.monotonic() + GRACE_S
         try:
             for worker in self._running.values():
-                _ended(worker, until_s)
+                _exit_code(worker, until_s)
         except KeyboardInterrupt:  # a second Ctrl-C ends the wait
             _log.debug("workers are killed")
         finally:
@@ -213,13 +207,13 @@ class Workers:
             self._queue.requeue_dead(INTERRUPTED)
 
 
-def _ended(worker: Worker, until_s: float | None = None) -> tuple[int | None, str]:
-    """Return the exit code of a worker that has ended, and the same in words."""
+def _exit_code(worker: Worker, until_s: float | None = None) -> int | None:
+    """Return the exit code of a worker that has ended, or is to end until then."""
     try:
         code: int = Worker.result(worker.receive(until_s))
     except WorkerLostError as error:
-        return error.code, ending(error.code)
-    return code, f"exit code {code}"
+        return error.code
+    return code
 
 
 # --- In a worker -----------------------------------------------------------------------------------------------------
