@@ -31,12 +31,13 @@ from struct import Struct
 from typing import NoReturn
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.processes.messages import OutputThread, ProcessContext
+from marl_sb3.processes.messages import ProcessContext, output_thread
 from marl_sb3.processes.serve import serve
 from marl_sb3.signals import ENDING
 
 _ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negative error number
 _START_S = 120.0  # longest time that its start, or the start or end of a worker, may take
+_OUTPUT_S = 1.0  # how long the last output is waited for: a process that an env has started may keep the pipe open
 
 
 class ForkServerEndedError(Exception):
@@ -74,7 +75,7 @@ class ForkServer:
             )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._output = OutputThread(self._process.stdout, "stdout"), OutputThread(self._process.stderr, "stderr")
+        self._output = output_thread(self._process.stdout, "stdout"), output_thread(self._process.stderr, "stderr")
         try:
             self._answer(0)
         except (OSError, ForkServerEndedError):
@@ -144,7 +145,7 @@ class ForkServer:
                 self._process.kill()
                 self._process.wait()
             for thread in self._output:
-                thread.end()
+                thread.join(_OUTPUT_S)
         else:
             self._process.returncode = 0  # it is the child of another process
 

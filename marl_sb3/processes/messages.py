@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from marl_sb3 import errors
 from marl_sb3.envs.registry import import_modules, imported_modules
@@ -130,7 +130,6 @@ def known_error(error: Exception, where: str = "") -> Exception:
 # --- Log records, warnings and output --------------------------------------------------------------------------------
 
 _REGISTRY: Any = {}  # of the warnings that were shown: several workers give the same ones
-_END_S = 1.0  # how long the rest is waited for: a process that an env has started may keep the pipe open
 
 
 class MessageLog(logging.Handler):
@@ -144,7 +143,8 @@ class MessageLog(logging.Handler):
         """Collect everything from now on; the main process decides what is shown."""
         logging.getLogger().handlers = [self]
         warnings.simplefilter("default")
-        self._shown_before, warnings.showwarning = warnings.showwarning, self._show_warning
+        self._shown_before = warnings.showwarning
+        warnings.showwarning = self._show_warning  # type: ignore[assignment]
 
     def remove(self) -> None:
         """Collect nothing more: what is logged and warned of is written to standard error."""
@@ -155,15 +155,7 @@ class MessageLog(logging.Handler):
         """Keep a log record, with its traceback."""
         self._messages.append(("log", record.name, record.levelno, self.format(record)))
 
-    def _show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def _show_warning(self, message: Any, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         self._messages.append(("warning", str(message), category, filename, lineno))
 
     def taken(self) -> Sequence[tuple[Any, ...]]:
@@ -183,32 +175,26 @@ def pass_on(messages: Sequence[tuple[Any, ...]]) -> None:
             warnings.warn_explicit(text, category, filename, lineno, registry=_REGISTRY)
 
 
-class OutputThread(threading.Thread):
-    """Passes on what workers write to standard output or standard error, line by line.
+def output_thread(pipe: IO[bytes], stream: str) -> threading.Thread:
+    """Start a thread that passes on what workers write to standard output or standard error, line by line.
 
     A live view replaces the streams of the main process, and then shows the lines above itself. Lines of workers do not
     mix, and what a worker has written is shown even if it dies.
 
     Args:
-        pipe: from the workers, in bytes; the thread closes it at its end.
+        pipe: from the workers, in bytes; the thread closes it when no process can write to it any more.
         stream: `stdout` or `stderr`.
     """
 
-    def __init__(self, pipe: IO[bytes], stream: str) -> None:
-        super().__init__(name=f"workers-{stream}", daemon=True)
-        self._pipe, self._stream = pipe, stream
-        self.start()
-
-    def run(self) -> None:
-        """Pass lines on until no process can write to the pipe."""
-        with self._pipe:
-            for line in self._pipe:
+    def pass_lines_on() -> None:
+        with pipe:
+            for line in pipe:
                 with suppress(OSError, ValueError):  # nobody reads the stream of this process, or it is closed
-                    getattr(sys, self._stream).write(line.decode("utf-8", "replace"))
+                    getattr(sys, stream).write(line.decode("utf-8", "replace"))
 
-    def end(self) -> None:
-        """Wait for the rest, after the workers have ended."""
-        self.join(_END_S)
+    thread = threading.Thread(target=pass_lines_on, name=f"workers-{stream}", daemon=True)
+    thread.start()
+    return thread
 
 
 # --- Surroundings ----------------------------------------------------------------------------------------------------

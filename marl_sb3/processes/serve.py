@@ -125,7 +125,7 @@ def _set_up_signals(status: int) -> None:
 
 
 def _set_up_output() -> None:
-    """Pass lines on when they are complete, in the encoding that `OutputThread` reads."""
+    """Pass lines on when they are complete, in the encoding that `output_thread` reads."""
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(**how, line_buffering=True, write_through=False)  # type: ignore[union-attr]

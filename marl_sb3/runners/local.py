@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 
 import numpy as np
 
 from marl_sb3.acting.actor import Actor
+from marl_sb3.experience.shards import ShardPolicy
 from marl_sb3.experience.turns import Experience
+from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.runner import Runner, StepListener
@@ -22,24 +23,12 @@ from marl_sb3.vec_env.step import VecStep
 _log = logging.getLogger(__name__)
 
 
-class ActingPolicy(Protocol):
-    """One policy that acts in the envs: a learner, or its copy in a shard.
-
-    Attributes:
-        actor: acts for its rows.
-        experience: what it records; None: nothing.
-    """
-
-    actor: Actor
-    experience: Any
-
-
 class LocalRunner(Runner):
     """Steps one vec env.
 
     Args:
         env: the envs.
-        policies: policy id -> the policy that acts.
+        policies: policy id -> the policy that acts: a learner, or its copy in a shard.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
     """
@@ -47,7 +36,7 @@ class LocalRunner(Runner):
     def __init__(
         self,
         env: MultiAgentVecEnv,
-        policies: Mapping[PolicyID, ActingPolicy],
+        policies: Mapping[PolicyID, Learner | ShardPolicy],
         tracker: EpisodeTracker,
         *,
         warns: bool = True,
@@ -55,7 +44,8 @@ class LocalRunner(Runner):
         self.env = env
         self.tracker = tracker
         self._pairs: list[tuple[Actor, Experience | None]] = [
-            (each.actor, each.experience) for each in policies.values()
+            (each.actor, each.experience)  # type: ignore[misc]  # not a `ShardedExperience`, which is filled elsewhere
+            for each in policies.values()
         ]
         self._no_actions = zero_actions(env)
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes

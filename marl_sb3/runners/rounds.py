@@ -123,11 +123,11 @@ class RecordedSteps:
 
     Attributes:
         arrays: name in `VecStep` -> (steps, E, ...).
-        infos: of each step; None if all infos of all steps are empty.
+        infos: of each step; None if all of its infos are empty.
     """
 
     arrays: Mapping[str, Array]
-    infos: Sequence[StepInfos] | None = None
+    infos: Sequence[StepInfos | None]
 
     def __len__(self) -> int:
         return len(self.arrays["acted"])
@@ -146,14 +146,12 @@ class RecordedSteps:
 
     def infos_of(self, number: int) -> StepInfos:
         """Return the infos of a step."""
-        return DictInfos([{}] * self.arrays["acted"].shape[1]) if self.infos is None else self.infos[number]
+        return self.infos[number] or DictInfos([{}] * self.arrays["acted"].shape[1])
 
 
 def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
     """Put the envs of all shards side by side."""
     arrays = {name: np.concatenate([shard.arrays[name] for shard in shards], axis=1) for name in _ARRAYS}
-    if all(shard.infos is None for shard in shards):
-        return RecordedSteps(arrays)
     starts = np.cumsum([0, *(shard.arrays["acted"].shape[1] for shard in shards)])[:-1].tolist()
     steps = range(len(shards[0]))
     return RecordedSteps(arrays, [JoinedInfos([shard.infos_of(step) for shard in shards], starts) for step in steps])
@@ -169,38 +167,34 @@ class StepRecorder:
     def __init__(self) -> None:
         self.episodes: list[Sequence[Episode]] = []
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
-        self._infos: list[StepInfos] = []
-        self._is_silent = True
+        self._infos: list[StepInfos | None] = []
 
     def add(self, step: VecStep, episodes: Sequence[Episode]) -> None:
         """Keep a step, and the episodes that it ended."""
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
-        num_envs = len(step.acted)
-        if isinstance(step.infos, ArrayInfos):
-            columns = {
-                agent: {key: each.copy() for key, each in own.items()} for agent, own in step.infos.columns.items()
-            }
-            self._infos.append(ArrayInfos(columns, num_envs))
-            self._is_silent = False
-        else:
-            infos = [_copied(step.infos[index]) for index in range(num_envs)]
-            self._infos.append(DictInfos(infos))
-            self._is_silent = self._is_silent and not any(infos)
+        self._infos.append(_copied(step.infos, len(step.acted)))
         self.episodes.append(episodes)
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""
         arrays = {name: np.stack(kept) for name, kept in self._arrays.items()}
-        return RecordedSteps(arrays, None if self._is_silent else self._infos)
+        return RecordedSteps(arrays, self._infos)
 
 
 _PLAIN = (int, float, bool, str, np.generic)
 
 
-def _copied(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of the infos of an env, which may change them later; {} if there is nothing in them."""
-    return {agent: _copy(own) for agent, own in info.items()} if any(info.values()) else {}
+def _copied(infos: StepInfos, num_envs: int) -> StepInfos | None:
+    """Return a copy of the infos of a step, which the envs may change later; None if they are empty."""
+    if isinstance(infos, ArrayInfos):
+        columns = {agent: {key: each.copy() for key, each in own.items()} for agent, own in infos.columns.items()}
+        return ArrayInfos(columns, num_envs)
+    copies = [
+        {agent: _copy(own) for agent, own in info.items()} if any(info.values()) else {}
+        for info in (infos[index] for index in range(num_envs))
+    ]
+    return DictInfos(copies) if any(copies) else None
 
 
 def _copy(own: Any) -> Any:

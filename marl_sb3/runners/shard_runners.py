@@ -68,7 +68,7 @@ class ShardRunners:
         self._plan: ShardPlan | None = None
         self._processes: dict[int, _Process] = {}
         self._starts = RestartBudget(_MAX_FAILED_STARTS)
-        self._restarts = 0  # processes that have replaced others
+        self._joined = 0  # processes that have become ready
         self._saved: dict[int, SavedShard] = {}
 
     @property
@@ -76,7 +76,7 @@ class ShardRunners:
         """The state of the processes; None if none was started, or if this process rolls out the shards."""
         if self._plan is None or not self._pool.is_elsewhere:
             return None
-        return Health(len(self._ready()), self._restarts)
+        return Health(len(self._ready()), max(0, self._joined - self._number))
 
     # --- Shards ------------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class ShardRunners:
             if process is None:
                 continue  # it was lost a moment ago
             if not process.ready:
-                self._join_late(answer)
+                self._join(answer)
             elif isinstance(answer.result, Lost):
                 found.append(self._lose(answer.process, answer.result))
             elif answer.ticket in process.asked:
@@ -249,21 +249,18 @@ class ShardRunners:
                 self.restore({shard: SavedShard() for shard in plan.shards})
             except BaseException:
                 self.close()
-                self._plan = None
+                self._plan, self._joined = None, 0
                 raise
 
     def _start_all(self) -> None:
         for _ in range(self._number):
             self._begin()
         deadline = time.monotonic() + self._start_timeout_s
-        while len(self._ready()) < self._number:
-            for answer in self._pool.poll(_POLL_S):
-                fault = self._greet(answer)
-                if fault is not None:
-                    raise ConfigError(f"a runner cannot start: {fault}", key="ray")
+        while self._joined < self._number:
+            self._poll()
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{len(self._ready())} of {self._number} runners have started within {self._start_timeout_s:g} s; "
+                    f"{self._joined} of {self._number} runners have started within {self._start_timeout_s:g} s; "
                     "accepted: as many as the cluster has resources for (ray.num_cpus each)",
                     key="ray.runners",
                 )
@@ -277,28 +274,25 @@ class ShardRunners:
         """Return the processes that can be asked."""
         return [number for number, process in self._processes.items() if process.ready]
 
-    def _greet(self, answer: Answer) -> str | None:
-        """Take in the first answer of a process; returns in words why it cannot be used, or None."""
-        if isinstance(answer.result, Lost):
-            return answer.result.why
-        if isinstance(answer.result, Failed):
-            return str(answer.result.error)
-        if fault := differing(answer.result):
-            return f"it has {fault}"
-        process = self._processes[answer.process]
-        process.asked.clear()
-        process.ready = True
-        return None
-
-    def _join_late(self, answer: Answer) -> None:
-        fault = self._greet(answer)
-        if fault is None:
-            self._starts.succeeded()
-            self._restarts += 1
-            _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
+    def _join(self, answer: Answer) -> None:
+        """Take in the first answer of a process: its versions, or why it cannot be used."""
+        result = answer.result
+        if isinstance(result, (Lost, Failed)):
+            fault: str | None = result.why if isinstance(result, Lost) else str(result.error)
         else:
+            differences = differing(result)
+            fault = differences and f"it has {differences}"
+        if fault and self._joined < self._number:
+            raise ConfigError(f"a runner cannot start: {fault}", key="ray")
+        if fault:
             self._starts.lost()
             self._replace(answer.process, f"a runner that replaces another cannot start: {fault}")
+            return
+        self._processes[answer.process] = _Process(ready=True)
+        self._joined += 1
+        self._starts.succeeded()
+        if self._joined > self._number:
+            _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
 
     def _lose(self, number: int, lost: Lost) -> tuple[list[list[int]], Lost]:
         asked = list(self._processes[number].asked.values())
