@@ -208,14 +208,7 @@ class Forker:
         self._running: set[int] = set()
 
     def start(self, descriptors: Sequence[int]) -> int:
-        """Fork a worker; returns its process id.
-
-        Args:
-            descriptors: those of `serve`.
-
-        Raises:
-            OSError: the system refuses to start another process.
-        """
+        """See `ForkServer.start`."""
         parent = os.getpid()
         worker = os.fork()
         if worker == 0:
@@ -242,7 +235,7 @@ class Forker:
             os._exit(code)
 
     def end(self, worker: int) -> int:
-        """Kill what runs of a worker and its group, and wait for it; returns its exit code, negative for a signal."""
+        """See `ForkServer.end`; waits for the worker."""
         if worker not in self._running:
             return 0
         _kill(worker)
@@ -265,10 +258,8 @@ class Forker:
 def _answer_requests(connection: socket.socket, forker: Forker) -> None:
     """Answer the requests of the main process until the connection is closed."""
     connection.sendall(_ANSWER.pack(0, os.getpid()))
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
-        if not data:
-            return
+    while (received := socket.recv_fds(connection, _LARGEST_REQUEST, _MOST_DESCRIPTORS))[0]:
+        data, descriptors, *_ = received
         requests = io.BytesIO(data)  # more than one, if Ctrl-C has come between a request and its answer
         while requests.tell() < len(data):
             number, request = pickle.load(requests)

@@ -165,10 +165,6 @@ class _Member:
         self.worker = worker
         self.waiting: deque[tuple[int | None, bytes]] = deque([(None, worker.make)])
         self.broken: Lost | Failed | None = None
-        try:
-            worker.start()
-        except WorkerLostError as error:
-            self.broken = Lost(error.how)
 
     def send_next(self) -> None:
         """Send the first message."""
@@ -225,7 +221,11 @@ class LocalPool(Pool):
         process = next(self._numbers)
         starter, request = partial(fork_server, self._modules), packed_request("make", (self._context, packed))
         worker = Worker(f"{self._name} {process}", starter, request, timeout_s=self._timeout_s)
-        self._members[process] = _Member(worker)
+        self._members[process] = member = _Member(worker)  # before the start, which may be interrupted
+        try:
+            worker.start()
+        except WorkerLostError as error:
+            member.broken = Lost(error.how)
         return process
 
     def send(self, process: int, method: str, *arguments: Any) -> int:

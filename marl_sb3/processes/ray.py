@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from marl_sb3.config.ray import RaySettings
@@ -83,19 +83,17 @@ def _cluster_of_this_machine() -> str:
     from ray._private import services
     from ray._private.authentication import authentication_token_setup as token
 
-    try:
+    found = None
+    with suppress(ConnectionError, ValueError, OSError):
         found = services.canonicalize_bootstrap_address(AUTO)
-    except (ConnectionError, ValueError, OSError) as error:
-        raise _refused(_NO_CLUSTER) from error
     if found is None:
-        raise _refused(_NO_CLUSTER)
+        raise _refused("--ray is 'auto', but no Ray cluster runs on this machine; accepted: local, or HOST:PORT")
     if "RAY_ADDRESS" not in os.environ:  # as `ray.init` does: the token is for the clusters of this machine alone
         token.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     return str(found)
 
 
 _ACCEPTED = "accepted: local, auto, or HOST:PORT of a cluster"
-_NO_CLUSTER = "--ray is 'auto', but no Ray cluster runs on this machine; accepted: local, or HOST:PORT"
 
 
 def _refused(words: str) -> ConfigError:

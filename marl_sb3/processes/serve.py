@@ -59,10 +59,9 @@ def serve(connection: int, status: int, *descriptors: int) -> None:
     The first request is `make`, whose result is served, or `run`, whose result is the answer and the end. The arguments
     are descriptors: see `Link`.
     """
-    _set_up_signals(status)
+    _set_up(status)
     link = Link(connection, status, descriptors)
     link.log.install()
-    _set_up_output()
     # The main process notices the end of this one when nobody has the connection: no child of an env may have it.
     os.register_at_fork(after_in_child=link.channel.close)
     served: Any = None
@@ -112,20 +111,17 @@ def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:
     return make(link, *arguments)
 
 
-def _set_up_signals(status: int) -> None:
+def _set_up(status: int) -> None:
     """Leave the signals that end a training to the main process: a service manager sends them to all processes.
 
-    They are handled and not ignored, because programs that an env starts would inherit that.
+    They are handled and not ignored, because programs that an env starts would inherit that. Lines of output are passed
+    on when they are complete, in the encoding that `output_thread` reads.
     """
     assert threading.current_thread() is threading.main_thread()
     for number in ENDING:
         signal.signal(number, lambda *_: None)
     faulthandler.enable(status)
     faulthandler.register(signal.SIGUSR1, status)
-
-
-def _set_up_output() -> None:
-    """Pass lines on when they are complete, in the encoding that `output_thread` reads."""
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(**how, line_buffering=True, write_through=False)  # type: ignore[union-attr]

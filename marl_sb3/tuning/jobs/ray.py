@@ -15,7 +15,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class RayTrainer:
         self._options = {**self._connection.options, "max_retries": 0}
         try:
             self._require_processes(settings)
-            self._pruning = self._ray.remote(PruningServer).options(**self._options_of_pruning()).remote()
+            self._pruning = self._start_pruning()
         except BaseException:
             self.close()
             raise
@@ -75,12 +75,13 @@ class RayTrainer:
         if fault is not None:
             raise ConfigError(f"a process of the cluster has {fault}", key="ray")
 
-    def _options_of_pruning(self) -> dict[str, Any]:
-        """Ray's options of the `PruningServer`: it is on this machine, whose end would end the search in any case."""
+    def _start_pruning(self) -> Any:
+        """Start the `PruningServer` on this machine, whose end would end the search in any case."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
-        return {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
+        server = self._ray.remote(PruningServer)
+        return server.options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1).remote()
 
     # --- Threads -----------------------------------------------------------------------------------------------------
 
@@ -95,8 +96,10 @@ class RayTrainer:
         """
         queue.requeue_dead()
         threads = ThreadPoolExecutor(workers)
-        working = [threads.submit(self._work, study, queue) for _ in range(workers)]
+        working: list[Future[None]] = []
         try:
+            for _ in range(workers):
+                working.append(threads.submit(self._work, study, queue))
             while wait(working, _POLL_S).not_done:
                 look()
         except BaseException:
@@ -141,14 +144,11 @@ class RayTrainer:
                 is_asked_to_end = True
             if self._end_by_s is not None and time.monotonic() > self._end_by_s:
                 self._ray.cancel(training, force=True)
-            self._answer(job, watching)
+            result = self._ray.get(self._pruning.question.remote(job))
+            if result is not None:
+                answers = [each.on_iteration_end(result) for each in watching]
+                self._ray.get(self._pruning.answer.remote(job, all(answers)))
         return self._fetched(training, folder.absolute())
-
-    def _answer(self, job: str, watching: Sequence[TrainingCallback]) -> None:
-        result = self._ray.get(self._pruning.question.remote(job))
-        if result is not None:
-            answers = [each.on_iteration_end(result) for each in watching]
-            self._ray.get(self._pruning.answer.remote(job, all(answers)))
 
     def _fetched(self, training: Any, folder: Path) -> TrainedRun:
         """Return the run of a training that has ended, with its folder on this machine."""
