@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,28 +27,6 @@ from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, 
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
 from marl_sb3.vec_env.observations import ZeroBased
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of, named_parts
-
-
-def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are no mappings by agent, and unknown agents.
-
-    Args:
-        agents: the agents that policies act for.
-        given: name of an argument -> its value; None is skipped.
-
-    Raises:
-        ConfigError: an argument is wrong; the message names it.
-    """
-    known = list(agents)
-    for argument, by_agent in given.items():
-        if by_agent is None:
-            continue
-        if not isinstance(by_agent, Mapping):
-            raise ConfigError(f"{argument} is {by_agent!r:.200}; accepted: a mapping by agent", key=argument)
-        strangers = [agent for agent in by_agent if agent not in known]
-        if strangers:
-            words = f"{argument}: unknown agent {strangers[0]!r}; the env has {', '.join(known)}"
-            raise ConfigError(words, key=argument)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.acting.agent_policy import AgentPolicy, require_known
+from marl_sb3.acting.agent_policy import AgentPolicy
 from marl_sb3.acting.policy import PolicyInputs, PredictingPolicy
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
@@ -272,7 +272,13 @@ class PolicyByAgent:
 
     def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, AgentPolicy]:
         """Return the policy of each agent with an observation, with its inputs by the names of the arguments."""
-        require_known(self.policy_of, {"observations": observations, **given})
+        for argument, by_agent in {"observations": observations, **given}.items():
+            if by_agent is not None and not isinstance(by_agent, Mapping):
+                raise ConfigError(f"{argument} is {by_agent!r:.200}; accepted: a mapping by agent", key=argument)
+            for agent in by_agent or ():
+                if agent not in self.policy_of:
+                    words = f"{argument}: unknown agent {agent!r}; the env has {', '.join(self.policy_of)}"
+                    raise ConfigError(words, key=argument)
         asked = {}
         for agent, observation in observations.items():
             policy_id = self.policy_of[agent]

@@ -6,7 +6,7 @@ Each key of a Dict is a part; any other space is one part.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from gymnasium import spaces
@@ -24,11 +24,8 @@ def parts_of(space: Space) -> dict[str, Space]:
 
 def with_parts(space: Space, parts: Mapping[str, Space]) -> Space:
     """Return a space with these parts instead of those of `space`."""
-    return (
-        spaces.Dict(list({**space.spaces, **parts}.items()))
-        if isinstance(space, spaces.Dict)
-        else parts.get(WHOLE, space)
-    )
+    own = {**parts_of(space), **parts}
+    return spaces.Dict([*own.items()]) if isinstance(space, spaces.Dict) else own[WHOLE]
 
 
 def part(seen: Observations, key: str) -> Array:
@@ -36,11 +33,11 @@ def part(seen: Observations, key: str) -> Array:
     return seen[key] if isinstance(seen, dict) else seen
 
 
-def map_parts(seen: Observations, functions: Mapping[str, Callable[[Array], Array]]) -> Observations:
-    """Apply a function to some parts of a batch; the other parts stay unchanged."""
+def map_parts(seen: Observations, function: Callable[[str, Array], Array], keys: Collection[str]) -> Observations:
+    """Apply a function of key and array to the parts with these keys; the other parts stay unchanged."""
     if isinstance(seen, dict):
-        return {key: functions[key](array) if key in functions else array for key, array in seen.items()}
-    return functions[WHOLE](seen) if WHOLE in functions else seen
+        return {key: function(key, array) if key in keys else array for key, array in seen.items()}
+    return function(WHOLE, seen) if WHOLE in keys else seen
 
 
 def named(key: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,31 +105,24 @@ class NormalizeObservations(ObservationProcessor):
 
     def normalized(self, seen: Observations) -> Observations:
         """Return normalised observations; the statistics do not change."""
-        return map_parts(seen, {key: self._normalizer(own) for key, own in self.statistics.items()})
+        return map_parts(seen, self._normalized, self.statistics)
 
     def restored(self, seen: Observations) -> Observations:
         """Return observations normalised and back again, as SB3 keeps the last ones of episodes for its replay buffers.
 
         That is the observation up to rounding, and up to `clip`.
         """
-        of_parts = parts_of(self.before)
-        return map_parts(seen, {key: self._restorer(own, of_parts[key]) for key, own in self.statistics.items()})
+        return map_parts(seen, self._restored, self.statistics)
 
-    def _restorer(self, own: RunningStatistics, space: Space) -> Callable[[Array], Array]:
-        def restored(array: Array) -> Array:
-            back: Array = self._normalizer(own)(array) * np.sqrt(own.var + self.epsilon) + own.mean
-            return back.astype(space.dtype)
+    def _normalized(self, key: str, array: Array) -> Array:
+        own = self.statistics[key]
+        limited: Array = np.clip((array - own.mean) / np.sqrt(own.var + self.epsilon), -self.clip, self.clip)
+        return limited.astype(np.float32)
 
-        return restored
-
-    def _normalizer(self, own: RunningStatistics) -> Callable[[Array], Array]:
-        mean, deviation = own.mean, np.sqrt(own.var + self.epsilon)
-
-        def normalized(array: Array) -> Array:
-            limited: Array = np.clip((array - mean) / deviation, -self.clip, self.clip)
-            return limited.astype(np.float32)
-
-        return normalized
+    def _restored(self, key: str, array: Array) -> Array:
+        own = self.statistics[key]
+        back: Array = self._normalized(key, array) * np.sqrt(own.var + self.epsilon) + own.mean
+        return back.astype(parts_of(self.before)[key].dtype)
 
 
 def _boxes(space: Space, keys: Sequence[str] | None) -> dict[str, spaces.Box]:

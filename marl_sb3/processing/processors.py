@@ -17,7 +17,6 @@ from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.envs.gymnasium_envs import resize
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
-    WHOLE,
     Memory,
     ObservationProcessor,
     Policy,
@@ -25,7 +24,6 @@ from marl_sb3.processing.interface import (
     Space,
     map_parts,
     named,
-    part,
     parts_of,
     with_parts,
 )
@@ -43,19 +41,18 @@ class Resize(ObservationProcessor):
     """
 
     def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
-        height, width = settings.resize or (0, 0)
-
-        def resized(images: Array) -> Array:
-            return resize(images, height, width)
-
-        images = _images_of(space, "resize", channels=None)
-        self._functions = dict.fromkeys(images, resized)
-        bounds = {key: [resized(bound[None])[0] for bound in (box.low, box.high)] for key, box in images.items()}
+        self._size = settings.resize or (0, 0)
+        self._images = _images_of(space, "resize", channels=None)
+        bounds = {key: [self._resized(key, bound[None])[0] for bound in (box.low, box.high)]
+                  for key, box in self._images.items()}  # fmt: skip
         self.space = with_parts(space, {key: spaces.Box(*own, dtype=np.uint8) for key, own in bounds.items()})
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        return map_parts(inputs.seen, self._functions), {}
+        return map_parts(inputs.seen, self._resized, self._images), {}
+
+    def _resized(self, key: str, images: Array) -> Array:
+        return resize(images, *self._size)
 
 
 class Grayscale(ObservationProcessor):
@@ -68,19 +65,17 @@ class Grayscale(ObservationProcessor):
     """
 
     def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
-        images = _images_of(space, "grayscale", channels=len(_LUMINANCE))
-        self._functions = dict.fromkeys(images, _gray)
-        boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in images.items()}
+        self._images = _images_of(space, "grayscale", channels=len(_LUMINANCE))
+        boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in self._images.items()}
         self.space = with_parts(space, boxes)
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        return map_parts(inputs.seen, self._functions), {}
+        return map_parts(inputs.seen, self._gray, self._images), {}
 
-
-def _gray(images: Array) -> Array:
-    gray: Array = np.sum(np.multiply(images, _LUMINANCE), axis=-1, keepdims=True)
-    return gray.astype(np.uint8)
+    def _gray(self, key: str, images: Array) -> Array:
+        gray: Array = np.sum(np.multiply(images, _LUMINANCE), axis=-1, keepdims=True)
+        return gray.astype(np.uint8)
 
 
 def _images_of(space: Space, setting: str, channels: int | None) -> dict[str, Any]:
@@ -130,13 +125,15 @@ class FrameStack(ObservationProcessor):
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        after = {}
-        for key, axis in self._axes.items():
-            frames, newest = inputs.memory[_name(key)], part(inputs.seen, key)
-            kept = (slice(None),) * (axis + 1) + (slice(newest.shape[axis + 1], None),)
-            after[key] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis + 1)
-        memory = {_name(key): frames for key, frames in after.items()}
-        return ({key: after[key] for key in inputs.seen} if isinstance(inputs.seen, dict) else after[WHOLE]), memory
+        after: dict[str, Array] = {}
+
+        def stacked(key: str, newest: Array) -> Array:
+            frames, axis = inputs.memory[_name(key)], self._axes[key] + 1
+            kept = (slice(None),) * axis + (slice(newest.shape[axis], None),)
+            after[_name(key)] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis)
+            return after[_name(key)]
+
+        return map_parts(inputs.seen, stacked, self._axes), after
 
 
 def _name(key: str) -> str:
@@ -151,10 +148,8 @@ def channel_axis(image: spaces.Box[Any]) -> int:
 
 def flat_box(space: spaces.Space[Any]) -> spaces.Box:
     """Return the space of the vectors that `flat_values` returns."""
-    if isinstance(space, spaces.Box):
-        low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
-        return spaces.Box(low, high, dtype=np.float32)
-    return spaces.Box(0, 1, (sum(_choices(space)),), np.float32)
+    flat: Any = spaces.flatten_space(space)
+    return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
 
 
 def flat_values(space: spaces.Space[Any], values: Array) -> Array:
@@ -162,19 +157,12 @@ def flat_values(space: spaces.Space[Any], values: Array) -> Array:
     rows = values.reshape(len(values), -1)
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return rows.astype(np.float32)
-    sizes = _choices(space)
+    sizes = np.reshape(getattr(space, "nvec", getattr(space, "n", 1)), -1)
     first = np.cumsum([0, *sizes[:-1]])
     start = np.asarray(getattr(space, "start", 0)).reshape(-1)
     flat = np.zeros((len(rows), sum(sizes)), dtype=np.float32)
     np.put_along_axis(flat, rows.astype(np.int64) - start + first, 1.0, axis=1)
     return flat
-
-
-def _choices(space: Any) -> list[int]:
-    """Return the length of each one-hot code; 1 for each bit."""
-    if isinstance(space, spaces.MultiBinary):
-        return [1] * int(np.prod(space.shape))
-    return [int(n) for n in np.asarray(space.nvec).reshape(-1)] if hasattr(space, "nvec") else [int(space.n)]
 
 
 REWARD = "reward"  # in the memory: what rows were paid for their previous action
