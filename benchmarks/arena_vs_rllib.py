@@ -37,7 +37,7 @@ from processes import HERE, SideError, parsed_lines, watch
 from marl_sb3 import PPO
 from marl_sb3.config import load_config
 from marl_sb3.kernels import ppo as kernel
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.learners.spec import hyperparameter_defaults
 
 REQUIREMENTS = ("torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo")
 NAMES = ["n_steps", "batch_size", "n_epochs", "learning_rate", "gamma", "gae_lambda"]

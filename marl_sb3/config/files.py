@@ -85,7 +85,8 @@ _Dumper.add_representer(str, _quoted_breaks)
 
 def _load(text: str) -> Any:
     data = yaml.load(text, _Loader)
-    require_few_values(data)
+    if isinstance(data, (dict, list)):
+        require_few_values(data)
     return data
 
 
@@ -126,7 +127,7 @@ def parse_value(text: str) -> Any:
         value = _load(text)
     except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
-    for container in _containers(value):
+    for container in _containers(value) if isinstance(value, (dict, list)) else ():
         entries = container.items() if isinstance(container, dict) else ()
         for key, inner in entries:
             if isinstance(key, str) and ":" in key and inner is None:  # YAML reads `{a:1}` as `{"a:1": null}`

@@ -147,12 +147,6 @@ def processing_settings(values: Mapping[str, Any]) -> ProcessingSettings:
     return ProcessingSettings(**values)
 
 
-def split_processing(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the settings of a policy: those of its processing, and all others."""
-    own = {name: value for name, value in settings.items() if name in PROCESSING}
-    return own, {name: value for name, value in settings.items() if name not in PROCESSING}
-
-
 # --- A run -----------------------------------------------------------------------------------------------------------
 
 

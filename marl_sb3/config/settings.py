@@ -7,21 +7,22 @@ mapping. A name that is no field of `TrainConfig` is the name of a hyperparamete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from marl_sb3.config.algorithms import canonical_algorithm, kinds_of, takes_integers
-from marl_sb3.config.compat.rllib import LATER, OF_RUN, number_of_envs, split_name, translated, unnested
+from marl_sb3.config.compat.rllib import LATER, OF_RUN, is_taken_apart, number_of_envs, split_name, translated, unnested
 from marl_sb3.config.compat.rllib_names import RENAMED, Context
 from marl_sb3.config.compat.zoo import (
     KEYS,
     TRANSLATED,
+    action_noise,
+    is_noise,
     parse_literal,
     refuse_unsupported,
     translated_key,
-    with_action_noise,
 )
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
 from marl_sb3.config.ids import TEXT_IDS
@@ -126,9 +127,21 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
         ConfigError: two names of one setting are given, a section has an unknown name, or a name of RLlib has no
             counterpart.
     """
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        is_section = (name in SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
+        for key, part in _of_section(name, value) if is_section else [(name, value)]:
+            if key in flat:
+                raise ConfigError(f"{key} is given twice; accepted: once", key=key)
+            flat[key] = part
     found: dict[str, tuple[str, Any]] = {}
-    for source, key, whole in with_action_noise(_without_sections(given, of_algorithm)):
-        for written, name, value in [(source, key, whole)] if key in of_algorithm else unnested(key, whole, source):
+    for key, whole in flat.items():
+        meant: Iterable[tuple[str, str, Any]] = [(key, key, whole)]
+        if is_noise(key):
+            meant = action_noise(key, flat)
+        elif key not in of_algorithm and is_taken_apart(key):
+            meant = unnested(key, whole)
+        for written, name, value in meant:
             canonical = canonical_name(name)
             if canonical in found:
                 raise _given_twice(canonical, found[canonical][0], written)
@@ -144,18 +157,6 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
 def _given_twice(name: str, one: str, other: str) -> ConfigError:
     words = "are both given, but are two names of"
     return ConfigError(f"{one} and {other} {words} {name}; accepted: one of them", key=name)
-
-
-def _without_sections(given: Mapping[str, Any], of_algorithm: Collection[str]) -> dict[str, Any]:
-    """Convert settings of sections to dotted names: `checkpoints: {every: 5}` to `checkpoints.every: 5`."""
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        is_section = (name in SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
-        for key, part in _of_section(name, value) if is_section else [(name, value)]:
-            if key in settings:
-                raise ConfigError(f"{key} is given twice; accepted: once", key=key)
-            settings[key] = part
-    return settings
 
 
 def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
@@ -281,6 +282,8 @@ class MergedSettings:
         Raises:
             ConfigError: a name has no counterpart for the algorithm, or a source gives a setting by two names.
         """
+        if not any(name.rpartition(".")[2] in LATER for name in self.sources):
+            return
         of_run = self.fields[HYPERPARAMETERS]
         if of_envs := {name: of_run.pop(name) for name in OF_RUN if name in of_run}:
             latest = max(of_envs, key=lambda name: self._source(name).order)

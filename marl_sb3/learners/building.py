@@ -21,6 +21,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.acting.action_noise import make_action_noise
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.spec import PolicySpec
@@ -247,14 +248,14 @@ def _warn_once(message: str) -> None:
     _log.warning("%s", message)
 
 
-def processing_of(rows: PolicyRows, spec: PolicySpec) -> Processing:
-    """The processing that a spec describes.
+def processing_of(rows: PolicyRows, settings: ProcessingSettings) -> Processing:
+    """The processing of a policy.
 
     Raises:
         ConfigError: a setting does not fit the spaces.
     """
     policy = Policy(rows.policy_id, rows.agents, rows.zero_based_actions.space)
-    return Processing(spec.processing, policy, rows.zero_based_observations.space)
+    return Processing(settings, policy, rows.zero_based_observations.space)
 
 
 def policy_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:

@@ -162,7 +162,7 @@ class Learner(Stateful, ABC):
         """
         if options.n_steps is not None and cls.takes_common_steps:
             spec = spec.with_defaults({"n_steps": options.n_steps})
-        processing = processing_of(rows, spec)
+        processing = processing_of(rows, spec.processing)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
         explores_in_shard = options.num_shards is not None and is_off_policy(spec.algorithm)
         if isinstance(algorithm, TwoPaths) and not explores_in_shard:

@@ -83,7 +83,7 @@ def read_bundle(
         for number, (policy_id, its_spaces) in enumerate(spaces.items()):
             rows, saved = _rows(policy_id, policy_of, its_spaces), saved_policies.fields(policy_id)
             try:
-                processing[policy_id] = processing_of(rows, specs[policy_id])
+                processing[policy_id] = processing_of(rows, specs[policy_id].processing)
             except ConfigError as error:
                 raise CheckpointError(f"{saved.where}: {error}") from error
             processing[policy_id].read_state(saved.fields("processing"))()

@@ -186,7 +186,7 @@ def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
 
 def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     """Return the memory of a policy's replay buffer."""
-    processing, values = processing_of(rows, spec), spec.values
+    processing, values = processing_of(rows, spec.processing), spec.values
     stored = processing.observation_space if processing.normalizer is None else processing.normalizer.before
     copies = 1 if values["optimize_memory_usage"] else 2
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]

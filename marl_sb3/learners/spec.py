@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 
-from marl_sb3.config.algorithms import AlgorithmInfo, algorithm_info, saved_class, saved_name
-from marl_sb3.config.compat.rllib_names import Context
+from marl_sb3.config.algorithms import AlgorithmInfo, Line, algorithm_info, info_of, saved_class, saved_name
+from marl_sb3.config.compat.rllib import explanation, is_of_rllib, no_counterpart
+from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
-from marl_sb3.config.schema import PROCESSING, ProcessingSettings, processing_settings, split_processing
-from marl_sb3.config.settings import canonical_hyperparameters, translated_hyperparameters
-from marl_sb3.config.values import Named, accepts, plain_numbers, require
+from marl_sb3.config.schema import ACCEPTED, PROCESSING, ProcessingSettings, processing_settings
+from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, translated_hyperparameters
+from marl_sb3.config.values import (
+    Named,
+    PositiveFloat,
+    accepts,
+    alternatives_of,
+    plain_numbers,
+    refusal,
+    require,
+    shown,
+)
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
@@ -38,7 +50,9 @@ class PolicySpec:
         info: what is known of it.
         policy: as given.
         hyperparameters: SB3's constructor arguments.
+        values: the same, with SB3's defaults for those that are not given.
         processing: what is done to its observations, rewards and actions.
+        has_own_network: whether the policy or its features extractor is a class of the user's.
 
     Raises:
         ConfigError: an unknown setting, or a value out of range.
@@ -57,9 +71,15 @@ class PolicySpec:
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
-        self._processing, self._given = split_processing(plain_numbers(hyperparameters))
+        given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
+        self._processing = {name: value for name, value in given.items() if name in PROCESSING}
+        self._given = {name: value for name, value in given.items() if name not in PROCESSING}
         self.processing: ProcessingSettings = processing_settings(self._processing)
-        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
+        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
+        self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
+        extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
+        has_own_extractor = extractor is not None and extractor not in CLASSES["features_extractor_class"]
+        self.has_own_network = has_own_extractor or self.policy not in getattr(algorithm, "policy_aliases", {})
 
     @property
     def policy_class(self) -> type[Any]:
@@ -68,18 +88,6 @@ class PolicySpec:
             return self.policy
         return registered_policy(self.policy) or self.algorithm.policy_aliases[self.policy]
 
-    @cached_property
-    def values(self) -> Mapping[str, Any]:
-        """Its hyperparameters, with SB3's defaults for those that are not given."""
-        return {**hyperparameter_defaults(self.algorithm), **self.hyperparameters}
-
-    @property
-    def has_own_network(self) -> bool:
-        """Whether the policy or its features extractor is a class of the user's, of which nothing is known."""
-        extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
-        known = extractor is None or extractor in CLASSES["features_extractor_class"]
-        return not known or self.policy not in self.algorithm.policy_aliases
-
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """Return this spec with `defaults` for the settings that it does not have.
 
@@ -87,7 +95,8 @@ class PolicySpec:
             ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
         """
         own = {**self._given, **self._processing}
-        resolve_hyperparameters(self.algorithm, split_processing(defaults)[1])
+        more = {name: value for name, value in defaults.items() if name not in PROCESSING}
+        resolve_hyperparameters(self.algorithm, more)
         return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
 
     def to_plain(self) -> State | None:
@@ -195,3 +204,63 @@ def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict
     """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
     settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
     return translated_hyperparameters(settings, spec.algorithm.__name__, spec.info.kinds, Context(n_envs))
+
+
+# --- Hyperparameters -------------------------------------------------------------------------------------------------
+
+
+# `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
+_OF_RUN = "policy env seed device verbose tensorboard_log stats_window_size rollout_buffer_class rollout_buffer_kwargs"
+_RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"])
+
+
+def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
+    """Return the hyperparameters of an algorithm with SB3's defaults."""
+    parameters = inspect.signature(algorithm_class).parameters
+    return {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
+
+
+def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check hyperparameters and convert text to the objects that SB3 takes.
+
+    `lin_3e-4` becomes a schedule from 3e-4 down to 0; `policy_kwargs: {activation_fn: relu}` the class.
+
+    Raises:
+        ConfigError: an unknown name, or a value out of range.
+    """
+    known, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
+    resolved = dict(values)
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(_unknown_name(algorithm_class, name, known), key=name)
+        # A subclass of the user's own may take arguments that no table has: they are not checked.
+        kind = Any if info is None else info.kinds.get(name, Any)
+        takes_schedules = Line in alternatives_of(kind)
+        if (takes_schedules and callable(value)) or (name == "action_noise" and isinstance(value, ActionNoise)):
+            continue
+        if name == "replay_buffer_class" and getattr(value, "__module__", "").startswith("stable_baselines3."):
+            resolved[name] = value.__name__
+        require(name, resolved[name], kind)
+        if takes_schedules and isinstance(value, str):
+            start = float(value.removeprefix("lin_"))
+            if not accepts(PositiveFloat, start):
+                raise refusal(name, value, kind)
+            resolved[name] = LinearSchedule(start, 0.0, 1.0)
+        elif name == "policy_kwargs" and value is not None:
+            resolved[name] = resolve_policy_kwargs(value)
+    return resolved
+
+
+def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mapping[str, Any]) -> str:
+    if name in _RESERVED:
+        return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
+    if name in NO_COUNTERPART:
+        return no_counterpart(name)
+    if is_of_rllib(name) or canonical_name(name) != name:
+        means = f"means {canonical_name(name)}" if canonical_name(name) != name else "is a name of RLlib"
+        return f"{name!r} {means}; its names are for files, --set and MultiAgentAlgorithm; accepted here: SB3's"
+    if name in ACCEPTED:
+        return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
+    close = difflib.get_close_matches(name, [*known, *PROCESSING, *ACCEPTED], n=3)
+    hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
+    return f"unknown hyperparameter {shown(name)}{explanation(name)} of {algorithm_class.__name__}; {hint}"

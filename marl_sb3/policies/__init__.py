@@ -1,1 +1,1 @@
-"""The policies of a run, the policy and the array columns of each agent, and SB3's hyperparameters."""
+"""The policies of a run, the policy and the array columns of each agent, and the classes of networks by name."""

@@ -19,7 +19,7 @@ _NAME_POLICIES = ', such as "policy_1"'
 
 
 def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[AgentID]) -> list[PolicyID]:
-    """Return the policy ids for `shared`, `per_agent` or a mapping of policies."""
+    """Return the policy ids for `shared`, `per_agent` or a mapping of policies, whose values do not matter."""
     shorthands = {SHARED: [SHARED], PER_AGENT: list(agents)}
     if isinstance(policies, str) and policies in shorthands:
         return shorthands[policies]
@@ -29,8 +29,9 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
         )
     if not policies:
         raise ConfigError("policies is empty; at least one policy is needed", key="policies")
-    require_ids("policy", policies, "policies", _NAME_POLICIES)
-    return list(policies)
+    policy_ids = list(policies)
+    require_ids("policy", policy_ids, "policies", _NAME_POLICIES)
+    return policy_ids
 
 
 def policy_of_agents(

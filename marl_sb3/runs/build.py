@@ -20,10 +20,9 @@ from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.spec import PolicySpec, hyperparameter_defaults
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.storage.process_rng import preserve_rng

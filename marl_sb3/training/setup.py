@@ -113,7 +113,7 @@ def set_up(
     Raises:
         ConfigError: an argument is wrong, or a policy could not be saved.
     """
-    policy_ids = resolve_policies(policies, env.agents)
+    policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
     policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
     specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist

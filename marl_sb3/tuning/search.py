@@ -192,7 +192,7 @@ def require_integer(name: str, value: Any, minimum: int) -> None:
 
 def _rollout_steps(config: TrainConfig) -> int:
     """Env steps of a rollout of all envs."""
-    from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+    from marl_sb3.learners.spec import hyperparameter_defaults
 
     default = hyperparameter_defaults(algorithm_info(config.algo).algorithm_class).get("n_steps", 1)
     n_steps = config.hyperparameters.get("n_steps", default)

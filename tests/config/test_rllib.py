@@ -122,7 +122,7 @@ def test_what_is_always_so_needs_no_setting_and_all_else_is_refused(name: str, t
 def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -> None:
     for name, reason in NO_COUNTERPART.items():
         with pytest.raises(ConfigError) as caught:
-            list(unnested(name, 1, name))
+            list(unnested(name, 1))
         assert str(caught.value) == f"RLlib's {name} has no counterpart here; {reason}"
     for load in (*sources({"vtrace": True}, tmp_path), lambda: policy_specs("shared", ["p"], {"vtrace": True}, 1)):
         with pytest.raises(ConfigError, match="RLlib's vtrace has no counterpart here; updates are synchron"):

@@ -20,6 +20,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.evaluation import (
     evaluate_policies,
     play_episodes,
@@ -200,7 +201,7 @@ def bundle_of(algorithm_class: Any, policy: str, env: MultiAgentVecEnv, network:
     settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
     algorithm = algorithm_class(policy, SpacesOnlyVecEnv(rows), **settings)
     its_spaces = PolicySpaces(rows.group.observation_space, rows.group.action_space)
-    raw = processing_of(rows, PolicySpec())
+    raw = processing_of(rows, ProcessingSettings())
     return PolicyBundle({"p": algorithm}, dict.fromkeys(env.agents, "p"), {"p": its_spaces}, {"p": raw})
 
 

@@ -10,9 +10,10 @@ import torch as th
 from gymnasium import spaces
 from toy_envs import SampledEnv
 
-from marl_sb3 import PolicySpec, make_vec_env
+from marl_sb3 import make_vec_env
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.learners.building import processing_of
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv
@@ -56,5 +57,7 @@ def bundle() -> PolicyBundle:
     """Agent m acts by the masked policy, r by the recurrent one, p by the plain one."""
     policies = {"masked": masked(), "recurrent": recurrent(), "plain": plain()}
     its_spaces = {policy_id: PolicySpaces(SEEN, policy.action_space) for policy_id, policy in policies.items()}
-    raw = {name: processing_of(rows_of(each.action_space, name), PolicySpec()) for name, each in policies.items()}
+    raw = {
+        name: processing_of(rows_of(each.action_space, name), ProcessingSettings()) for name, each in policies.items()
+    }
     return PolicyBundle(policies, {"m": "masked", "r": "recurrent", "p": "plain"}, its_spaces, raw)

@@ -209,7 +209,7 @@ def test_images_for_a_policy_without_convolutions_are_mentioned_once(
 def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
     """All but CrossQ, for which sb3-contrib has none."""
     algorithm = algorithm_info(name).algorithm_class
-    replay = "learning_starts" in marl_sb3.policies.hyperparameters.hyperparameter_defaults(algorithm)
+    replay = "learning_starts" in marl_sb3.learners.spec.hyperparameter_defaults(algorithm)
     settings: dict[str, Any] = {"n_steps": 4}
     if replay:
         settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}

@@ -16,7 +16,7 @@ from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.files import read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.learners.spec import hyperparameter_defaults
 from marl_sb3.runs.build import build, check_device, policy_spec, resolved, with_rollouts
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}

@@ -38,30 +38,31 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{policy_id}{dot}", own
 
 
-def unnested(name: str, value: Any, written: str) -> Iterator[tuple[str, str, Any]]:
+def is_taken_apart(name: str) -> bool:
+    """Whether a name is one of RLlib's for several settings, or for none."""
+    own = split_name(name)[1]
+    return own in NESTED or own in ALWAYS or own in NO_COUNTERPART
+
+
+def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield the settings that a name of RLlib means: the key that the user wrote, the name, the value.
 
     `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
-    `replay_buffer_config.capacity`. Names that are no mappings of RLlib yield themselves. Values that are always so
-    here yield nothing.
-
-    Args:
-        written: what the user wrote for `name`.
+    `replay_buffer_config.capacity`. Values that are always so here yield nothing.
 
     Raises:
         ConfigError: the name has no counterpart, or not with this value.
     """
     prefix, own = split_name(name)
     if own not in NESTED:
-        if not _is_always_so(own, name, value):
-            yield written, name, value
+        _is_always_so(own, name, value)
         return
     for inner, part in require(own, value, Named, key=name).items():
         theirs = f"{NESTED[own]}{inner}"
         if not is_of_rllib(theirs) and theirs != "grayscale":
             raise ConfigError(f"{inner!r} in {own} is unknown; accepted: RLlib's names", key=name)
         if not _is_always_so(theirs, name, part):
-            yield f"{written}.{inner}", f"{prefix}{theirs}", part
+            yield f"{name}.{inner}", f"{prefix}{theirs}", part
 
 
 def is_of_rllib(own: str) -> bool:

@@ -181,30 +181,27 @@ def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) 
 _TYPE, _STD = "noise_type", "noise_std"
 
 
-def with_action_noise(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name that the source uses, the name and the value of each setting; the two keys become one setting.
+def is_noise(name: str) -> bool:
+    """Whether the name of a setting is one of the two keys for action noise."""
+    return name.rpartition(".")[2] in (_TYPE, _STD) and not name.startswith("env.")
+
+
+def action_noise(written: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield what one of the two keys means: the key, the name of the setting and its value. Only one of them means it.
 
     Raises:
         ConfigError: one of the two keys is missing, or the noise is unknown.
     """
-    for written, value in given.items():
-        prefix, dot, own = written.rpartition(".")
-        of_policy = f"{prefix}{dot}"
-        if own not in (_TYPE, _STD) or of_policy.startswith("env."):
-            yield written, written, value
-        elif own == _TYPE:
-            yield written, f"{of_policy}action_noise", _noise(written, value, given.get(f"{of_policy}{_STD}"))
-        elif f"{of_policy}{_TYPE}" not in given:
-            words = "noise_std is given without noise_type; accepted: both, or action_noise={normal: 0.1}"
-            raise ConfigError(words, key=written)
-
-
-def _noise(written: str, kind: Any, scale: Any) -> Any:
-    if kind is None:
-        return None
+    of_policy = written.removesuffix(_TYPE).removesuffix(_STD)
+    if f"{of_policy}{_TYPE}" not in given:
+        words = "noise_std is given without noise_type; accepted: both, or action_noise={normal: 0.1}"
+        raise ConfigError(words, key=written)
+    if written.endswith(_STD):
+        return
+    kind, scale = given[written], given.get(f"{of_policy}{_STD}")
     name = kind.strip().replace("-", "_") if isinstance(kind, str) else kind
-    if name not in ("normal", "ornstein_uhlenbeck") or scale is None:
+    if name is not None and (name not in ("normal", "ornstein_uhlenbeck") or scale is None):
         accepted = "normal, ornstein-uhlenbeck, ornstein_uhlenbeck, and a number"
         words = f"noise_type is {kind!r}, noise_std is {scale!r}; accepted: {accepted}"
         raise ConfigError(words, key=written)
-    return {name: scale}
+    yield written, f"{of_policy}action_noise", None if name is None else {name: scale}

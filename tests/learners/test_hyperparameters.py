@@ -11,7 +11,7 @@ import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
 from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info, info_of, takes_integers
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.learners.spec import hyperparameter_defaults, resolve_hyperparameters
 
 
 @pytest.mark.parametrize("algorithm", [PPO, stable_baselines3.PPO])
