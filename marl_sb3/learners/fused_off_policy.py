@@ -36,10 +36,12 @@ class FusedOffPolicy(_Base):
     Attributes:
         covered_policy: the class of its policy; its subclasses may compute something else.
         network_names: the names of all networks that the kernels run, in the algorithm and in the policy.
+        update_class: the name of the class in `fused_replay` that acts and updates by the kernels.
     """
 
     covered_policy: ClassVar[type[BasePolicy]]
     network_names: ClassVar[Sequence[str]]
+    update_class: ClassVar[str]
     _of_rollout: FusedReplayUpdate | None = None  # what acts in the present rollout, if the kernels do
     _is_read: bool = False  # whether it was looked up since the policy may have changed
     _reads_again: bool = False  # whether callbacks may change the policy within a rollout
@@ -57,6 +59,12 @@ class FusedOffPolicy(_Base):
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         """Return the same for the nets and optimizers of a policy that is covered."""
         raise NotImplementedError
+
+    def _in_kernels_form(self, reliance: Reliance) -> FusedReplayUpdate:
+        from marl_sb3.learners import fused_replay
+
+        update: FusedReplayUpdate = getattr(fused_replay, self.update_class)(self)
+        return update
 
     def acting_kernels(self) -> Any:
         """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""

@@ -120,32 +120,21 @@ def replay_buffer(
     Raises:
         ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
     """
-    values = spec.values
-    goals = _goal_env(rows, stored, goal_rewards) if _with_goals(values) else None
-    with warnings.catch_warnings():
-        # `require_memory` refuses such a buffer.
-        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
-        return _buffer_of(algorithm, stored, values, goals)
-
-
-def _buffer_of(
-    algorithm: Any, stored: spaces.Space[Any], values: Mapping[str, Any], goals: GoalEnv | None
-) -> RowReplayBuffer:
-    is_dict = isinstance(stored, spaces.Dict)
+    values, is_dict = spec.values, isinstance(stored, spaces.Dict)
     more: dict[str, Any] = {}
     buffer_class: Callable[..., RowReplayBuffer] = TransitionDictReplayBuffer if is_dict else TransitionReplayBuffer
-    if goals is not None:
-        buffer_class, more = HindsightBuffer, {"goals": goals}
+    if _with_goals(values):
+        buffer_class, more = HindsightBuffer, {"goals": _goal_env(rows, stored, goal_rewards)}
     elif values["n_steps"] > 1:
         buffer_class = NStepDictBuffer if is_dict else NStepBuffer
         more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
     elif values["optimize_memory_usage"]:
         buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
-    given = values["replay_buffer_kwargs"] or {}
-    rows, device = algorithm.n_envs, algorithm.device
-    return buffer_class(
-        values["buffer_size"], stored, algorithm.action_space, device=device, n_envs=rows, **more, **given
-    )
+    more |= {**(values["replay_buffer_kwargs"] or {}), "device": algorithm.device, "n_envs": algorithm.n_envs}
+    with warnings.catch_warnings():
+        # `require_memory` refuses such a buffer.
+        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
+        return buffer_class(values["buffer_size"], stored, algorithm.action_space, **more)
 
 
 def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:

@@ -7,7 +7,7 @@ import json
 import pickle
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import data_to_json
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -140,7 +141,7 @@ def write_processing(processing: Processing, gamma: float, zip_path: Path) -> No
     if not changed:
         return
     if processing.statistics:
-        vec_normalize(processing, gamma).save(str(zip_path.with_suffix(".vecnormalize.pkl")))
+        _vec_normalize(processing, gamma, RunningMeanStd.copy).save(str(zip_path.with_suffix(".vecnormalize.pkl")))
     note = _NOTE.replace("VECNORMALIZE", f"{zip_path.stem}.vecnormalize")
     text = json.dumps({"note": note, "settings": changed, "order": list(processing.processors)}, indent=2)
     zip_path.with_suffix(".processing.json").write_text(text + "\n", encoding="utf-8")
@@ -149,14 +150,8 @@ def write_processing(processing: Processing, gamma: float, zip_path: Path) -> No
 def normalize_minibatches(algorithm: BaseAlgorithm, processing: Processing) -> None:
     """Let an algorithm normalise what it draws from its replay buffer, by the present statistics of its policy."""
     if processing.statistics:
-        made = vec_normalize(processing, algorithm.gamma)  # type: ignore[attr-defined]
-        normalize, returns = processing.normalizer, processing.rewards.statistics.get("returns")
-        if normalize is not None:
-            own: Any = normalize.statistics
-            made.obs_rms = own if isinstance(normalize.before, spaces.Dict) else next(iter(own.values()))
-        if returns is not None:
-            made.ret_rms = returns
-        set_vec_normalize(algorithm, made)
+        gamma: float = algorithm.gamma  # type: ignore[attr-defined]
+        set_vec_normalize(algorithm, _vec_normalize(processing, gamma, lambda own: own))
 
 
 def unpickle_statistics(processing: Processing, path: Path) -> None:
@@ -193,13 +188,8 @@ def unpickle_statistics(processing: Processing, path: Path) -> None:
         raise ConfigError(f"the statistics do not fit the policy: {error}") from error
 
 
-def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:
-    """Make a `VecNormalize` with the statistics of a policy, which do not change.
-
-    Args:
-        processing: of the policy.
-        gamma: its discount.
-    """
+def _vec_normalize(processing: Processing, gamma: float, kept: Callable[[Any], Any]) -> VecNormalize:
+    """Make a `VecNormalize` with what `kept` makes of the statistics of a policy; it does not change them."""
     settings, normalize = processing.settings, processing.normalizer
     before: spaces.Space[Any] = processing.env_observation_space if normalize is None else normalize.before
     made = VecNormalize(
@@ -214,8 +204,8 @@ def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:
         norm_obs_keys=list(normalize.statistics) if normalize and isinstance(before, spaces.Dict) else None,
     )
     if normalize is not None:
-        copies: Any = {key: own.copy() for key, own in normalize.statistics.items()}
-        made.obs_rms = copies if isinstance(before, spaces.Dict) else next(iter(copies.values()))
+        statistics = {key: kept(own) for key, own in normalize.statistics.items()}
+        made.obs_rms = statistics if isinstance(before, spaces.Dict) else next(iter(statistics.values()))
     if settings.normalize_rewards:
-        made.ret_rms = processing.rewards.statistics["returns"].copy()
+        made.ret_rms = kept(processing.rewards.statistics["returns"])
     return made

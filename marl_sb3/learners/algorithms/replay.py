@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stable_baselines3
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
@@ -14,12 +14,11 @@ from torch import nn
 from marl_sb3.learners.coverage import Reliance, replay_reliance, why_not_nets
 from marl_sb3.learners.fused_off_policy import FusedOffPolicy
 
-if TYPE_CHECKING:
-    from marl_sb3.learners.fused_replay import QUpdate, SACUpdate, TD3Update
-
 
 class QLearning(FusedOffPolicy):
     """What DQN and QR-DQN share."""
+
+    update_class = "QUpdate"
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         net, target = (getattr(network, self.network_names[0]) for network in self.networks())
@@ -27,11 +26,6 @@ class QLearning(FusedOffPolicy):
         return why_not_nets([net, target], activation) or replay_reliance(
             self, [(self.policy, [net])], [target], [(self, [*self.network_names, *quantiles])]
         )
-
-    def _in_kernels_form(self, reliance: Reliance) -> QUpdate:
-        from marl_sb3.learners.fused_replay import QUpdate
-
-        return QUpdate(self)
 
 
 class DQN(QLearning, stable_baselines3.DQN):
@@ -48,6 +42,7 @@ class SoftActorCritic(FusedOffPolicy):
     """What SAC and TQC share."""
 
     network_names = ("actor", "critic", "critic_target")
+    update_class = "SACUpdate"
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         actor, critic, target = self.networks()
@@ -69,11 +64,6 @@ class SoftActorCritic(FusedOffPolicy):
             or replay_reliance(self, trained, [*target.q_networks], settings, learned)
         )
 
-    def _in_kernels_form(self, reliance: Reliance) -> SACUpdate:
-        from marl_sb3.learners.fused_replay import SACUpdate
-
-        return SACUpdate(self)
-
 
 class SAC(SoftActorCritic, stable_baselines3.SAC):
     """A drop-in for `stable_baselines3.SAC`: same arguments, same logger keys, same files. See `TwoPaths`."""
@@ -86,6 +76,7 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
 
     covered_policy = TD3Policy
     network_names = ("actor", "actor_target", "critic", "critic_target")
+    update_class = "TD3Update"
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         actor, actor_target, critic, critic_target = self.networks()
@@ -100,11 +91,6 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
                 [(self, self.network_names)],
             )
         )
-
-    def _in_kernels_form(self, reliance: Reliance) -> TD3Update:
-        from marl_sb3.learners.fused_replay import TD3Update
-
-        return TD3Update(self)
 
 
 class DDPG(TD3, stable_baselines3.DDPG):
