@@ -253,43 +253,31 @@ class FusedRolloutUpdate:
         self.num_grad_updates = 0
         # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
         orders = [np.random.permutation(samples) for _ in range(self.n_epochs)]  # noqa: NPY002
-        self._orders = np.stack(orders).astype(np.int64, copy=False)
         batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
-        self._bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
-        inputs, *columns = self._samples
-        rows = int(np.diff(self._bounds).max())
-        empty = [np.empty_like(array[:rows]) for array in (*inputs, *columns)]
-        self._batch = kernel.Samples(Inputs(*empty[:2]), *empty[2:])
-        self._stats = np.zeros((self.n_epochs * (len(self._bounds) - 1), kernel.NUM_STATS))
-        clipped = hasattr(algorithm, "clip_range")
-        self.clip_range = float(algorithm.clip_range(progress_remaining(algorithm))) if clipped else 0.0
-        self._settings = kernel.Settings(
-            normalize_advantage=bool(algorithm.normalize_advantage),
-            clipped=clipped,
-            clip_range=self.clip_range,
-            ent_coef=float(algorithm.ent_coef),
-            vf_coef=float(algorithm.vf_coef),
-            max_grad_norm=float(algorithm.max_grad_norm),
-        )
+        bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
+        self._minibatches = len(bounds) - 1
+        self._stats = np.zeros((self.n_epochs * self._minibatches, kernel.NUM_STATS))
+        settings = _settings(algorithm)
+        self.clip_range = settings.clip_range
         self._optimizer = OptimizerTable(algorithm.policy.optimizer, fused.parameters)
         fused.read_parameters()
         moved = fused.copies.addresses()
         copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
         self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
-        self._optimizer_now = self._optimizer.present({**moved, **self._moments.addresses()})
+        self._arguments = (
+            fused.nets,
+            self._optimizer.present({**moved, **self._moments.addresses()}),
+            self._samples,
+            _workspace(self._samples, int(np.diff(bounds).max())),
+            np.stack(orders).astype(np.int64, copy=False),
+            bounds,
+            settings,
+            self._stats,
+        )
 
     def run(self) -> None:
         """Compute the update, without holding the GIL."""
-        self.num_grad_updates = kernel.train(
-            self._fused.nets,
-            self._optimizer_now,
-            self._samples,
-            self._batch,
-            self._orders,
-            self._bounds,
-            self._settings,
-            self._stats,
-        )
+        self.num_grad_updates = kernel.train(*self._arguments)
 
     def write_back(self) -> None:
         """Complete what `run` has changed in PyTorch's objects."""
@@ -306,7 +294,6 @@ class FusedRolloutUpdate:
     def means(self) -> dict[str, float]:
         """Return means of statistics over minibatches, named as in `PPO`; the KL is of the last epoch, as in SB3."""
         stats = self._stats[: self.num_grad_updates]
-        batches = len(self._stats) // len(self._orders)
         columns = {
             "policy_loss": kernel.POLICY_LOSS,
             "value_loss": kernel.VALUE_LOSS,
@@ -315,11 +302,30 @@ class FusedRolloutUpdate:
             "gradients_global_norm": kernel.GRAD_NORM,
         }
         means = {name: float(stats[:, column].mean()) for name, column in columns.items()}
-        means["approx_kl"] = float(stats[-batches:, kernel.APPROX_KL].mean())
+        means["approx_kl"] = float(stats[-self._minibatches :, kernel.APPROX_KL].mean())
         means["last_loss"] = float(stats[-1, kernel.LOSS])
         values = flat_samples(self._rollout, "values").reshape(-1)
         means["explained_variance"] = float(explained_variance(values, self._samples.returns))
         return means
+
+
+def _settings(algorithm: Any) -> kernel.Settings:
+    clipped = hasattr(algorithm, "clip_range")
+    return kernel.Settings(
+        normalize_advantage=bool(algorithm.normalize_advantage),
+        clipped=clipped,
+        clip_range=float(algorithm.clip_range(progress_remaining(algorithm))) if clipped else 0.0,
+        ent_coef=float(algorithm.ent_coef),
+        vf_coef=float(algorithm.vf_coef),
+        max_grad_norm=float(algorithm.max_grad_norm),
+    )
+
+
+def _workspace(samples: kernel.Samples, rows: int) -> kernel.Samples:
+    """Return arrays for a minibatch of some samples."""
+    inputs, *columns = samples
+    empty = [np.empty_like(array[:rows]) for array in (*inputs, *columns)]
+    return kernel.Samples(Inputs(*empty[:2]), *empty[2:])
 
 
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
