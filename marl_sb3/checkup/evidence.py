@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,12 +100,9 @@ def _bytes(value: Any) -> bytes:
 
 def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
     """Return where two episodes differ first, as far as both were played; None if they agree."""
-    for number, (first, second) in enumerate(zip_longest(one, other)):
-        if first is None or second is None:
-            return None  # one of them was cut earlier
+    for number, (first, second) in enumerate(zip(one, other, strict=False)):
         if first != second:
-            names = [*first, *(name for name in second if name not in first)]
-            return Difference(number, next(name for name in names if first.get(name) != second.get(name)))
+            return Difference(number, next(name for name in {**first, **second} if first.get(name) != second.get(name)))
     return None
 
 
@@ -190,10 +188,8 @@ class PlayedEpisode:
         sums: dict[AgentID, float] = {}
         for step in self.steps[1:]:
             for agent, reward in step.rewards.items():
-                try:
+                with suppress(TypeError, ValueError):
                     sums[agent] = sums.get(agent, 0.0) + float(reward)
-                except (TypeError, ValueError):
-                    continue
         return sums
 
 
@@ -222,8 +218,8 @@ class Evidence:
     observation_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)  # by agent
     action_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)  # by agent
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of the env
-    # What the probes themselves have found: the id of the check, and the place.
-    reports: list[tuple[str, Seen]] = field(default_factory=list)
+    # What the probes themselves have found, by the id of the check.
+    reports: dict[str, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     episodes: list[PlayedEpisode] = field(default_factory=list)  # those that were recorded
     longest: int = 0  # env steps of the longest play without an end; 0: an episode has ended
     fingerprint: Fingerprint = field(default_factory=list)  # of the first episode
@@ -240,12 +236,8 @@ class Evidence:
 
     def report(self, check: str, seen: Seen) -> None:
         """Record what a probe has found itself, such as the exception that stopped it; each place is kept once."""
-        if (check, seen) not in self.reports:
-            self.reports.append((check, seen))
-
-    def reported(self, check: str) -> list[Seen]:
-        """Return the places that the probes have reported for a check."""
-        return [seen for name, seen in self.reports if name == check]
+        if seen not in self.reports[check]:
+            self.reports[check].append(seen)
 
     def over(self) -> list[PlayedEpisode]:
         """Return the recorded episodes that the env has ended."""

@@ -47,7 +47,7 @@ class Check:
 
     def places(self, evidence: Evidence) -> list[Seen]:
         """Return all places where it is seen."""
-        places = evidence.reported(self.id) if self.find is None else list(self.find(evidence))
+        places = evidence.reports[self.id] if self.find is None else list(self.find(evidence))
         if self.once_per_agent:
             first: dict[str | None, Seen] = {}
             for seen in places:

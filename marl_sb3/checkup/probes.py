@@ -314,7 +314,7 @@ def _picture_fault(mode: str, picture: Any) -> str | None:
 
 def look_for_growth(subject: EnvUnderTest) -> None:
     """Measure how much memory the env keeps per env step, from one reset to another."""
-    if subject.evidence.reported("raises"):
+    if subject.evidence.reports["raises"]:
         return
     with subject.player("nothing") as player, _traced_memory():
         kept = _kept_bytes(subject, player, lambda: None) and _kept_bytes(subject, player, lambda: gc.collect(1))
@@ -372,7 +372,7 @@ def name_left_running(subject: EnvUnderTest) -> None:
 def measure_speed(subject: EnvUnderTest) -> None:
     """Count the env steps per second of one env alone, and of a vectorizer, with random actions."""
     evidence = subject.evidence
-    if subject.job.measure_s <= 0 or evidence.reported("raises"):
+    if subject.job.measure_s <= 0 or evidence.reports["raises"]:
         return
     with subject.player("nothing") as player:
         until = time.perf_counter() + subject.job.measure_s
@@ -396,7 +396,7 @@ def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
     with closing(make_vec_env(subject.factory, _N_ENVS, job.seed, **job.env_kwargs)) as vec_env:
         watch.rest()
         facts = fitting(vec_env, subject.evidence)
-        if subject.evidence.reported("no-algorithm"):
+        if subject.evidence.reports["no-algorithm"]:
             return facts
         step, steps, busy_s = vec_env.reset(), 0, 0.0
         until = time.perf_counter() + job.measure_s
