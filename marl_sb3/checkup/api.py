@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -82,25 +83,14 @@ def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str]
     apart = path is not None and is_plain(job.env_kwargs)
     forked = None if apart else factory or env_factory(job.env)
     sent = replace(job, env=path or job.env)
-    processes = [EnvProcess(sent, forked)]
-    try:
-        if apart:
-            processes.append(EnvProcess(replace(sent, only_fingerprint=True), None))
+    jobs = [sent, replace(sent, only_fingerprint=True)] if apart else [sent]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(closing(EnvProcess(each, forked))) for each in jobs]
         for process in processes:
             process.wait(on_call)
-        findings = processes[0].findings()
-        differs = _difference(*processes) if apart else None
-    finally:
-        for process in processes:
-            process.close()
+    findings, told = processes[0].findings, processes[0].told
+    differs = difference(told.get("fingerprint") or [], processes[-1].told.get("fingerprint") or [])
     if differs is not None:
-        findings.append(told_finding("differs-between-processes", differs))
-    facts = {**(processes[0].told("facts") or {}), "compared_processes": apart}
-    return Report.of(job.env, job.seed, findings, facts)
-
-
-def _difference(play: EnvProcess, compare: EnvProcess) -> Seen | None:
-    one, other = play.told("fingerprint"), compare.told("fingerprint")
-    if not one or not other or (differs := difference(one, other)) is None:
-        return None
-    return Seen(f"{differs.what} differs between two processes with the same seed and actions", None, 0, differs.step)
+        words = f"{differs.what} differs between two processes with the same seed and actions"
+        findings.append(told_finding("differs-between-processes", Seen(words, None, 0, differs.step)))
+    return Report.of(job.env, job.seed, findings, {**told.get("facts", {}), "compared_processes": apart})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -34,14 +34,18 @@ class EnvProcess:
         job: what it plays.
         factory: for an env that a new process cannot import: the process is forked from this one. None: it is new.
 
+    Attributes:
+        findings: what it has found, and how it ended if the env ended it.
+        told: by name, the facts and the fingerprint.
+
     Raises:
         ConfigError: no process can be started.
     """
 
     def __init__(self, job: Job, factory: EnvFactory | None) -> None:
         self._job = job
-        self._news: list[Mapping[str, Any]] = []
-        self._lost: WorkerLostError | None = None
+        self.findings: list[Finding] = []
+        self.told: dict[str, Any] = {}
         self._output = anonymous_file("marl_sb3-output")
         # Two new processes have nothing in common, such as the order of sets.
         self._starter = ForkServer(_MODULES) if factory is None else Forker()
@@ -71,25 +75,24 @@ class EnvProcess:
             RuntimeError: the examination itself failed.
         """
         try:
-            answer = self._worker.receive(
-                on_news=self._news.append, on_look=lambda: on_call(_words(*noted(self._worker.heartbeat)))
-            )
-            Worker.result(answer)
+            Worker.result(self._worker.receive(on_news=self._take, on_look=lambda: on_call(self._words())))
         except WorkerLostError as error:
-            self._lost = error
+            self.findings.append(self._end(error))
         except (ConfigError, EnvRaisedError):
             raise
         except Exception as error:
             raise RuntimeError(f"the examination failed:\n{error.__cause__}") from error
 
-    def told(self, name: str) -> Any:
-        """Return the value that it has told under a name; None if there is none."""
-        return next((news[name] for news in self._news if name in news), None)
+    def _take(self, news: Finding | dict[str, Any]) -> None:
+        if isinstance(news, Finding):
+            self.findings.append(news)
+        else:
+            self.told.update(news)
 
-    def findings(self) -> list[Finding]:
-        """What it has found, and how it ended if the env ended it."""
-        found = [news["finding"] for news in self._news if "finding" in news]
-        return found if self._lost is None else [*found, self._end(self._lost)]
+    def _words(self) -> str:
+        call, episode, step = noted(self._worker.heartbeat)
+        where = [] if episode is None else [f"episode {episode}"]
+        return ", ".join([*where, *([] if step is None else [f"step {step}"]), call])
 
     def _end(self, lost: WorkerLostError) -> Finding:
         call, episode, step = noted(self._worker.heartbeat)
@@ -100,7 +103,7 @@ class EnvProcess:
             check, what = "hangs", f"{call} has not returned after {self._job.timeout_s:g} s{place}"
         else:
             check, what = "crashes", f"{call} ended the process: {ending(lost.code)}{place}"
-        if self.told("facts") is not None:
+        if "facts" in self.told:
             check, what = "render-fails", f"while a picture was made, {what}"
         return told_finding(check, Seen(what, None, episode, step, None, f"{lost.stacks}{output}" or None))
 
@@ -114,12 +117,6 @@ class EnvProcess:
 def told_finding(check_id: str, seen: Seen) -> Finding:
     """The finding of a check that is made outside the process."""
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
-
-
-def _words(call: str, episode: int | None, step: int | None) -> str:
-    where = [] if episode is None else [f"episode {episode}"]
-    where += [] if step is None else [f"step {step}"]
-    return ", ".join([*where, call])
 
 
 def _place(stacks: str) -> str:
@@ -152,7 +149,7 @@ def _tell_findings(link: Link, subject: EnvUnderTest) -> None:
         link.tell({"facts": facts_of(evidence), "fingerprint": evidence.fingerprint if evidence.repeats else None})
 
     for finding in examine_here(subject, tell_facts):
-        link.tell({"finding": finding})
+        link.tell(finding)
 
 
 def _tell_fingerprint(link: Link, subject: EnvUnderTest) -> None:
