@@ -29,11 +29,8 @@ PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
 def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
     """Run all probes, and yield what is found after each.
 
-    An env that cannot be made or reset is not probed any further.
-
-    Args:
-        subject: the env.
-        on_facts: called once all facts are known, before anything is rendered.
+    An env that cannot be made or reset is not probed any further. `on_facts` is called once all facts are known, before
+    anything is rendered.
 
     Raises:
         ConfigError: the factory does not take the arguments, or returns no env.

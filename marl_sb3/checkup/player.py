@@ -125,12 +125,7 @@ class EnvUnderTest:
 
     @contextmanager
     def player(self, records: Records = "fingerprints", **more: Any) -> Iterator[ProbePlayer]:
-        """Make a player of a new env, which is closed afterwards.
-
-        Args:
-            records: see `ProbePlayer`.
-            more: arguments of the env besides those of the job.
-        """
+        """Make a player of a new env, which is closed afterwards; `more` are arguments besides those of the job."""
         env = self.make(**more)
         try:
             yield ProbePlayer(self, env, records)
@@ -147,13 +142,10 @@ class EnvUnderTest:
 
 
 class ProbePlayer:
-    """Plays one env with random actions.
+    """Plays an instance of the env under examination with random actions.
 
-    Args:
-        subject: the env under examination; its agents and spaces are known.
-        env: an instance of it.
-        records: `everything` copies all that the env returns into the episode, `fingerprints` keeps checksums alone,
-            `nothing` disturbs measurements least. It may change between steps.
+    Of `records`, `everything` copies all that the env returns into the episode, `fingerprints` keeps checksums alone,
+    and `nothing` disturbs measurements least. It may change between steps.
     """
 
     def __init__(self, subject: EnvUnderTest, env: ParallelEnv, records: Records) -> None:
@@ -227,7 +219,7 @@ class ProbePlayer:
         observations, infos = self._call("reset()", lambda: self.env.reset(seed=self.episode.seed, options=None), 2)
         self._record(Step(0, (), {}, self._live(), observations, infos=infos))
         if not self._acting():
-            raise StoppedError("no-agents", Seen("no agent is live after reset()", None, self.episode.index, 0))
+            raise self._stop("no-agents", "no agent is live after reset()")
 
     def _step(self, chosen: Mapping[AgentID, Any]) -> None:
         acting, (observations, infos) = self._acting(), self._latest
@@ -251,23 +243,22 @@ class ProbePlayer:
         self.busy_s += time.perf_counter() - start
         if not (isinstance(returned, tuple) and len(returned) == size):
             outline = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-            raise StoppedError("bad-return", self._seen(f"{name} returned {outline}, not a tuple of {size}"))
+            raise self._stop("bad-return", f"{name} returned {outline}, not a tuple of {size}")
         parts = ("observations", *(() if size == 2 else ("rewards", "terminated", "truncated")), "infos")
         for part, value in zip(parts, returned, strict=True):
             if not isinstance(value, Mapping):
-                what = f"{part} of {name} are no mapping by agent"
-                raise StoppedError("bad-return", self._seen(what, shown(value)))
+                raise self._stop("bad-return", f"{part} of {name} are no mapping by agent", shown(value))
         return returned
 
-    def _seen(self, what: str, value: str | None = None) -> Seen:
-        return Seen(what, None, self.episode.index, self.steps_done, value)
+    def _stop(self, check: str, what: str, value: str | None = None) -> StoppedError:
+        return StoppedError(check, Seen(what, None, self.episode.index, self.steps_done, value))
 
     def _live(self) -> tuple[AgentID, ...]:
         agents = getattr(self.env, "agents", None)
         try:
             return tuple(agents)  # type: ignore[arg-type]
         except TypeError:
-            raise StoppedError("no-agents", self._seen("the env's `agents` is no list", shown(agents))) from None
+            raise self._stop("no-agents", "the env's `agents` is no list", shown(agents)) from None
 
     def _acting(self) -> tuple[AgentID, ...]:
         """Return the agents that act in the next step."""

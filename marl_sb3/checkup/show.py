@@ -24,8 +24,6 @@ def print_report(console: Console, report: Report, env_settings: Mapping[str, An
     """Print what was played, each finding, what fits the env, and the verdict.
 
     Args:
-        console: where to.
-        report: the report.
         env_settings: arguments of the env, for the command that is suggested.
         verbose: show more places, tracebacks too.
     """

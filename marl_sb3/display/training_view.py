@@ -54,12 +54,7 @@ class Goals:
 
 
 class TrainingView(ABC):
-    """A view of a training run; all steps are env steps.
-
-    Args:
-        goals: of the run.
-        clock: returns seconds.
-    """
+    """A view of a training run; all steps are env steps, and `clock` returns seconds."""
 
     def __init__(self, goals: Goals, clock: Callable[[], float]) -> None:
         self._goals = goals
@@ -121,12 +116,8 @@ def _first_values(metrics: Mapping[str, Any]) -> str:
 class PlainLines(TrainingView):
     """Print the progress at most once a second and at the end, and evaluations on lines of their own.
 
-    The longer the run takes, the fewer lines are printed. If an iteration takes long, its steps are.
-
-    Args:
-        console: where to.
-        goals: of these, the number of agents and the longest episode are used.
-        clock: returns seconds.
+    The longer the run takes, the fewer lines are printed. If an iteration takes long, its steps are. Of the goals, the
+    number of agents and the longest episode are used.
     """
 
     def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -208,11 +199,7 @@ class LiveView(TrainingView):
     """A progress bar, times and speed; below it returns with their trends, and the goals.
 
     Args:
-        console: where to.
-        title: of the run.
-        goals: of the run.
         keep: leave the last picture on the screen when the run ends.
-        clock: returns seconds.
 
     Attributes:
         is_possible: whether the console can show it.

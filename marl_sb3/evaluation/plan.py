@@ -13,21 +13,13 @@ from marl_sb3.policies.mapping import Deterministic
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The settings of an evaluation.
+    """The settings of an evaluation."""
 
-    Attributes:
-        n_episodes: complete episodes over all envs together.
-        deterministic: the most likely actions (True) or sampled ones (False), of all policies or by policy.
-        seed: seed of the episodes and the actions.
-        n_envs: envs that step together.
-        film_episodes: how many episodes of env 0 are filmed.
-    """
-
-    n_episodes: int
-    deterministic: Deterministic
-    seed: int
-    n_envs: int
-    film_episodes: int = 0
+    n_episodes: int  # complete episodes over all envs together
+    deterministic: Deterministic  # the most likely actions (True) or sampled ones (False), of all policies or by policy
+    seed: int  # seed of the episodes and the actions
+    n_envs: int  # envs that step together
+    film_episodes: int = 0  # how many episodes of env 0 are filmed
 
     @classmethod
     def of_run(

@@ -95,7 +95,7 @@ class Checkpoint:
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> int:
+def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically.
 
     Args:
@@ -103,9 +103,6 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         state: a tree of plain data and arrays.
         tensors: weights and optimizer state, by file name.
         about: the description for the manifest, plain data.
-
-    Returns:
-        The size in bytes.
 
     Raises:
         NumericError: an array is not finite: such a checkpoint is never written.
@@ -126,9 +123,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
             file, chunks = f"{name}{SUFFIX}", tensor_chunks(group)
             # The arrays are many and small: they are written at once.
             files[file] = _write_file(fresh / file, [b"".join(chunks)] if group is arrays else chunks)
-        manifest = _json({"format": FORMAT, "about": about, "files": files})
-        _write_file(fresh / MANIFEST, [manifest])
-    return len(manifest) + sum(int(entry["size"]) for entry in files.values())
+        _write_file(fresh / MANIFEST, [_json({"format": FORMAT, "about": about, "files": files})])
 
 
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
