@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_sb3 import make_vec_env
 from marl_sb3.acting.bundle import PolicyBundle
-from marl_sb3.evaluation.play import preserve_training_state
+from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.types import AgentID, Array
 from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
