@@ -42,7 +42,7 @@ class Check:
     remedy: str  # what to do
     # Yields the places where it is seen; none if all is well. None: the probes themselves report them.
     find: Callable[[Evidence], Iterable[Seen]] | None = None
-    after: str = "episodes"  # the probe that collects what `find` looks at, see `examination.PROBES`
+    after: str = "episodes"  # the probe that collects what `find` looks at, see `probes.PROBES`
     once_per_agent: bool = False  # report the first place of each agent alone, of what is wrong with all its values
 
     def places(self, evidence: Evidence) -> list[Seen]:

@@ -1,16 +1,20 @@
-"""The probes of an examination, in their order: what each makes the env do, and what it leaves in the evidence."""
+"""The examination of an env: the probes in their order, each followed by its checks.
+
+A probe makes the env do something, and leaves what it finds in the evidence.
+"""
 
 from __future__ import annotations
 
 import gc
+import io
 import math
 import random
 import re
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count, pairwise
@@ -21,8 +25,11 @@ import psutil
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.evidence import Difference, Evidence, Fingerprint, Seen, checksum, difference, shown
+from marl_sb3.checkup.finding import FAULT, Finding
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, StoppedError, guarded
+from marl_sb3.checkup.replays import replay_episodes
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.stacks import left_running
 from marl_sb3.storage.state import is_plain
@@ -203,7 +210,7 @@ def _global_states() -> dict[str, Any]:
 
 
 @contextmanager
-def restored_globals() -> Iterator[None]:
+def _restored_globals() -> Iterator[None]:
     """Leave the global generators as they were."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -222,13 +229,6 @@ def _warnings_reported(evidence: Evidence) -> Iterator[None]:
     messages = [str(warning.message) for warning in caught if not issubclass(warning.category, _FOR_AUTHORS)]
     for words in list(dict.fromkeys(" ".join(_COLOURS.sub("", message).split()) for message in messages))[:_LINES]:
         evidence.report("warns", Seen(words))
-
-
-def report_prints(evidence: Evidence, printed: str) -> None:
-    """Report what the env printed."""
-    lines = [line for line in printed.splitlines() if line.strip()]
-    for line in lines[:_LINES]:
-        evidence.report("prints", Seen(f"{len(lines):,} lines, among them {line.strip()[:100]!r}"))
 
 
 # --- State ------------------------------------------------------------------------------------------------------------
@@ -409,3 +409,60 @@ def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
             step = vec_env.step(drawn)
             busy_s, steps = busy_s + time.perf_counter() - start, steps + 1
     return {**facts, "vectorizer_n_envs": _N_ENVS, "vectorizer_env_steps_per_s": _N_ENVS * steps / max(busy_s, 1e-9)}
+
+
+# --- The examination --------------------------------------------------------------------------------------------------
+
+PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
+    "interface": look_at_interface,
+    "episodes": record_episodes,
+    "seeds": repeat_episodes,
+    "replays": replay_episodes,
+    "memory": look_for_growth,
+    "state": restore_state,
+    "speed": measure_speed,
+    "render": render_frames,  # late: where there is no screen, it may end the process
+    "end": name_left_running,
+}
+
+
+def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    """Run all probes, and yield what is found after each.
+
+    An env that cannot be made or reset is not probed any further. `on_facts` is called once all facts are known, before
+    anything is rendered.
+
+    Raises:
+        ConfigError: the factory does not take the arguments, or returns no env.
+    """
+    told: set[str] = set()
+    evidence = subject.evidence
+    for name in PROBES:
+        if name == "render":
+            on_facts()
+        _run_probe(subject, name)
+        for check in CHECKS:
+            if check.id in told or (check.find is not None and check.after != name):
+                continue
+            if places := check.places(evidence):
+                told.add(check.id)
+                evidence.faulty = evidence.faulty or check.severity is FAULT
+                yield Finding.of(check, places)
+        was_played = any(episode.length > 0 for episode in evidence.episodes)
+        if not evidence.agents or (name == "episodes" and not was_played):
+            on_facts()
+            return
+
+
+def _run_probe(subject: EnvUnderTest, name: str) -> None:
+    text = io.StringIO()
+    try:
+        with _restored_globals(), redirect_stdout(text), redirect_stderr(text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the probe that records episodes keeps them
+            PROBES[name](subject)
+    except StoppedError as stopped:
+        subject.evidence.report(stopped.check, stopped.seen)
+    subject.watch.rest()
+    lines = [line.strip() for line in text.getvalue().splitlines() if line.strip()]
+    for line in lines[:_LINES] if name == "episodes" else ():
+        subject.evidence.report("prints", Seen(f"{len(lines):,} lines, among them {line[:100]!r}"))
