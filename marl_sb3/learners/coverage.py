@@ -162,11 +162,6 @@ def _places(tensors: Iterable[Any]) -> list[tuple[int, int, bool]]:
     return [(tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()) for tensor in tensors if tensor is not None]
 
 
-def name_of(kind: Any) -> str:
-    """Return the name of a class, or of what is used as one, for messages."""
-    return getattr(kind, "__name__", repr(kind))
-
-
 def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two sequences have the same objects in the same order."""
     return len(ones) == len(others) and all(map(operator.is_, ones, others))
@@ -278,26 +273,22 @@ def why_not_optimizer(
 def _why_not_common(algorithm: Any, extractors: Sequence[nn.Module]) -> str | None:
     """Return the reason why the kernels do not cover what policies of all algorithms have; None if they do."""
     policy = algorithm.policy
-    extractor = next((type(each) for each in extractors if type(each) is not FlattenExtractor), None)
+    space, activation = policy.observation_space, policy.activation_fn
+    foreign = [type(each).__name__ for each in extractors if type(each) is not FlattenExtractor]
     reason = first_reason(
         {
             f"device {algorithm.device}": algorithm.device.type != "cpu",
             "gSDE": getattr(algorithm, "use_sde", False),
-            f"features extractor {name_of(extractor)}": extractor is not None,
-            f"activation {name_of(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
+            f"features extractor {''.join(foreign[:1])}": foreign,
+            f"activation {getattr(activation, '__name__', repr(activation))}": activation not in ACTIVATIONS,
         }
     )
-    if reason is not None or _covers_observations(policy):
-        return reason
-    return f"observation space {policy.observation_space}"  # its text takes longer than all these checks
-
-
-def _covers_observations(policy: BasePolicy) -> bool:
-    """Whether the policy turns its observations into one vector of floats, or of zeros and ones."""
-    space = policy.observation_space
+    # The policy has to turn its observations into one vector of floats, or of zeros and ones.
     if isinstance(space, spaces.Box):
-        return not (policy.normalize_images and is_image_space(space))
-    return isinstance(space, spaces.MultiBinary) or _is_counted_from_zero(space)
+        is_covered = not (policy.normalize_images and is_image_space(space))
+    else:
+        is_covered = isinstance(space, spaces.MultiBinary) or _is_counted_from_zero(space)
+    return reason if reason or is_covered else f"observation space {space}"  # whose text takes long
 
 
 def _is_counted_from_zero(space: spaces.Space[Any]) -> bool:

@@ -6,7 +6,7 @@ inputs are multiplied with are copied, before a rollout or an update and after a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,7 @@ class FusedPolicy:
 
     Args:
         policy: a policy that the kernels cover; a new object is made when its layers are replaced.
+        weights_of_inputs: what observations are multiplied with; None: the weights of the first layers of its nets.
 
     Attributes:
         nets: its nets as the kernels take them.
@@ -55,7 +56,7 @@ class FusedPolicy:
         sizes: (sub-distributions,) the number of values of each part of an action; empty for a Gaussian.
     """
 
-    def __init__(self, policy: ActorCriticPolicy) -> None:
+    def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
         _compile()
         self.policy = policy
         self._space = policy.observation_space
@@ -70,7 +71,8 @@ class FusedPolicy:
         ]
         log_std = [policy.log_std] if self.is_gaussian else []
         self.parameters: list[th.Tensor] = [*parameters_of(self._layers[0] + self._layers[1]), *log_std]
-        self.copies = TransposedCopies(self._weights_of_inputs() if len(self._one_hot_sizes) else [])
+        first = weights_of_inputs or [layers[0].weight for layers in self._layers]
+        self.copies = TransposedCopies(first if len(self._one_hot_sizes) else [])
         activation = ACTIVATIONS.index(policy.activation_fn)
         tables = [layer_table(layers, self.copies.addresses()) for layers in self._layers]
         pi, vf = (Net(table, activation, LINEAR) for table in tables)
@@ -78,10 +80,6 @@ class FusedPolicy:
         self.nets = kernel.Nets(pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
         self._work_rows = 0
-
-    def _weights_of_inputs(self) -> list[Any]:
-        """Return the weights that one-hot observations are multiplied with."""
-        return [layers[0].weight for layers in self._layers]
 
     def read_parameters(self) -> None:
         """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
@@ -160,12 +158,9 @@ class FusedRecurrentPolicy(FusedPolicy):
         self._lstms: list[nn.LSTM] = [policy.lstm_actor]
         if not policy.shared_lstm:
             self._lstms.append(policy.lstm_critic)
-        super().__init__(policy)
+        super().__init__(policy, [lstm.weight_ih_l0 for lstm in self._lstms])
         moved = self.copies.addresses()
         self._lstm_tables = [_lstm_table(lstm, moved) for lstm in self._lstms]
-
-    def _weights_of_inputs(self) -> list[Any]:
-        return [lstm.weight_ih_l0 for lstm in self._lstms]
 
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
         """See `FusedPolicy.act`."""

@@ -20,7 +20,6 @@ from marl_sb3.processing import Processing
 from marl_sb3.sb3.optimizers import (
     optimizer_arrays,
     optimizer_settings,
-    parameter_addresses,
     read_optimizers,
 )
 from marl_sb3.sb3.private import COUNTS, set_up_logging
@@ -206,18 +205,10 @@ class Learner(Stateful, ABC):
         """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
         return 0 if self.experience is None else self.experience.due_in()
 
-    def parameter_addresses(self) -> list[int]:
-        """Return where the parameters are in memory that updates change."""
-        return parameter_addresses(self.algorithm)
-
     # --- Metrics -----------------------------------------------------------------------------------------------------
 
-    def metrics_before_training(self) -> Result:
-        """Return the metrics as they are before the first update, under the same names."""
-        return self._metrics({})
-
-    def _metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger."""
+    def metrics(self, recorded: Mapping[str, Any]) -> Result:
+        """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger; at first, nothing."""
         computed = self._computed(recorded)
         return {
             name: computed[name] if key is None else _with_sign(recorded, key)

@@ -83,18 +83,12 @@ def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:
 
 def _origin(rows: PolicyRows, rollout: Any) -> str:
     for name in _ROLLOUT:
-        array = getattr(rollout, name)
-        bad = np.argwhere(~np.isfinite(array))
+        bad = np.argwhere(~np.isfinite(getattr(rollout, name)))
         if len(bad):
-            where = _place(rows, rollout, bad[0].tolist())
-            return f"it began in the {name.replace('_', '-')} of the rollout{where}"
+            words = f"it began in the {name.replace('_', '-')} of the rollout"
+            if rollout.generator_ready:  # the buffer is flattened: agent, env and step are not known
+                return words
+            step, row = bad[0][:2]
+            env_index, position = divmod(int(row), len(rows.agents))
+            return f"{words}, at agent {rows.agents[position]!r}, env {env_index}, step {step} of the rollout"
     return f"the rollout is finite: {_IN_UPDATE}"
-
-
-def _place(rows: PolicyRows, rollout: Any, index: list[int]) -> str:
-    """Describe agent, env and step of an entry; they are unknown once the buffer is flattened."""
-    if rollout.generator_ready:
-        return ""
-    step, row = index[:2]
-    env_index, position = divmod(row, len(rows.agents))
-    return f", at agent {rows.agents[position]!r}, env {env_index}, step {step} of the rollout"

@@ -147,7 +147,7 @@ class OffPolicyLearner(Learner):
         logger.dump()
         if gradient_steps:
             check_replay_update(self.policy_id, recorded, self.buffer)
-        return {**self._metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
+        return {**self.metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
 
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
         return {

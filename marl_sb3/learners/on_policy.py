@@ -110,7 +110,7 @@ class OnPolicyLearner(Learner):
             self.buffer.samples_drawn += by_kernels.samples_drawn
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
-        metrics = self._metrics(recorded)
+        metrics = self.metrics(recorded)
         check_update(self.rows, recorded, metrics.get("gradients_global_norm"), self.buffer)
         check_weights(self.policy_id, self.algorithm.policy)
         return metrics

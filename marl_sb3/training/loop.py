@@ -14,6 +14,7 @@ from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.threads import run_in_threads
 from marl_sb3.metrics import Episode, Result
 from marl_sb3.runners.runner import Runner
+from marl_sb3.sb3.optimizers import parameter_addresses
 from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.training.callback import training_callbacks
@@ -202,7 +203,7 @@ def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:
-        addresses = learner.parameter_addresses()
+        addresses = parameter_addresses(learner.algorithm)
         shared = [number for number, (_, taken) in enumerate(groups) if not taken.isdisjoint(addresses)]
         number = shared[-1] + 1 if shared else 0
         if number == len(groups):

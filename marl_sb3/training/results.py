@@ -46,9 +46,7 @@ def iteration_result(
     """
     env_steps, agent_steps, episodes = counters.of_iteration()
     measured = {
-        policy_id: joined_metrics(report.metrics[policy_id])
-        if policy_id in report.metrics
-        else learner.metrics_before_training()
+        policy_id: joined_metrics(report.metrics[policy_id]) if policy_id in report.metrics else learner.metrics({})
         for policy_id, learner in learners.items()
         if learner.trained
     }

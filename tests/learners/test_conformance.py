@@ -196,7 +196,7 @@ def test_metrics_have_the_names_that_were_announced_and_numbers_once_it_has_trai
     learner = algorithm.parts.learners["a"]
     announced = {name for name in algorithm.metric_names() if name.startswith("learners/a/")}
     assert announced == {f"learners/a/{name}" for name in learner.metric_names}
-    assert list(learner.metrics_before_training()) == list(learner.metric_names)
+    assert list(learner.metrics({})) == list(learner.metric_names)
     metrics = algorithm.train_iteration()["learners"]["a"]
     assert list(metrics) == list(learner.metric_names)
     assert metrics["num_module_steps_trained"] > 0
