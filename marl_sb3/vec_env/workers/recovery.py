@@ -1,4 +1,4 @@
-"""What the main process keeps to bring envs back into a new worker, and the end of episodes that could not be."""
+"""What the main process keeps to bring envs back into a new worker, and to end the episodes of those that it cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import AgentGroup, map_arrays, put, taken
+from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, taken
 from marl_sb3.vec_env.step import FinalObservations, VecStep
 from marl_sb3.vec_env.workers.spec import Event, Shown, WorkerSpec, WorkerState
 
@@ -18,35 +18,37 @@ MOST_STEPS = 500  # since the latest state; afterwards the workers are asked for
 
 
 class Journal:
-    """The states of all workers' envs, the events since then, and the latest step.
+    """The states of all workers' envs, the events since then, and what the agents in play saw last.
 
     Args:
         specs: of the workers.
+        layout: the places of the agents in the arrays.
         most_steps: after how many steps it is time for new states.
 
     Attributes:
         masked: group -> whether it has masks, for the groups of which this is known.
     """
 
-    def __init__(self, specs: Sequence[WorkerSpec], most_steps: int = MOST_STEPS) -> None:
+    def __init__(self, specs: Sequence[WorkerSpec], layout: AgentLayout, most_steps: int = MOST_STEPS) -> None:
         self._specs = specs
+        self._layout = layout
         self._most_steps = most_steps
         self.masked: dict[int, bool] = {}
         self._latest: VecStep | None = None
+        self._seen: list[Observations] | None = None  # by all agents in play; None: all of them are shown `_latest`
         self._states: Sequence[WorkerState | None] = [None for _ in specs]
         self._episodes = np.full(sum(spec.num_envs for spec in specs), -1)
         self._events: list[tuple[str, Sequence[int] | None, tuple[Any, ...]]] = []
         self._steps = 0
 
     def begin(self, states: Sequence[WorkerState], latest: VecStep) -> None:
-        """Begin with these states.
+        """Begin with the first step after a reset, or after `set_state`, and the states of each worker then."""
+        self._latest, self._seen = latest, None
+        self.renew(states)
 
-        Args:
-            states: of each worker.
-            latest: what the agents were shown last.
-        """
-        self._states, self._latest = states, latest
-        self._events, self._steps = [], 0
+    def renew(self, states: Sequence[WorkerState]) -> None:
+        """Begin anew with the states of each worker after the latest step."""
+        self._states, self._events, self._steps = states, [], 0
         self._episodes = np.concatenate([state["episodes"] for state in states])
 
     @property
@@ -63,9 +65,23 @@ class Journal:
         """
         self._events.append(("step", None, tuple(group.copy() for group in actions)))
         self._steps += 1
-        self._latest = step
         if step.reset_infos:
             self._episodes += step.episode_done
+        self._keep_seen(step)
+        self._latest = step
+
+    def _keep_seen(self, step: VecStep) -> None:
+        """Keep what agents that wait have seen: they are not shown anything."""
+        assert self._latest is not None
+        everybody_acts = b"\0" not in step.to_act.tobytes()  # faster than `all`
+        if everybody_acts or not (_left_in_play(step) & ~step.to_act).any():
+            self._seen = None
+            return
+        if self._seen is None:
+            self._seen = [map_arrays(np.copy, group) for group in self._latest.observations]
+        for group, new, seen in zip(self._layout.groups, step.observations, self._seen, strict=True):
+            shown = step.to_act[:, group.columns]
+            put(taken(new, shown), seen, shown)
 
     def add(self, name: str, env_indices: Sequence[int] | None, *arguments: Any) -> None:
         """Note a request that changes some envs.
@@ -97,56 +113,23 @@ class Journal:
                 found.append((name, (rows, *arguments)))
         return found
 
-
-class RunningEpisodes:
-    """What the agents in play saw last; agents that wait are not shown anything.
-
-    Args:
-        groups: the agents by their spaces.
-    """
-
-    def __init__(self, groups: Sequence[AgentGroup]) -> None:
-        self._groups = groups
-        self._places = {
-            column: (number, place) for number, group in enumerate(groups) for place, column in enumerate(group.columns)
-        }
-
-    def begin(self, step: VecStep) -> None:
-        """Begin with the first step after a reset, or after `set_state`."""
-        self._everybody = np.ones_like(step.to_act).tobytes()
-        self._latest = step
-        self._seen: list[Observations] | None = None
-
-    def add(self, step: VecStep) -> None:
-        """Note a step."""
-        # Comparing bytes is faster than `all`.
-        if step.to_act.tobytes() == self._everybody or not (_left_in_play(step) & ~step.to_act).any():
-            self._seen, self._latest = None, step
-            return
-        if self._seen is None:
-            self._seen = [map_arrays(np.copy, group) for group in self._latest.observations]
-        for group, new, seen in zip(self._groups, step.observations, self._seen, strict=True):
-            shown = step.to_act[:, group.columns]
-            put(taken(new, shown), seen, shown)
-        self._latest = step
-
     def cut(self, step: VecStep, env_indices: Iterable[int]) -> VecStep:
         """Return a step in which the agents in play of these envs are truncated, on what they saw last.
 
         Args:
-            step: the envs stood still in it, and have been reset.
+            step: the envs stood still in it, and have been reset; it has not been added yet.
             env_indices: the envs.
         """
-        rows = list(env_indices)
-        truncated = step.truncated.copy()
-        in_play = step.in_play.copy()
-        truncated[rows] = in_play[rows] = (_left_in_play(self._latest) | self._latest.to_act)[rows]
-        seen = self._latest.observations if self._seen is None else self._seen
-        finals = dict(step.final_observations.items())
+        latest, rows = self._latest, list(env_indices)
+        assert latest is not None
+        truncated, in_play = step.truncated.copy(), step.in_play.copy()
+        truncated[rows] = in_play[rows] = (_left_in_play(latest) | latest.to_act)[rows]
+        seen = latest.observations if self._seen is None else self._seen
+        finals = dict(step.final_observations)
         for row, column in np.argwhere(truncated).tolist():
             if row in rows:
-                group, place = self._places[column]
-                finals[row, column] = map_arrays(np.copy, taken(seen[group], (row, place)))
+                place = self._layout.places[self._layout.possible_agents[column]]
+                finals[row, column] = map_arrays(np.copy, taken(seen[place.group], (row, place.group_column)))
         return replace(step, truncated=truncated, in_play=in_play, final_observations=FinalObservations(finals))
 
 

@@ -16,7 +16,7 @@ from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by_value, packed_request
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError, stacks_of
 from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
-from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
+from marl_sb3.vec_env.workers.recovery import Journal
 from marl_sb3.vec_env.workers.server import EnvServer, Facts
 from marl_sb3.vec_env.workers.spec import WorkerSpec, polling_s
 
@@ -35,11 +35,10 @@ class Supervisor:
         specs: of the workers.
         timeout_s: how long a call of an env may take.
         max_restarts: how often in a row a worker is replaced that does not answer once.
-        most_steps: see `Journal`.
 
     Attributes:
         facts: what each worker says about its envs.
-        journal: what it needs to bring envs back.
+        journal: what it needs to bring envs back; the vec env gives it one when all workers have made theirs.
         memory: descriptor of the shared memory.
         restarts: how many workers have been replaced.
         lost: env index -> reason, for envs that could not be brought back. The vec env ends their episodes in the next
@@ -50,9 +49,7 @@ class Supervisor:
         WorkerError: a worker was lost too often while it made its envs.
     """
 
-    def __init__(
-        self, specs: Sequence[WorkerSpec], timeout_s: float, max_restarts: int, most_steps: int = MOST_STEPS
-    ) -> None:
+    def __init__(self, specs: Sequence[WorkerSpec], timeout_s: float, max_restarts: int) -> None:
         self._main_process = os.getpid()
         self._context = ProcessContext.here()  # also of workers that are started later
         makes = [self._make_request(spec) for spec in specs]
@@ -60,7 +57,7 @@ class Supervisor:
         self._budget = RestartBudget(max_restarts)
         self._interrupted_s = min(timeout_s, _INTERRUPTED_S)
         self._settings: dict[str, tuple[Any, ...]] = {}  # requests that a new worker gets, too
-        self.journal = Journal(specs, most_steps)
+        self.journal: Journal | None = None
         self.restarts = 0
         self.lost: dict[int, str] = {}
         self.memory = anonymous_file("marl_sb3-arrays")
@@ -186,6 +183,8 @@ class Supervisor:
         worker, spec = self.workers[number], self._specs[number]
         for name, arguments in self._settings.items():
             worker.ask(name, *arguments)
+        if self.journal is None:
+            return
         lost: Mapping[int, str] = worker.ask("restore", *self.journal.of_worker(number))
         for row, why in lost.items():
             _log.warning("inexact: a new episode begins in env %d: %s", spec.first_index + row, why)

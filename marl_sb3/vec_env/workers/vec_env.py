@@ -21,7 +21,7 @@ from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.vec_env.workers.envs import joined_state, split_state
-from marl_sb3.vec_env.workers.recovery import MOST_STEPS, RunningEpisodes
+from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
 from marl_sb3.vec_env.workers.spec import WorkerSpec, WorkerState
 from marl_sb3.vec_env.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
 from marl_sb3.vec_env.workers.supervisor import Supervisor
@@ -68,16 +68,16 @@ class WorkersVecEnv(MultiAgentVecEnv):
         run_seed = fresh_seed() if seed is None else seed
         self._specs = WorkerSpec(factory, dict(env_kwargs), 0, num_envs, run_seed, batched, num_envs).divided(n_workers)
         self._batched = batched
-        self._supervisor = Supervisor(self._specs, timeout_s, max_restarts, most_steps)
+        self._supervisor = Supervisor(self._specs, timeout_s, max_restarts)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
         self._closed = False
         try:
-            self._set_up(num_envs)
+            self._set_up(num_envs, most_steps)
         except BaseException:
             self.close()
             raise
 
-    def _set_up(self, num_envs: int) -> None:
+    def _set_up(self, num_envs: int, most_steps: int) -> None:
         layouts = [AgentLayout(agents, groups) for agents, groups, *_ in self._supervisor.facts]
         for spec, others in zip(self._specs, layouts, strict=True):
             require_same_agents(others, spec.first_index, layouts[0])
@@ -88,7 +88,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         arguments = (self._supervisor.memory, self.groups, num_envs)
         SharedArrays.reserve(*arguments)
         self._arrays = SharedArrays(*arguments)
-        self._running = RunningEpisodes(self.groups)
+        self._journal = self._supervisor.journal = Journal(self._specs, self._layout, most_steps)
         stacks.add_source(self._supervisor.stacks)
 
     @property
@@ -109,7 +109,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _seed(self, seed: int) -> None:
         self._supervisor.ask_all("seed", seed)
-        self._supervisor.journal.add("seed", None, seed)
+        self._journal.add("seed", None, seed)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         given = [(None if options is None else options[spec.rows],) for spec in self._specs]
@@ -128,8 +128,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
             extras.env_state,
             copies["in_play"],
         )
-        self._running.begin(self._latest)
-        self._supervisor.journal.begin(states, self._latest)
+        self._journal.begin(states, self._latest)
         return self._with_settled_masks(extras)
 
     def _send(self, actions: Sequence[Array]) -> None:
@@ -155,14 +154,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
             final_env_states=extras.final_env_states,
         )
         if supervisor.lost:
-            step = self._running.cut(step, supervisor.lost)
+            step = self._journal.cut(step, supervisor.lost)
             supervisor.lost = {}
-        self._running.add(step)
-        supervisor.journal.add_step(arrays.actions, step)
+        self._journal.add_step(arrays.actions, step)
         self._latest = step
         step = self._with_settled_masks(extras)
-        if supervisor.journal.is_full:
-            supervisor.journal.begin(supervisor.ask_all("get_state", True), step)
+        if self._journal.is_full:
+            self._journal.renew(supervisor.ask_all("get_state", True))
         return step
 
     def _with_settled_masks(self, extras: Extras) -> VecStep:
@@ -172,13 +170,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
         """
         pass_on(extras.messages)
         if extras.masked:
-            masked = self._supervisor.journal.masked = {**extras.masked, **self._supervisor.journal.masked}
+            masked = self._journal.masked = {**extras.masked, **self._journal.masked}
             self._supervisor.ask_all("settle_masks", masked)
             self._latest = replace(self.latest, action_masks=self._masks())
         return self.latest
 
     def _masks(self) -> ActionMasks:
-        masked, arrays = self._supervisor.journal.masked, self._arrays.action_masks
+        masked, arrays = self._journal.masked, self._arrays.action_masks
         if True not in masked.values():
             return (None,) * len(arrays)
         return tuple(
@@ -196,13 +194,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
             for row, result in zip(own, results or (), strict=True)
         }
         if name not in _READ_ONLY_CALLS:
-            self._supervisor.journal.add("call", env_indices, name, args, kwargs)
+            self._journal.add("call", env_indices, name, args, kwargs)
         return [found[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         rows = [spec.rows_of(env_indices) for spec in self._specs]
         self._supervisor.ask_each("configure", [(own, settings) if own else None for own in rows])
-        self._supervisor.journal.add("configure", env_indices, settings)
+        self._journal.add("configure", env_indices, settings)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -220,7 +218,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         masks = read_masks(state, self.groups, self.num_envs)
         given = [(each,) for each in self._worker_states(state, masks)]
         extras, states, inexact = zip(*self._supervisor.ask_each("set_state", given), strict=True)
-        self._supervisor.journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
+        self._journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
         self._begun(extras, states)
         return {
             spec.first_index + row: why
