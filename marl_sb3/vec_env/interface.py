@@ -155,7 +155,8 @@ class MultiAgentVecEnv(ABC):
             VecEnvOrderError: a step is under way already, or there has been no reset.
         """
         if self._sent or self._latest is None:
-            raise VecEnvOrderError(_TWICE if self._sent else "send() before the first reset(); call reset() first")
+            twice = "send() twice without recv(); call recv() for the step under way first"
+            raise VecEnvOrderError(twice if self._sent else "send() before the first reset(); call reset() first")
         self._send(actions)
         self._sent = True
 
@@ -254,42 +255,24 @@ class MultiAgentVecEnv(ABC):
         if self._sent:
             raise VecEnvOrderError(f"{call} between send() and recv(); call recv() first")
 
-    # --- What a vectorizer implements --------------------------------------------------------------------------------
+    # --- What a vectorizer implements: the methods above, which have checked the order of calls and their arguments --
 
     @abstractmethod
-    def _seed(self, seed: int) -> None:
-        """See `seed`."""
-
+    def _seed(self, seed: int) -> None: ...
     @abstractmethod
-    def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        """See `reset`; there are no options, or one for each env."""
-
+    def _reset(self, options: Sequence[Options] | None) -> VecStep: ...
     @abstractmethod
-    def _send(self, actions: Sequence[Array]) -> None:
-        """See `send`; there has been a reset and no other step is under way."""
-
+    def _send(self, actions: Sequence[Array]) -> None: ...
     @abstractmethod
-    def _recv(self) -> VecStep:
-        """See `recv`; a step is under way."""
-
+    def _recv(self) -> VecStep: ...
     @abstractmethod
-    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """See `call`."""
-
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]: ...
     @abstractmethod
-    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        """See `configure`; there are such envs."""
-
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None: ...
     @abstractmethod
-    def _get_state(self) -> State:
-        """See `get_state`."""
-
+    def _get_state(self) -> State: ...
     @abstractmethod
-    def _set_state(self, state: StateReader) -> Mapping[int, str]:
-        """See `set_state`; sets `_latest`."""
-
-
-_TWICE = "send() twice without recv(); call recv() for the step under way first"
+    def _set_state(self, state: StateReader) -> Mapping[int, str]: ...  # sets `_latest`
 
 
 class InProcessVecEnv(MultiAgentVecEnv):
@@ -325,12 +308,9 @@ class InProcessVecEnv(MultiAgentVecEnv):
             self._close()
 
     @abstractmethod
-    def _step(self, actions: Sequence[Array]) -> VecStep:
-        """Take one step in every env."""
-
+    def _step(self, actions: Sequence[Array]) -> VecStep: ...
     @abstractmethod
-    def _close(self) -> None:
-        """Close every env."""
+    def _close(self) -> None: ...
 
 
 def goal_rewards_of(env: MultiAgentVecEnv) -> GoalRewards:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from marl_sb3.config.ray import AnyRunners, RaySettings, either
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.process_rng import preserve_rng
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array
 from marl_sb3.vec_env import make_vec_env
-from marl_sb3.vec_env.interface import MultiAgentVecEnv, Options, fresh_seed, shard_seed
-from marl_sb3.vec_env.step import VecStep
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed, shard_seed
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,15 @@ class ShardCalls(Protocol):
 
     def close(self) -> None:
         """Close the envs of all shards."""
+
+
+def _refused(call: str) -> Any:
+    def refuse(*_: Any) -> NoReturn:
+        raise VecEnvOrderError(
+            f"{call} of envs in shards: their runners step them; make_vec_env() makes envs to step here"
+        )
+
+    return refuse
 
 
 class ShardedVecEnv(MultiAgentVecEnv):
@@ -171,30 +177,13 @@ class ShardedVecEnv(MultiAgentVecEnv):
             raise VecEnvOrderError("the shards are not there yet; make a MultiAgentAlgorithm of these envs first")
         return self._calls
 
-    def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        raise _cannot("reset()")
-
-    def _send(self, actions: Sequence[Array]) -> None:
-        raise _cannot("step()")
-
-    def _recv(self) -> VecStep:
-        raise _cannot("step()")
-
-    def _get_state(self) -> State:
-        raise _cannot("get_state()")
-
-    def _set_state(self, state: StateReader) -> Mapping[int, str]:
-        raise _cannot("set_state()")
+    _reset = _refused("reset()")
+    _send = _recv = _refused("step()")
+    _get_state, _set_state = _refused("get_state()"), _refused("set_state()")
 
 
 # Methods that do not depend on what happens in an env: hindsight experience replay calls them for every minibatch.
 _THE_SAME_OF_ALL = ("has_wrapper", "compute_reward")
-
-
-def _cannot(call: str) -> VecEnvOrderError:
-    return VecEnvOrderError(
-        f"{call} of envs in shards: their runners step them; make_vec_env() makes envs to step here"
-    )
 
 
 def make_sharded_vec_env(

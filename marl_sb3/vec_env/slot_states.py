@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -219,8 +219,7 @@ _FLAGS = ("to_act", "in_play", "ended")
 _LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpoint
 
 
-@dataclass(frozen=True)
-class SlotState:
+class SlotState(NamedTuple):
     """The state of one env in the middle of an episode.
 
     Attributes:
@@ -251,33 +250,31 @@ class SlotState:
 
 def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
     """Return the states as plain data; the arrays of all envs are joined."""
+    run_seeds, episodes, *flags, seen, own, logs, settings, steps = zip(*states, strict=True)
     return {
-        "run_seed": states[0].run_seed,
-        "episodes": np.array([state.episode for state in states], dtype=np.int64),
-        **{name: np.stack([getattr(state, name) for state in states]) for name in _FLAGS},
-        "observations": [stacked([state.observations[number] for state in states]) for number in range(len(groups))],
-        "own": [state.own for state in states],
-        "steps": np.array([state.steps for state in states], dtype=np.int64),
-        "settings": [state.settings for state in states],
-        "log": _pack_logs([state.actions for state in states], groups),
+        "run_seed": run_seeds[0],
+        "episodes": np.array(episodes, dtype=np.int64),
+        **{name: np.stack(of_envs) for name, of_envs in zip(_FLAGS, flags, strict=True)},
+        "observations": [stacked(of_group) for of_group in zip(*seen, strict=True)],
+        "own": list(own),
+        "steps": np.array(steps, dtype=np.int64),
+        "settings": list(settings),
+        "log": _pack_logs(logs, groups),
     }
 
 
 def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentGroup]) -> State:
     """Concatenate the logs; if not all of them fit, only the shortest ones."""
-    sizes = [None if log is None else sum(actions.nbytes for actions in log) for log in logs]
-    kept, total = set(), 0
-    for size, index in sorted((size, index) for index, size in enumerate(sizes) if size is not None):
-        total += size
-        if total <= MAX_BYTES:
-            kept.add(index)
-    joined = [log for index, log in enumerate(logs) if log is not None and index in kept]
-    lengths = [len(log[0]) if log is not None and index in kept else _LEFT_OUT for index, log in enumerate(logs)]
+    known = {index: log for index, log in enumerate(logs) if log is not None}
+    sizes = sorted((sum(part.nbytes for part in log), index) for index, log in known.items())
+    totals = accumulate(size for size, _ in sizes)
+    kept = sorted(index for total, (_, index) in zip(totals, sizes, strict=True) if total <= MAX_BYTES)
+    lengths = [len(known[index][0]) if index in kept else _LEFT_OUT for index in range(len(logs))]
+    empty = [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in groups]
     return {
         "lengths": np.array(lengths, dtype=np.int64),
         "actions": [
-            np.concatenate([np.zeros((0, *_shape(group)), group.action_space.dtype), *(log[number] for log in joined)])
-            for number, group in enumerate(groups)
+            np.concatenate([none, *(known[index][number] for index in kept)]) for number, none in enumerate(empty)
         ],
     }
 

@@ -6,7 +6,7 @@ depends on how many ponds are computed together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ BOUND = np.float32(np.sqrt(2))  # of an observation: the speed of two that swim 
 _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
 
 
-@dataclass(frozen=True, slots=True)
-class _Hits:
+class _Hits(NamedTuple):
     """H times that a ray meets an object: (H,) arrays, those of one pursuer in the order of the objects.
 
     Attributes:
@@ -35,8 +34,7 @@ class _Hits:
 
     def at(self, chosen: Array) -> _Hits:
         """Return some of them."""
-        arrays = (self.ponds, self.pursuers, self.objects, self.sensors, self.distances)
-        return _Hits(*(array[chosen] for array in arrays))  # type: ignore[arg-type]  # of different dtypes
+        return _Hits._make(array[chosen] for array in self)
 
 
 class Sensors:
@@ -133,7 +131,7 @@ class Sensors:
         flat = seen.reshape(-1)
         flat[self._targets(hits)] = hits.distances
         hits = hits.at(self._has_speed[hits.objects])
-        ponds, pursuers, objects, sensors = hits.ponds, hits.pursuers, hits.objects, hits.sensors
+        ponds, pursuers, objects, sensors, _ = hits
         right, up = (
             state.velocities[ponds, axis, objects] - state.velocities[ponds, axis, pursuers] for axis in (0, 1)
         )
