@@ -190,7 +190,7 @@ def test_a_lost_statistic_is_found(tmp_path: Path) -> None:
         ({"grayscale": True}, "grayscale: the observation space is Box.*accepted: an image of 3 channels"),
         ({"rescale_actions": True}, "rescale_actions: the action space is Discrete.3.; accepted: a Box"),
         ({"normalize_observations": True, "normalize_keys": ["x"]}, "normalize_keys is .'x'., but the observation"),
-        ({"processing": {"frames": 2}}, "unknown hyperparameter 'frames'"),
+        ({"processing": {"frames": 2}}, "'frames' in processing is unknown; accepted: resize, grayscale"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_words(settings: dict[str, Any], words: str) -> None:
