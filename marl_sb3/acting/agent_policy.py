@@ -268,7 +268,8 @@ class AgentPolicy:
         if not fits or not all(space.contains(np.asarray(action, dtype=space.dtype)[()]) for action in rows):
             accepted = f"{f'{self.rows} actions' if self.shape else 'an action'} of {space}"
             raise self.error(f"actions is {given!r:.200}; accepted: {accepted}")
-        return self.processing.policy_actions(ZeroBased(space).from_env(rows))
+        zero_based: Array = ZeroBased(space).from_env(rows)
+        return zero_based if self.processing.rescale is None else self.processing.rescale.reverse(zero_based)
 
     # --- Messages ----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,6 @@ from marl_sb3.metrics import InfoMetric
 from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.storage.space_data import space_to_plain
-from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, PolicyID
 
 
@@ -57,13 +55,6 @@ class PolicyBundle(PolicyByAgent):
         actor = Actor(rows, PredictingPolicy(algorithm, deterministic), processed)
         actor.begin_rollout()
         return actor
-
-    def spaces_to_plain(self) -> State:
-        """Return the spaces as plain data for a checkpoint; None for a space that a checkpoint cannot hold."""
-        return {
-            policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
-            for policy_id, its in self.spaces.items()
-        }
 
 
 # A bundle whose policy of the same agent acts; or a bundle and the id of one of its policies.

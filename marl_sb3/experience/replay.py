@@ -171,8 +171,7 @@ class TurnAwareReplay(Lines):
     @property
     def num_transitions(self) -> int:
         """Number of transitions in the buffer."""
-        lines = self.buffer_size if self.full else self.pos
-        return lines * self.n_envs + (0 if self.full else self._filled)
+        return self.n_envs * (self.buffer_size if self.full else self.pos) + self._filled * (not self.full)
 
     @property
     def can_sample(self) -> bool:

@@ -15,6 +15,7 @@ from marl_sb3.experience.replay import Lines, Transitions
 from marl_sb3.storage.parts import Fields, TensorFile, array
 from marl_sb3.storage.tensor_file import pieces
 from marl_sb3.types import Array, BoolArray
+from marl_sb3.vec_env.observations import map_arrays
 
 
 class RowRings(Lines):
@@ -58,7 +59,7 @@ class RowRings(Lines):
     @property
     def can_sample(self) -> bool:
         """Whether there is a transition to draw."""
-        return bool(self.counts.any())
+        return bool((self._drawable() > 0).any())
 
     # --- Adding ------------------------------------------------------------------------------------------------------
 
@@ -114,10 +115,8 @@ class RowRings(Lines):
 
     def _seen(self, of_all: Any, places: Any, env: VecNormalize | None) -> Any:
         """Return observations as tensors."""
-        if not isinstance(of_all, dict):
-            return self.to_torch(self._normalize_obs(of_all[places], env))  # type: ignore[arg-type]
-        normal: Any = self._normalize_obs({key: part[places] for key, part in of_all.items()}, env)
-        return {key: self.to_torch(part) for key, part in normal.items()}
+        normal: Any = self._normalize_obs(map_arrays(lambda array: array[places], of_all), env)
+        return map_arrays(self.to_torch, normal)  # type: ignore[arg-type]
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -244,11 +243,6 @@ class CompactBuffer(RowRings, ReplayBuffer):
             dones=self.to_torch((self.dones[places] * (1 - self.timeouts[places]))[:, None]),
             rewards=self.to_torch(self._normalize_reward(self.rewards[places][:, None], env)),
         )
-
-    @property
-    def can_sample(self) -> bool:
-        """Whether there is a transition to draw."""
-        return bool((self._drawable() > 0).any())
 
     # --- State -------------------------------------------------------------------------------------------------------
 

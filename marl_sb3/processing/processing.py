@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class Processing:
         observation_space: the space of processed observations.
         action_space: the space in which the policy acts.
         processors: processors of observations by setting, in the order in which they are applied.
+        normalizer: the one of them that normalises; None: none does.
         rewards: the processor of rewards.
         rescale: the processor of actions; None: actions are not changed.
 
@@ -115,13 +116,9 @@ class Processing:
         except ConfigError as error:
             raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
         self.rewards = Rewards(settings)
-        self._remembering = [each for each in self.processors.values() if each.initial(1)]
-
-    @property
-    def normalizer(self) -> NormalizeObservations | None:
-        """The processor that normalises observations, if that is on."""
         found = self.processors.get("normalize_observations")
-        return found if isinstance(found, NormalizeObservations) else None
+        self.normalizer = found if isinstance(found, NormalizeObservations) else None
+        self._remembering = [each for each in self.processors.values() if each.initial(1)]
 
     @property
     def after_normalizer(self) -> list[str]:
@@ -160,22 +157,14 @@ class Processing:
             memory = {**memory, **each.acted(memory, actions)}
         return memory
 
-    def policy_actions(self, actions: Array) -> Array:
-        """Convert (rows, ...) actions of the env to actions of the policy."""
-        return actions if self.rescale is None else self.rescale.reverse(actions)
-
     # --- State -------------------------------------------------------------------------------------------------------
 
     @property
     def statistics(self) -> dict[str, RunningStatistics]:
         """All running statistics by name."""
-        return dict(self._statistics())
-
-    def _statistics(self) -> Iterator[tuple[str, RunningStatistics]]:
-        if self.normalizer is not None:
-            of_parts = self.normalizer.statistics.items()
-            yield from ((f"observations/{key}" if key else "observations", own) for key, own in of_parts)
-        yield from self.rewards.statistics.items()
+        of_parts = {} if self.normalizer is None else self.normalizer.statistics
+        observed = {f"observations/{key}" if key else "observations": own for key, own in of_parts.items()}
+        return {**observed, **self.rewards.statistics}
 
     def get_state(self) -> State:
         """Return the running statistics for `read_state`."""

@@ -131,7 +131,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self.env = env = as_vec_env(env)
         self.verbose = verbose
         self.seed = seed
-        self._counters = Counters.of_agents(len(env.agents))
+        self._counters = Counters(len(env.agents))
         self._setup = set_up(
             env,
             policies,

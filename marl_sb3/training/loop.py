@@ -22,9 +22,11 @@ from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.step import VecStep
 
 
-@dataclass
 class Counters(Stateful):
     """Counts since the start of the training.
+
+    Args:
+        num_agents: number of agents, A.
 
     Attributes:
         agent_steps: (A,) actions of each agent.
@@ -44,25 +46,17 @@ class Counters(Stateful):
         "total_timesteps": optional(integer("planned_env_steps", 1)),
     }
 
-    agent_steps: Array
-    env_steps: int = 0
-    iteration: int = 0
-    episodes: int = 0
-    time_s: float = 0.0
-    planned_env_steps: int | None = None
-    _before: tuple[int, Array, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begin_iteration()
-
-    @classmethod
-    def of_agents(cls, number: int) -> Counters:
-        """Make counters of 0 for a number of agents."""
-        return cls(np.zeros(number, dtype=np.int64))
+    def __init__(self, num_agents: int) -> None:
+        self._num_agents = num_agents
+        self.restart()
 
     def restart(self) -> None:
         """Set all counters to 0, without a planned end."""
-        self.__dict__.update(Counters.of_agents(len(self.agent_steps)).__dict__)
+        self.agent_steps: Array = np.zeros(self._num_agents, dtype=np.int64)
+        self.env_steps = self.iteration = self.episodes = 0
+        self.time_s = 0.0
+        self.planned_env_steps: int | None = None
+        self.begin_iteration()
 
     def progress_remaining(self, after: int = 0) -> float:
         """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end.

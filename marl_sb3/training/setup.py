@@ -39,6 +39,7 @@ from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import optimizer_forms
 from marl_sb3.sb3.tensors import weight_forms
 from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.space_data import space_to_plain
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.training.persistence import derived_seed
@@ -75,7 +76,10 @@ class Setup:
             "evaluation_deterministic": evaluation_deterministic,
             "policy_of": dict(self.bundle.policy_of),
             "trained": [policy_id for policy_id, learner in self.learners.items() if learner.trained],
-            "spaces": self.bundle.spaces_to_plain(),
+            "spaces": {
+                policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
+                for policy_id, its in self.bundle.spaces.items()
+            },
             "specs": {policy_id: spec.to_plain() for policy_id, spec in self.specs.items()},
         }
 
