@@ -119,8 +119,7 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
     """
     if url is None:
         study_folder.mkdir(parents=True, exist_ok=True)
-        with damage_named(study_folder, url):
-            return JournalStorage(SafeJournal(study_folder / _JOURNAL))
+        return JournalStorage(SafeJournal(study_folder / _JOURNAL))
     try:
         _require_plain_tables(url)
         # SQLite lets one process write at a time; by default, the others fail after five seconds.

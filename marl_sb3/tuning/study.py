@@ -20,21 +20,10 @@ from marl_sb3.metrics import flatten
 from marl_sb3.metrics.sample_stats import table
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder, read_results
+from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage
-from marl_sb3.tuning.trial import (
-    DEATHS,
-    ERROR,
-    INDEX,
-    INTERRUPTED,
-    KILLED,
-    RETRY_OF,
-    SEED,
-    WORKER,
-    header,
-    row,
-    run_folder,
-)
+from marl_sb3.tuning.trial import header, row, run_folder
 
 _SEARCH = "search"  # the study attribute that holds the search, in the study's storage
 _DIRECTION = {"max": "maximize", "min": "minimize"}
@@ -63,8 +52,8 @@ class TuneStudy:
         self.continued = False
         self.space = search.space
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = open_storage(folder, search.storage)
         with damage_named(folder, search.storage):
+            self._storage = open_storage(folder, search.storage)
             self.optuna = optuna.create_study(
                 storage=self._storage,
                 study_name=search.name,
@@ -93,14 +82,16 @@ class TuneStudy:
         with self._lock:
             self._require_same_search()
             if self.search.sampler == "grid":
-                known = {trial.user_attrs.get(INDEX) for trial in self.trials}  # a kill may leave the grid incomplete
+                known = {
+                    trial.user_attrs.get(key.INDEX) for trial in self.trials
+                }  # a kill may leave the grid incomplete
                 for index, params in enumerate(self.space.grid()):
                     if index not in known:
-                        self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
+                        self.optuna.enqueue_trial(params, user_attrs={key.INDEX: index})
             for trial in self._running(alive=False):
                 # Worker processes, which have logs, ended with their search. Any other one was the search itself.
-                was_a_process = (self.folder / "workers" / f"{trial.user_attrs[WORKER]}.log").exists()
-                self.requeue(trial.number, INTERRUPTED if was_a_process else KILLED)
+                was_a_process = (self.folder / "workers" / f"{trial.user_attrs[key.WORKER]}.log").exists()
+                self.requeue(trial.number, key.INTERRUPTED if was_a_process else key.KILLED)
 
     def _require_same_search(self) -> None:
         fields = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
@@ -111,9 +102,8 @@ class TuneStudy:
                 raise ConfigError(words, key="storage")
             self.optuna.set_user_attr(_SEARCH, fields)
             return
-        if not isinstance(stored, dict):
-            stored = {}
-        if differing := ", ".join(name for name in fields if stored.get(name, fields) != fields[name]):
+        known = stored if isinstance(stored, dict) else {}
+        if differing := ", ".join(name for name in fields if known.get(name, fields) != fields[name]):
             words = f"the storage holds a study {self.search.name!r} with another {differing}"
             raise ConfigError(f"{words}; accepted: another --study name", key="study")
 
@@ -126,15 +116,15 @@ class TuneStudy:
                 self.optuna.enqueue_trial({})
             index = _index_of(waiting, self.trials)
             # Store the worker's name before the trial runs: after a kill, every running trial has one.
-            for name, value in ((WORKER, worker), (INDEX, index)):
+            for name, value in ((key.WORKER, worker), (key.INDEX, index)):
                 self._storage.set_trial_user_attr(waiting._trial_id, name, value)
             # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
             self.optuna.sampler = sampler(self.search, index)
             trial = self.optuna.ask()
             # Another machine on the same database may have claimed the intended trial; this is then another one.
             trials = self.trials
-            trial.set_user_attr(WORKER, worker)
-            trial.set_user_attr(INDEX, _index_of(trials[trial.number], trials))
+            trial.set_user_attr(key.WORKER, worker)
+            trial.set_user_attr(key.INDEX, _index_of(trials[trial.number], trials))
             return trial
 
     def _waiting(self) -> FrozenTrial | None:
@@ -146,9 +136,9 @@ class TuneStudy:
 
     def in_flight(self) -> list[str]:
         """The living workers of this folder that run a trial."""
-        return [trial.user_attrs[WORKER] for trial in self._running(alive=True)]
+        return [trial.user_attrs[key.WORKER] for trial in self._running(alive=True)]
 
-    def requeue_dead(self, why: str = KILLED) -> int:
+    def requeue_dead(self, why: str = key.KILLED) -> int:
         """Mark the trials of dead workers as failed, and requeue them; see `requeue`.
 
         Args:
@@ -167,21 +157,21 @@ class TuneStudy:
         """The running trials of living or dead workers of this folder; a database may hold those of other machines."""
         workers = {path.stem for path in (self.folder / "workers").glob("*")}  # names of locks and logs
         running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        ours = [trial for trial in running if trial.user_attrs.get(WORKER) in workers]
-        return [trial for trial in ours if self._is_alive(trial.user_attrs[WORKER]) == alive]
+        ours = [trial for trial in running if trial.user_attrs.get(key.WORKER) in workers]
+        return [trial for trial in ours if self._is_alive(trial.user_attrs[key.WORKER]) == alive]
 
     def requeue(self, number: int, why: str) -> None:
         """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""
         trial = self.trials[number]
-        deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
-        self._storage.set_trial_user_attr(trial._trial_id, ERROR, why)
+        deaths = trial.user_attrs.get(key.DEATHS, 0) + (why == key.KILLED)
+        self._storage.set_trial_user_attr(trial._trial_id, key.ERROR, why)
         # Enqueue first: after a kill in between, the trial is still running and is requeued again, but only once.
-        if deaths <= 1 and all(other.user_attrs.get(RETRY_OF) != number for other in self.trials):
+        if deaths <= 1 and all(other.user_attrs.get(key.RETRY_OF) != number for other in self.trials):
             # A trial stores its seed once all its parameters are drawn. If it was killed before, only those that were
             # set for it (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order
             # from the same seed.
-            params = trial.params if SEED in trial.user_attrs else trial.system_attrs.get("fixed_params", {})
-            attributes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
+            params = trial.params if key.SEED in trial.user_attrs else trial.system_attrs.get("fixed_params", {})
+            attributes = {key.INDEX: trial.user_attrs[key.INDEX], key.RETRY_OF: number, key.DEATHS: deaths}
             self.optuna.enqueue_trial(dict(params), user_attrs=attributes)
         self.optuna.tell(number, state=TrialState.FAIL)
 
@@ -278,7 +268,7 @@ class TuneStudy:
         if files.config_file.is_file():
             return files.read_config(self.search.env)
         # It was trained on another machine.
-        return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[SEED]))
+        return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[key.SEED]))
 
     def folder_of(self, trial: FrozenTrial | optuna.trial.Trial) -> Path:
         """The run folder of a trial."""
@@ -292,14 +282,12 @@ class TuneStudy:
 
 def _count(trials: Iterable[FrozenTrial]) -> int:
     """The number of trials without retries."""
-    return sum(RETRY_OF not in trial.user_attrs for trial in trials)
+    return sum(key.RETRY_OF not in trial.user_attrs for trial in trials)
 
 
 def _index_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
     """The index of a trial among all trials without retries; a retry has the index of the first attempt."""
-    if RETRY_OF in trial.user_attrs:
-        return int(trial.user_attrs[INDEX])
-    return _count(trials[: trial.number])
+    return int(trial.user_attrs.get(key.INDEX, _count(trials[: trial.number])))
 
 
 def best_first(trials: Iterable[FrozenTrial], mode: str) -> list[FrozenTrial]:

@@ -149,16 +149,16 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
         return
     console.print(trials_table(trials, study.search.mode, console.width))
     if candidates := confirmed(study):
-        columns = [Column(name, justify="left" if name in ("candidate", "verdict") else "right") for name in HEADER]
-        table = Table(*columns, **_PLAIN)
-        for row in confirmed_rows(candidates, study.search.mode):
-            table.add_row(*row)
+        rows = confirmed_rows(candidates, study.search.mode)
+        columns: list[_Cells] = [
+            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in rows])
+            for i, name in enumerate(HEADER)
+        ]
         console.print()
-        console.print(table)
+        console.print(_table(columns, [""] * len(rows)))
 
 
 _Cells = tuple[Column, list[str]]  # a column of a table, and its cells
-_PLAIN: Mapping[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False}
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
 _OTHER_COLUMNS = 70  # width of all columns but the parameters
@@ -218,7 +218,7 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
 
 
 def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:
-    table = Table(*(column.copy() for column, _ in columns), **_PLAIN)
+    table = Table(*(column.copy() for column, _ in columns), box=None, header_style="dim", pad_edge=False)
     for style, *cells in zip(styles, *(cells for _, cells in columns), strict=True):
         table.add_row(*map(Text, cells), style=style)
     return table
