@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from optuna.trial import FrozenTrial
 from scipy.special import stdtrit
@@ -52,12 +53,10 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 def read_outcome(folder: Path) -> Outcome | None:
     """The outcome of the training in a run folder; None if it has not finished or the file is damaged."""
     try:
-        outcome = Outcome(**json.loads(read_regular(folder / _FILE)))
-    except (OSError, ValueError, TypeError, RecursionError):
+        outcome = msgspec.json.decode(read_regular(folder / _FILE), type=Outcome)
+    except (OSError, ValueError, RecursionError):
         return None
-    is_number = isinstance(outcome.objective, float) and math.isfinite(outcome.objective)
-    is_valid = isinstance(outcome.seed, int) and (is_number or isinstance(outcome.error, str))
-    return outcome if is_valid else None
+    return None if outcome.objective is None and outcome.error is None else outcome
 
 
 def outcomes(study: TuneStudy) -> list[tuple[int | None, Path, Outcome]]:

@@ -210,7 +210,6 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
         ({"space": {"bach_size": {"choices": [1]}}}, "unknown hyperparameter 'bach_size'"),
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
         ({"space": {"gamma": {"uniform": [0.9, 1.5]}}}, r"gamma is 1.5; .*\(in a trial with gamma=1.5\)"),
-        ({"space": {"gamma": {"uniform": [0.9]}}}, "accepted: two numbers"),
         ({"timesteps": 159}, "a trial of 159 env steps is too short for its 2 evaluations: a rollout has 80 env steps"),
         ({"timesteps": 79, "evaluations": None}, "79 env steps is too short for its evaluation: a rollout has 80 env"),
         ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: an integer"),
@@ -232,8 +231,6 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
         ({"space": None, "grid": {"gamma": [0.9]}}, "--trials is 3, but the grid has 1"),
         ({"space": {"seed": {"choices": [1, 2]}}}, "seed is not for trials to choose or share; accepted: --seed"),
         ({"settings": {**SETTINGS, "seed": 3}}, "seed is not for trials to choose or share; accepted: --seed"),
-        ({"space": {"gamma": {"int": [1, 10**400]}}}, "accepted: two integers, lowest < highest"),
-        ({"space": {"gamma": {"uniform": [0.5, float("inf")]}}}, "accepted: two numbers, lowest < highest"),
         ({"over": "mean_of_last_3"}, "--over is 'mean_of_last_3', but a trial has 2 evaluations"),
         (
             {

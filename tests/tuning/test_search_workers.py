@@ -106,13 +106,6 @@ def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeyp
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_workers_do_not_take_a_storage_from_the_surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MARL_SB3_STORAGE", "sqlite:///other.db")
-    study = marl_sb3.tune("arena", **{**SMALL, "trials": 1})
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
-
-
-@pytest.mark.usefixtures("forked_workers")
 def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = prepare_study(**SMALL)
     (study.folder / "study.yaml").unlink()

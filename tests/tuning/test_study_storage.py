@@ -116,12 +116,6 @@ def storage(in_tmp: Path, empty_database: Path) -> str:
     return f"sqlite:///{shutil.copy(empty_database, in_tmp)}"
 
 
-def test_sqlite_holds_a_study_too(in_tmp: Path, storage: str) -> None:
-    study = in_this_process(pretend, storage=storage, trials=2)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
-    assert not (study.folder / "journal.log").exists()
-
-
 def test_another_machine_may_take_the_trial_that_was_meant(
     in_tmp: Path, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +151,7 @@ def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path, storage: str) 
     assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
     assert here.best_config() == there.best_config()  # one was trained there, and is put together here
     assert not list(here.folder.glob("trials/*"))
+    assert not (here.folder / "journal.log").exists()
     with pytest.raises(ConfigError, match="with a value of iteration"):
         here.best_config("iteration")
 
