@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.checkup.evidence import Seen, difference
-from marl_sb3.checkup.finding import Finding, Report, facts_of
+from marl_sb3.checkup.finding import Finding, Report, Seen, difference, facts_of
 from marl_sb3.checkup.player import EnvUnderTest, Job, StoppedError, Watch, noted
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory

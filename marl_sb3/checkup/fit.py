@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.checkup.evidence import Evidence, Seen
+from marl_sb3.checkup.finding import Evidence, Seen
 from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import build_for_acting

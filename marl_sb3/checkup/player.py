@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.checkup.evidence import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
+from marl_sb3.checkup.finding import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
 from marl_sb3.envs.faults import RAISED, in_words
 from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.envs.registry import EnvFactory, make_env

@@ -26,8 +26,17 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.checkup.evidence import Difference, Evidence, Fingerprint, Seen, checksum, difference, shown
-from marl_sb3.checkup.finding import FAULT, Finding
+from marl_sb3.checkup.finding import (
+    FAULT,
+    Difference,
+    Evidence,
+    Finding,
+    Fingerprint,
+    Seen,
+    checksum,
+    difference,
+    shown,
+)
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, StoppedError, guarded
 from marl_sb3.checkup.replays import replay_episodes
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error

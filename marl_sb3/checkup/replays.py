@@ -9,7 +9,7 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
-from marl_sb3.checkup.evidence import Difference, Evidence, PlayedEpisode, Replay, Seen, Step, checksum, difference
+from marl_sb3.checkup.finding import Difference, Evidence, PlayedEpisode, Replay, Seen, Step, checksum, difference
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.config.values import counted
 from marl_sb3.envs.turn_based import TurnBasedEnv

@@ -11,9 +11,7 @@ from pathlib import Path
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.acting.by_agent import PolicyByAgent
-from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
-from marl_sb3.callbacks.checkpoint import CheckpointCallback
-from marl_sb3.callbacks.stop import StopAfterSteps
+from marl_sb3.callbacks import CheckpointCallback, RewardHistogramCallback, StopAfterSteps, StopOnMetric, StopOnSignal
 from marl_sb3.config.resume import Phase, phases_after
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note_remedy, note_traceback_file
 from marl_sb3.metrics import Result

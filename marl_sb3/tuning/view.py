@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from marl_sb3.display.progress import ProgressClock
 from marl_sb3.display.screen import Guard, Screen, ScreenSize, cut_line, screen_for
 from marl_sb3.display.text import duration, number, packed, short_path
+from marl_sb3.display.training_view import ProgressClock
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.confirmed import HEADER, confirmed, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy, best_first

@@ -10,8 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.checkup.checks.values import observed, observed_numbers
-from marl_sb3.checkup.evidence import Evidence, Seen, checksum
-from marl_sb3.checkup.finding import ADVICE, WARNING, check
+from marl_sb3.checkup.finding import ADVICE, WARNING, Evidence, Seen, check, checksum
 from marl_sb3.types import AgentID
 
 _LARGE = 10.0  # of an observation, for a network that is made for numbers around 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, shown, truth
-from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, check
+from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, Evidence, PlayedEpisode, Seen, check, shown, truth
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
 _CHANCE = 1e-3  # probability of a coincidence that is believed

@@ -14,8 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.checkup.checks.values import as_numbers, parts_of
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Replay, Seen, Step, checksum
-from marl_sb3.checkup.finding import ADVICE, WARNING, check
+from marl_sb3.checkup.finding import ADVICE, WARNING, Evidence, PlayedEpisode, Replay, Seen, Step, check, checksum
 from marl_sb3.types import AgentID, Array, BoolArray
 
 _TRIED = 10  # other actions that have to have no effect

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, Step, mapping, shown
-from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, check
+from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, Evidence, PlayedEpisode, Seen, Step, check, mapping, shown
 from marl_sb3.checkup.player import mask_of
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.checks import observation_fault, reward_fault
