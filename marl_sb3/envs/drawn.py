@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -34,17 +34,6 @@ def import_pygame() -> Any:
             f"render_mode 'human' needs pygame; {install_words('human')}", key="env.render_mode"
         ) from error
     return pygame
-
-
-def check_render_mode(render_mode: str | None, accepted: Sequence[str]) -> None:
-    """Refuse a mode that an env does not have, and "human" where pygame is missing."""
-    if render_mode is not None and render_mode not in accepted:
-        raise ConfigError(
-            f"render_mode must be one of {', '.join(accepted)} or None; received {render_mode!r}",
-            key="env.render_mode",
-        )
-    if render_mode == "human":
-        import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
 
 
 def blend(patch: Image, depths: Array, colour: tuple[int, int, int], opacity: float = 1.0) -> None:
@@ -83,7 +72,9 @@ class EnvWindow:
         if self.is_closed:
             return
         if self._screen is None:
-            self._open(image)
+            self._pygame.display.init()
+            self._screen = self._pygame.display.set_mode((image.shape[1], image.shape[0]))
+            self._pygame.display.set_caption(self._title)
         if self._pygame.event.get(self._pygame.QUIT):
             self.close()
             return
@@ -99,11 +90,6 @@ class EnvWindow:
             self._pygame.display.quit()
         self._screen = None
         self.is_closed = True
-
-    def _open(self, image: Image) -> None:
-        self._pygame.display.init()
-        self._screen = self._pygame.display.set_mode((image.shape[1], image.shape[0]))
-        self._pygame.display.set_caption(self._title)
 
 
 Infos = dict[AgentID, dict[str, Any]]
@@ -132,7 +118,14 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     _rng: np.random.Generator | None = None
 
     def __init__(self, render_mode: str | None) -> None:
-        check_render_mode(render_mode, self.metadata["render_modes"])
+        modes = self.metadata["render_modes"]
+        if render_mode is not None and render_mode not in modes:
+            raise ConfigError(
+                f"render_mode must be one of {', '.join(modes)} or None; received {render_mode!r}",
+                key="env.render_mode",
+            )
+        if render_mode == "human":
+            import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
         self.render_mode = render_mode
         self.agents: list[AgentID] = []
         self._window: EnvWindow | None = None

@@ -67,7 +67,17 @@ def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
 
 def _require_maker(env: Any) -> None:
     """Refuse an env object: a vec env needs a factory that makes each of its envs."""
-    kind = next((words for cls, words in _instances().items() if isinstance(env, cls)), None)
+    kinds: dict[type, str] = {
+        ParallelEnv: "a single ParallelEnv",
+        AECEnv: "a single AECEnv",
+        gymnasium.Env: "a single Gymnasium env",
+        MultiAgentVecEnv: "a MultiAgentVecEnv already",
+    }
+    sb3 = sys.modules.get("stable_baselines3.common.vec_env")
+    if sb3 is not None:  # not imported here: it imports torch, which workers do not need
+        rows = "rows are not the agents of one env (stock SB3 algorithms train in it)"
+        kinds[sb3.VecEnv] = f"an SB3 VecEnv, in which {rows}"
+    kind = next((words for cls, words in kinds.items() if isinstance(env, cls)), None)
     if kind is not None:
         name = type(env).__name__
         raise ConfigError(
@@ -75,22 +85,6 @@ def _require_maker(env: Any) -> None:
             f"make_vec_env(lambda: {name}(...), n_envs=8)",
             key="env",
         )
-
-
-def _instances() -> dict[type, str]:
-    kinds: dict[type, str] = {
-        ParallelEnv: "a single ParallelEnv",
-        AECEnv: "a single AECEnv",
-        gymnasium.Env: "a single Gymnasium env",
-        MultiAgentVecEnv: "a MultiAgentVecEnv already",
-    }
-    # Not imported here: it imports torch, which workers do not need.
-    sb3 = sys.modules.get("stable_baselines3.common.vec_env")
-    if sb3 is not None:
-        kinds[sb3.VecEnv] = (
-            "an SB3 VecEnv, in which rows are not the agents of one env (stock SB3 algorithms train in it)"
-        )
-    return kinds
 
 
 def _sync(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:

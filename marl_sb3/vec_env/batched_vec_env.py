@@ -123,7 +123,9 @@ class BatchedVecEnv(InProcessVecEnv):
         if self._horizon is not None:
             at_horizon = (self._episode_steps >= self._horizon)[:, None]
             truncated = truncated | (at_horizon & acted & ~terminated)
-        self._check_rewards(rewards)
+        if not np.isfinite(rewards).all():
+            index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
+            raise self._error(index, column, f"reward is {rewards[index, column]}, not a finite number")
         observations = self._shown()
         ended = terminated | truncated
         to_act, episode_done = acted, self._none_done
@@ -223,11 +225,6 @@ class BatchedVecEnv(InProcessVecEnv):
     def _where(self, env_index: int) -> str:
         episode, step = self._episodes[env_index], self._episode_steps[env_index]
         return f"env {self._first_index + env_index}, episode {episode}, step {step}"
-
-    def _check_rewards(self, rewards: Array) -> None:
-        if not np.isfinite(rewards).all():
-            env_index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
-            raise self._error(env_index, column, f"reward is {rewards[env_index, column]}, not a finite number")
 
     def _check_observations(self, observations: Observations) -> None:
         """Refuse observations that a network cannot take; the bounds of a Box are not checked."""

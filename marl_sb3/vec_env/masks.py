@@ -145,16 +145,16 @@ def read_masks(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) 
         CheckpointError: the field has another form, or forbids every action of an agent.
     """
     by_group = state.listed("action_masks", len(groups))
-    return tuple(_read_group(by_group, str(number), group, num_envs) for number, group in enumerate(groups))
-
-
-def _read_group(masks: StateReader, name: str, group: AgentGroup, num_envs: int) -> BoolArray | None:
-    if masks.value(name) is None:
-        return None
-    choices = choices_of(group.action_space)
-    if choices is None:
-        raise masks.error(name, masks.value(name), f"null, as {group.action_space} has no masks")
-    array = masks.array(name, np.bool_, (num_envs, len(group.agents), sum(choices)))
-    if forbidden_place(array, choices) is not None:
-        raise masks.error(name, array, "an allowed action for every agent")
-    return array
+    found: list[BoolArray | None] = []
+    for name, group in zip(by_group, groups, strict=True):
+        choices = choices_of(group.action_space)
+        if by_group.value(name) is None:
+            found.append(None)
+            continue
+        if choices is None:
+            raise by_group.error(name, by_group.value(name), f"null, as {group.action_space} has no masks")
+        masks = by_group.array(name, np.bool_, (num_envs, len(group.agents), sum(choices)))
+        if forbidden_place(masks, choices) is not None:
+            raise by_group.error(name, masks, "an allowed action for every agent")
+        found.append(masks)
+    return tuple(found)

@@ -82,6 +82,15 @@ def trace_two(vec, rng, steps):
     return seen
 
 
+def test_a_vec_env_that_has_played_on_goes_back_to_another_turn():
+    vec = make_vec_env("classic/tictactoe-v3", n_envs=2, seed=0)
+    vec.reset()
+    state, centre = StateReader(vec.get_state()), [np.full((2, 2), 4)]
+    after = vec.step(centre).to_act.tolist()
+    assert vec.set_state(state) == {}
+    assert vec.step(centre).to_act.tolist() == after == [[False, True], [False, True]]
+
+
 def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     def make(env_index):
         return Forgetful() if env_index == 1 else ScriptedEnv()

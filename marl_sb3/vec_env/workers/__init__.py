@@ -2,5 +2,5 @@
 
 In the main process, `vec_env` is the vec env: it sends requests to workers (`supervisor`), reads the steps from shared
 memory (`steps`), and brings back the envs of workers that end or hang (`recovery`). In each worker, `server` answers
-the requests, and steps its part of the envs (`envs`).
+the requests, and steps its part of the envs.
 """

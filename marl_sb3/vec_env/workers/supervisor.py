@@ -15,9 +15,8 @@ from marl_sb3.processes.channel import Kind, Message, anonymous_file
 from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by_value, packed_request
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError, stacks_of
-from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
 from marl_sb3.vec_env.workers.recovery import Journal
-from marl_sb3.vec_env.workers.server import EnvServer, Facts
+from marl_sb3.vec_env.workers.server import EnvServer, Facts, FirstEnvMadeError
 from marl_sb3.vec_env.workers.spec import WorkerSpec, polling_s
 
 _log = logging.getLogger(__name__)
@@ -208,7 +207,7 @@ class Supervisor:
                 key="n_workers",
             ) from error
         except FirstEnvMadeError as error:
-            raise self._explained(error) from None
+            raise self._explained(*error.args) from None
 
     def _make_request(self, spec: WorkerSpec) -> bytes:
         try:
@@ -223,17 +222,17 @@ class Supervisor:
             ) from error
         return packed_request("make", (self._context, packed))
 
-    def _explained(self, error: FirstEnvMadeError) -> Exception:
+    def _explained(self, env_index: int, error: Exception) -> Exception:
         """Find out whether an env that could not be made after another one can be made alone."""
-        number = next(number for number, spec in enumerate(self._specs) if error.env_index in spec.indices)
+        number = next(number for number, spec in enumerate(self._specs) if env_index in spec.indices)
         worker = self.workers[number]
         worker.end()
-        worker.make = self._make_request(replace(self._specs[number], first_index=error.env_index, num_envs=1))
+        worker.make = self._make_request(replace(self._specs[number], first_index=env_index, num_envs=1))
         try:
             worker.start()
             worker.result(worker.receive())
         except Exception:
-            return error.error
+            return error
         return ConfigError(
             f"n_workers is {len(self.workers)}, but only one such env can be made in a process: {error}; accepted: "
             f"n_workers={self._specs[0].num_envs_of_all}, one for each env",

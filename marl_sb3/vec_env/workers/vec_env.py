@@ -20,7 +20,6 @@ from marl_sb3.vec_env.masks import read_masks
 from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
-from marl_sb3.vec_env.workers.envs import joined_state, split_state
 from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
 from marl_sb3.vec_env.workers.spec import WorkerSpec, WorkerState
 from marl_sb3.vec_env.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
@@ -209,7 +208,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         states: list[WorkerState] = self._supervisor.ask_all("get_state", False)
         masks = list(latest.action_masks)
         if self._batched:
-            state = joined_state(states, [spec.num_envs for spec in self._specs])
+            state = _joined_state(states, [spec.num_envs for spec in self._specs])
             return {**state, "observations": list(latest.observations), "action_masks": masks}
         slots = [slot for state in states for slot in state["slots"]]
         return {**pack(slots, self.groups), "action_masks": masks}
@@ -232,7 +231,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         if self._batched:
             self._require_batched(state)
             whole = {name: state.value(name) for name in state}
-            return [split_state(whole, self.num_envs, own) for own in rows]
+            return [_split_state(whole, self.num_envs, own) for own in rows]
         slots = unpack(state, self._layout, self.num_envs)
         return [
             {"slots": slots[own], "action_masks": tuple(None if group is None else group[own] for group in masks)}
@@ -258,3 +257,55 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 self._supervisor.close_envs()
             finally:
                 self._free()
+
+
+# The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry
+# for each env is divided; other items are the same in all batches.
+
+
+def _joined_state(states: Sequence[State], sizes: Sequence[int]) -> State:
+    """Join the states of batches, except for `observations` and `action_masks`.
+
+    Args:
+        states: what `BatchedVecEnv.get_state` has returned for each batch.
+        sizes: number of envs of each batch.
+    """
+    own = [state["own"] for state in states]
+    return {
+        **_joined(
+            [{key: state[key] for key in ("run_seed", "episodes", "episode_steps", "to_act")} for state in states],
+            sizes,
+        ),
+        "settings": [settings for state in states for settings in state["settings"]],
+        "own": None if any(one is None for one in own) else _joined(own, sizes),
+    }
+
+
+def _joined(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Join values; arrays that differ in their other axes are filled up with zeros."""
+    first = states[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([state[key] for state in states], sizes) for key in first}
+    if isinstance(first, list) and _by_env(states, sizes):
+        return [item for state in states for item in state]
+    if isinstance(first, np.ndarray) and first.ndim and _by_env(states, sizes):
+        widths = np.max([array.shape[1:] for array in states], axis=0)
+        return np.concatenate(
+            [np.pad(array, [(0, 0), *((0, more) for more in widths - array.shape[1:])]) for array in states]
+        )
+    return first
+
+
+def _by_env(states: Sequence[Any], sizes: Sequence[int]) -> bool:
+    return all(len(state) == size for state, size in zip(states, sizes, strict=True))
+
+
+def _split_state(state: Any, num_envs: int, rows: slice) -> Any:
+    """Return the part of a state of `num_envs` envs that belongs to some of them."""
+    if isinstance(state, Mapping):
+        return {key: _split_state(value, num_envs, rows) for key, value in state.items()}
+    if isinstance(state, list):
+        return state[rows] if len(state) == num_envs else [_split_state(item, num_envs, rows) for item in state]
+    if isinstance(state, np.ndarray) and state.ndim and len(state) == num_envs:
+        return state[rows]
+    return state
