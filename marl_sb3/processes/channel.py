@@ -189,9 +189,9 @@ class Heartbeat:
         return self._numbers[_PROGRESS]
 
     @property
-    def env_index(self) -> int:
-        """Index of the env that the worker has called last; -1: none so far."""
-        return self._numbers[_ENV] - 1
+    def env(self) -> str:
+        """The env that the worker has called last, in words; empty: none so far."""
+        return f"env {self._numbers[_ENV] - 1}" if self._numbers[_ENV] else ""
 
     @property
     def in_call(self) -> bool:

@@ -221,9 +221,7 @@ class Worker:
 
     def _hung(self, when: str) -> WorkerLostError:
         stacks_of([self])
-        env_index = self.heartbeat.env_index
-        which = f"env {env_index}" if env_index >= 0 else "it"
-        return self._lost(f"has hung: {which} has not answered {when}", has_hung=True)
+        return self._lost(f"has hung: {self.heartbeat.env or 'it'} has not answered {when}", has_hung=True)
 
     @staticmethod
     def result(message: Message) -> Any:
@@ -275,8 +273,7 @@ class Worker:
         """End the process; returns the error that says how it ended."""
         code = self.end()
         if not how:
-            env_index = self.heartbeat.env_index
-            where = f", in env {env_index}" if env_index >= 0 else ""
+            where = f", in {self.heartbeat.env}" if self.heartbeat.env else ""
             how = f"has ended: {ending(code)}{where}"
         return WorkerLostError(self.name, how, self._written(), code, has_hung=has_hung)
 

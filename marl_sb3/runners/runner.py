@@ -1,4 +1,4 @@
-"""What runners have in common, from which the joint loop gets its experience."""
+"""Runners give the joint loop its experience: what they have in common, and one that steps the envs in this process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from marl_sb3.metrics import Episode
+import numpy as np
+
+from marl_sb3.acting.actor import Actor
+from marl_sb3.experience.shards import ShardPolicy
+from marl_sb3.experience.turns import Experience
+from marl_sb3.learners.learner import Learner
+from marl_sb3.metrics import Episode, EpisodeTracker
+from marl_sb3.policies.placement import zero_actions
 from marl_sb3.storage.parts import Part, SavedPart
-from marl_sb3.storage.state import is_plain
-from marl_sb3.vec_env.interface import Health
+from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.types import PolicyID
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
 
 _log = logging.getLogger(__name__)
@@ -112,3 +120,172 @@ class Runner(Part, Protocol):
             return dict.fromkeys(range(num_envs), why)
 
         return begin_anew
+
+
+class LocalRunner(Runner):
+    """Steps one vec env in this process, with the trained policies themselves: no weights are copied.
+
+    Args:
+        env: the envs.
+        policies: policy id -> the policy that acts: a learner, or its copy in a shard.
+        tracker: the finished episodes.
+        warns: whether a policy that does not use the action masks of the env is reported, once.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policies: Mapping[PolicyID, Learner | ShardPolicy],
+        tracker: EpisodeTracker,
+        *,
+        warns: bool = True,
+    ) -> None:
+        self.env = env
+        self.tracker = tracker
+        self._pairs: list[tuple[Actor, Experience | None]] = [
+            (each.actor, each.experience)  # type: ignore[misc]  # not a `ShardedExperience`, which is filled elsewhere
+            for each in policies.values()
+        ]
+        self._no_actions = zero_actions(env)
+        self._latest: VecStep | None = None  # None: the next rollout begins new episodes
+        self._warns = warns
+        self._failed = False  # whether the latest step of the envs failed
+
+    @property
+    def health(self) -> Health | None:
+        """See `Runner.health`."""
+        return self.env.health
+
+    def start(self) -> None:
+        """See `Runner.start`: the vec env has started its workers, if it has any."""
+
+    def begin_rollouts(self, anew: bool = False) -> bool:
+        """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts.
+
+        Args:
+            anew: begin all rollouts, whether or not the last ones are complete.
+        """
+        if self._latest is None:
+            anew = True
+            self._begin_episodes()
+        due = [(actor, own) for actor, own in self._pairs if anew or own is None or own.due_in() == 0]
+        for actor, experience in due:
+            if experience is not None:
+                experience.begin_rollout()
+            actor.begin_rollout()
+        return any(experience is not None for _, experience in due)
+
+    def collect(self, env_steps: int, listener: StepListener) -> bool:
+        """See `Runner.collect`."""
+        assert self._latest is not None, "begin_rollouts() comes first"
+        step = self._latest
+        self._refresh()  # here and not earlier: callbacks may set weights when a rollout starts
+        for _ in range(env_steps):
+            step = self._step(step)
+            if not self._goes_on(step, listener):
+                return False
+        for _, experience in self._pairs:
+            if experience is not None and experience.due_in() == 0:
+                experience.complete(step)
+        return True
+
+    def _step(self, step: VecStep) -> VecStep:
+        """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
+        self._latest, self._failed = None, True
+        actions = list(map(np.array, self._no_actions))
+        for actor, experience in self._pairs:
+            acted = actor.act(step)
+            if experience is not None:
+                experience.begin(acted)
+            actor.rows.put_actions(acted.actions, actions)
+        self._latest = step = self.env.step(actions)
+        self._failed = False
+        return step
+
+    def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
+        """Tell all of a step; returns whether the listener lets the rollout go on."""
+        goes_on, episodes = False, self.tracker.record(step)
+        try:
+            goes_on = listener.on_step(step, episodes)
+            if listener.changes_policies:
+                self._refresh()
+        finally:
+            for actor, experience in self._pairs:
+                if goes_on:
+                    observed = actor.observe(step)
+                    if experience is not None:
+                        experience.add(observed)
+                else:
+                    actor.break_off(step)
+                    if experience is not None:
+                        experience.break_off()
+        return goes_on
+
+    def _refresh(self) -> None:
+        for actor, _ in self._pairs:
+            actor.policy.refresh()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether episodes are running."""
+        return self._latest is not None
+
+    def forget_episodes(self) -> None:
+        """See `Runner.forget_episodes`."""
+        self._latest = None
+
+    def _begin_episodes(self) -> None:
+        self._latest = step = self.env.reset()
+        self.tracker.begin()
+        if self._warns:
+            self._warns = False
+            self._warn_of_unused_masks(step)
+        for actor, experience in self._pairs:
+            actor.begin_episodes()
+            if experience is not None:
+                experience.begin_episodes()
+
+    def _warn_of_unused_masks(self, step: VecStep) -> None:
+        for actor, experience in self._pairs:
+            rows = actor.rows
+            if experience is not None and not actor.policy.takes_masks and rows.masks(step.action_masks) is not None:
+                _log.warning(
+                    "policy %s does not use the action masks of the env, and may choose forbidden actions; "
+                    "maskable_ppo (MaskablePPO in Python) never does",
+                    rows.policy_id,
+                )
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
+        if self._latest is None:
+            return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
+        running, why = self.episodes_to_save(self.env.get_state())
+        return {"running": running, "left_out": why}
+
+    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+        """See `Runner.read_state`. If an env refuses its saved state, new episodes will begin in all envs."""
+        if begin_anew := self.without_episodes(saved, self.env.num_envs):
+            return begin_anew
+        running = None if saved.value("running") is None else saved.fields("running")
+        return lambda: self._set_running(running)
+
+    def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
+        """See `Runner.restart_lost`."""
+        if self._latest is not None:
+            self.tracker.restart(lost)
+            for actor, experience in self._pairs:
+                actor.restart_envs(list(lost))
+                if experience is not None:
+                    experience.give_up(actor.rows.of_envs(list(lost)))
+        elif lost and seed is not None:
+            self.env.seed(seed)
+
+    def _set_running(self, running: StateReader | None) -> dict[int, str]:
+        self.forget_episodes()
+        if running is None:
+            return {}
+        inexact = dict(self.env.set_state(running))
+        self._latest = self.env.latest
+        return inexact

@@ -21,8 +21,8 @@ from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processes.messages import known_error
 from marl_sb3.processes.pool import versions
-from marl_sb3.runners.local import LocalRunner
 from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
+from marl_sb3.runners.runner import LocalRunner
 from marl_sb3.storage.parts import SavedPart, read_states
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader

@@ -30,9 +30,8 @@ from marl_sb3.policies.mapping import (
 )
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processes.pool import Pool
-from marl_sb3.runners.local import LocalRunner
 from marl_sb3.runners.rounds import ShardPlan
-from marl_sb3.runners.runner import Runner
+from marl_sb3.runners.runner import LocalRunner, Runner
 from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.runners.sharded import ShardedRunner
 from marl_sb3.sb3.files import require_zippable

@@ -95,7 +95,7 @@ def prepared(
         if ray is not None:
             from marl_sb3.tuning.jobs.ray import RayTrainer
 
-            trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers))))
+            trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers)))).work
         study = prepare_study(**arguments)
         if confirm_seeds:
             require_trainable_preset(study)

@@ -182,7 +182,7 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.runners.local import LocalRunner
+    from marl_sb3.runners.runner import LocalRunner
     from marl_sb3.storage.parts import SavedPart
 
     original = LocalRunner.read_state

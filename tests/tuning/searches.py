@@ -13,8 +13,8 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.config import TrainConfig
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.queue import Train, TrainedRun, train_here, work
 from marl_sb3.tuning.jobs.trials import TrialQueue
+from marl_sb3.tuning.jobs.workers import Train, TrainedRun, train_here, work
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.study import TuneStudy
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.queue import TrainerLostError, train_here
 from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
+from marl_sb3.tuning.jobs.workers import TrainerLostError, train_here
 from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
 
 

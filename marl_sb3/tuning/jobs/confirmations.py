@@ -10,21 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from marl_sb3.errors import is_disk_full
 from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
-from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainerLostError
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
-from marl_sb3.tuning.jobs.workers import run_jobs
+from marl_sb3.tuning.jobs.workers import Job, QueueMaker, Train, Trainer, TrainerLostError, run_jobs
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import KILLED
-
-if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray import RayTrainer
 
 
 def confirm(
@@ -33,7 +28,7 @@ def confirm(
     seeds: int = 10,
     workers: int = 1,
     watch: Callable[[int, int], None] | None = None,
-    trainer: RayTrainer | None = None,
+    trainer: Trainer | None = None,
 ) -> list[Candidate]:
     """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
 

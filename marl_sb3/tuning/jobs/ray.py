@@ -32,7 +32,7 @@ from marl_sb3.processes.messages import Failed, known_error
 from marl_sb3.processes.pool import differing, versions
 from marl_sb3.processes.ray import Connection
 from marl_sb3.training.callback import TrainingCallback
-from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, TrainedRun, TrainerLostError, train_here, work
+from marl_sb3.tuning.jobs.workers import GRACE_S, JobQueue, TrainedRun, TrainerLostError, train_here, work
 from marl_sb3.tuning.study import TuneStudy
 
 _POLL_S = 0.2

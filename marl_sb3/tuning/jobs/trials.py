@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -16,15 +16,21 @@ from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.storage.checkpoint_folder import checkpoints_of
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning import trial as key
-from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainedRun, TrainerLostError, train_here
-from marl_sb3.tuning.jobs.workers import SearchError, run_jobs
+from marl_sb3.tuning.jobs.workers import (
+    Job,
+    QueueMaker,
+    SearchError,
+    Train,
+    TrainedRun,
+    Trainer,
+    TrainerLostError,
+    run_jobs,
+    train_here,
+)
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import failure_text, states
-
-if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray import RayTrainer
 
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
 
@@ -32,7 +38,7 @@ Watcher = Callable[[TuneStudy], None]
 
 
 def run_trials(
-    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: RayTrainer | None = None
+    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: Trainer | None = None
 ) -> None:
     """Run all trials of a study; killed workers are replaced, and their trials tried once again.
 

@@ -1,4 +1,7 @@
-"""Run all jobs of a queue: in worker processes, in this process if no other can import the env, or on Ray."""
+"""The jobs of a search, whether trials or confirmations, and who works on them.
+
+Worker processes do, this process if no other can import the env, or a Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,33 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from filelock import FileLock, Timeout
+from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
-from marl_sb3.envs.registry import env_factory, importable_id, register_env
+from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, register_env
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.learners.threads import available_cores
+from marl_sb3.metrics import Result
 from marl_sb3.processes.fork_server import CAN_FORK, fork_server
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, ending
-from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, QueueMaker, work
 from marl_sb3.tuning.search import read_search
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import INTERRUPTED
-
-if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray import RayTrainer
+from marl_sb3.tuning.trial import INTERRUPTED, KILLED
 
 _log = logging.getLogger(__name__)
 
+GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
 POLL_S = 0.5  # time between checks of the workers
 MODULES = f"numba,marl_sb3.runs.start,marl_sb3.runs.execute,{__name__}"  # what the fork server of workers imports
 _MAX_DEATHS = 3  # of workers in a row while no job is finished
@@ -49,8 +52,107 @@ class SearchError(MarlSb3Error, RuntimeError):
     """A search cannot continue: its workers end at once, every trial fails, or the disk is full."""
 
 
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a job stores of a run that was trained.
+
+    Attributes:
+        folder: of the run, on this machine.
+        interrupted: whether a signal, or the end of the search, ended it.
+        result: the metrics of the last iteration.
+        results: the metrics of all iterations; empty if it was interrupted.
+        checkpoint: the name of the latest checkpoint.
+    """
+
+    folder: Path
+    interrupted: bool
+    result: Result | None = None
+    results: Sequence[Result] = ()
+    checkpoint: str | None = None
+
+
+# Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
+Train = Callable[[TrainConfig, Path, EnvFactory | None, Sequence[BaseCallback]], TrainedRun]
+
+
+class TrainerLostError(RuntimeError):
+    """The process that trained a run has ended; the run has to be trained again."""
+
+
+def train_here(
+    config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+) -> TrainedRun:
+    """See `Train`: in this process."""
+    from marl_sb3.runs.execute import execute
+    from marl_sb3.runs.start import prepare
+
+    run = execute(prepare(config, folder, factory), callbacks)
+    return TrainedRun(run.folder, run.interrupted, run.result, () if run.interrupted else run.results, run.checkpoint)
+
+
+# Trains a run that a worker has claimed and stores the outcome; returns False if interrupted: it can be claimed again.
+Job = Callable[[], bool]
+
+
+class JobQueue(Protocol):
+    """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent.
+
+    Attributes:
+        again: makes the same queue of another object of the study, for another process or thread.
+    """
+
+    again: QueueMaker
+
+    def claim(self, worker: str, train: Train) -> Job | None:
+        """Claim a job that no worker has started; None if there is none. The job calls `train`."""
+
+    def n_done(self) -> int:
+        """The number of finished jobs."""
+
+    def in_flight(self) -> list[str]:
+        """The names of claimed jobs, or of the workers that claimed them, whose workers are alive."""
+
+    def requeue_dead(self, why: str = KILLED) -> object:
+        """Make the jobs of dead workers available again; see `TuneStudy.requeue_dead`."""
+
+    def is_waiting(self) -> bool:
+        """Whether a requeued job has not been claimed yet."""
+
+
+QueueMaker = Callable[[TuneStudy], JobQueue]
+
+
+# Runs all jobs of a queue, so many at a time, and calls a function several times a second: see `RayTrainer.work`.
+Trainer = Callable[[TuneStudy, JobQueue, int, Callable[[], None]], None]
+
+
+def work(
+    queue: JobQueue,
+    worker: str,
+    look: Callable[[], None] = lambda: None,
+    is_wanted: Callable[[], bool] = lambda: True,
+    train: Train = train_here,
+) -> bool:
+    """Claim and run jobs one after the other until there are none left.
+
+    Args:
+        is_wanted: called before each job; work ends if it returns False.
+
+    Returns:
+        False if a job was interrupted.
+    """
+    while is_wanted() and (job := queue.claim(worker, train)) is not None:
+        if not job():
+            return False
+        look()
+    return True
+
+
+# --- Who works on them -----------------------------------------------------------------------------------------------
+
+
 def run_jobs(
-    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], trainer: RayTrainer | None = None
+    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], trainer: Trainer | None = None
 ) -> None:
     """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
 
@@ -68,7 +170,7 @@ def run_jobs(
     """
     with study_lock(study.folder):
         if trainer is not None:
-            run = partial(trainer.work, study, queue, workers, look)
+            run = partial(trainer, study, queue, workers, look)
         elif workers == 1 and (not CAN_FORK or importable_id(study.search.env, study.factory) is None):
             run = partial(work_here, study, queue, look)
         else:
