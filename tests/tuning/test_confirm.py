@@ -243,12 +243,8 @@ def test_the_function_of_the_library_confirms_too(in_tmp: Path) -> None:
     assert "# Trained again: with 1 fresh seeds" in (study.folder / "best.yml").read_text()
 
 
-@pytest.mark.parametrize("option", ["best", "seeds", "workers"])
-def test_numbers_are_checked(option: str, in_tmp: Path) -> None:
-    study = prepare_study("arena", **SMALL)
-    with pytest.raises(ConfigError, match=rf"{option} is 0; accepted: an integer of at least 1"):
-        confirm(study, **{option: 0})
-    assert confirm(study) == []  # no trial has been trained
+def test_nothing_is_confirmed_before_a_trial_was_trained(in_tmp: Path) -> None:
+    assert confirm(prepare_study("arena", **SMALL)) == []
 
 
 def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Path) -> None:

@@ -17,7 +17,6 @@ from marl_sb3.errors import is_disk_full
 from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
 from marl_sb3.tuning.jobs.workers import Job, QueueMaker, Train, Trainer, TrainerLostError, run_jobs
-from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import KILLED
 
@@ -40,13 +39,10 @@ def confirm(
         See `confirmed`.
 
     Raises:
-        ConfigError: a number is wrong, the study is being run, or workers cannot import the env.
+        ConfigError: another process is running this study, or workers cannot import the env.
         SearchError: worker processes cannot be started.
         KeyboardInterrupt: raised again after all workers have ended.
     """
-    require_integer("confirm_best", best, 1)
-    require_integer("confirm_seeds", seeds, 1)
-    require_integer("workers", workers, 1)
     trials = [trial.number for trial in study.completed()[:best]]
     if not trials:
         return []

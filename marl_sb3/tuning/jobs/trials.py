@@ -28,7 +28,7 @@ from marl_sb3.tuning.jobs.workers import (
     train_here,
 )
 from marl_sb3.tuning.objective import Objective
-from marl_sb3.tuning.search import Search, require_integer
+from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import failure_text, states
 
@@ -52,7 +52,6 @@ def run_trials(
         SearchError: workers cannot be started, or every trial fails.
         KeyboardInterrupt: raised again after all workers have ended.
     """
-    require_integer("workers", workers, 1)
     before = {trial.number for trial in study.trials if trial.state.is_finished()}
 
     def look() -> None:
