@@ -15,14 +15,10 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
 from marl_sb3.processing.processing import RescaleActions
 from marl_sb3.sb3.inference import States
-from marl_sb3.sb3.noise import (
-    noise,
-    noise_of_rows,
-    uses_noise,
-)
+from marl_sb3.sb3.noise import noise, noise_of_rows, uses_noise
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, integer, part
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
-from marl_sb3.vec_env.observations import ZeroBased
+from marl_sb3.vec_env.observations import ZeroBased, with_rows
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -204,9 +200,11 @@ class Actor(Stateful):
         self.states = tuple(array.copy() for array in self.states)
         for everywhere, of_acting in zip(self.states, decision.states, strict=True):
             everywhere[:, acting] = of_acting
-        actions, _, *more = decision
-        spread = [None if array is None else _spread(array, acting) for array in (actions, *more)]
-        return Decision(spread[0], self.states, *spread[1:])  # type: ignore[arg-type]
+        spread: list[Any] = [
+            None if own is None else with_rows(np.zeros((len(acting), *own.shape[1:]), own.dtype), acting, own)
+            for own in (decision.actions, *decision[2:])
+        ]
+        return Decision(spread[0], self.states, *spread[1:])
 
     # --- Rewards and ends --------------------------------------------------------------------------------------------
 
@@ -234,11 +232,9 @@ class Actor(Stateful):
     def next_values(self, step: VecStep, acting: BoolArray) -> Array:
         """Return the (rows,) values of the observations that the rows act on next; 0 in rows that wait."""
         inputs = PolicyInputs(self.observations(step), self.starts, None, self.states)
-        if acting.all():
-            return self.policy.values(inputs)
         values = np.zeros(len(acting), dtype=np.float32)
         if acting.any():
-            values[acting] = self.policy.values(inputs.of_rows(acting))
+            values[acting] = self.policy.values(inputs if acting.all() else inputs.of_rows(acting))
         return values
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
@@ -262,13 +258,6 @@ def env_actions(actions: Array, rescale: RescaleActions | None, counted: ZeroBas
     """
     in_range = actions if rescale is None else rescale(actions)
     return counted.to_env(in_range) if counted.shifts else in_range
-
-
-def _spread(array: Array, rows: BoolArray) -> Array:
-    """(all rows, ...): an array of some rows in their places, and zeros in all others."""
-    everywhere = np.zeros((len(rows), *array.shape[1:]), dtype=array.dtype)
-    everywhere[rows] = array
-    return everywhere
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.turns import Experience, OpenTransitions, index_of
+from marl_sb3.experience.turns import Experience
 from marl_sb3.sb3.private import after_step, set_progress_remaining
-from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer, part
+from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows
-from marl_sb3.vec_env.slot_states import require_categories
+from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows, zeros
+from marl_sb3.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.vec_env.step import VecStep
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
@@ -117,9 +117,9 @@ class Lines(Stateful, _Base):
 
         def commit() -> None:
             self.set_fields(values)
-            for name, array in self.arrays().items():
+            for name, own in self.arrays().items():
                 for begin, piece in pieces(file.arrays, name):
-                    array[begin : begin + len(piece)] = piece
+                    own[begin : begin + len(piece)] = piece
 
         return commit
 
@@ -138,11 +138,10 @@ class Lines(Stateful, _Base):
         if set(file.arrays) != set(own):
             names = ", ".join(name[:80] for name in file.arrays)
             raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
-        for name, array in own.items():
-            form = form_of(file.arrays, name)
-            shape = (lines, rows, *array.shape[2:])
-            if form.dtype != array.dtype or form.shape != shape:
-                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {array.dtype} {shape}")
+        for name, present in own.items():
+            form, shape = form_of(file.arrays, name), (lines, rows, *present.shape[2:])
+            if form.dtype != present.dtype or form.shape != shape:
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {present.dtype} {shape}")
             _require_categories_of(name, file, self)
 
 
@@ -251,18 +250,73 @@ def read_resized(
     dropped = max(held - capacity, 0)
 
     def commit() -> None:
-        for name, array in buffer.arrays().items():
-            flat = array.reshape(capacity, *array.shape[2:])
+        for name, own in buffer.arrays().items():
+            flat = own.reshape(capacity, *own.shape[2:])
             for begin, piece in pieces(file.arrays, name):
                 numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
                 kept = (numbers >= 0) & (numbers < held - dropped)
-                flat[numbers[kept]] = piece.reshape(len(numbers), *array.shape[2:])[kept]
+                flat[numbers[kept]] = piece.reshape(len(numbers), *own.shape[2:])[kept]
         buffer.set_filled(held - dropped)
 
     return commit
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------
+
+
+class OpenTransitions(Stateful):
+    """The transition of each row that is not over: what its agent saw and did. `RowProcessing` sums its rewards.
+
+    Args:
+        observation_space: what a row observes, as SB3 sees it.
+        action_space: what it does.
+
+    Attributes:
+        rows: (rows,) bool; the rows that have one.
+    """
+
+    fields: ClassVar[Fields] = {
+        "rows": array("rows"),
+        "actions": array("_actions"),
+        "observations": arrays("_observations"),
+    }
+
+    def __init__(self, num_rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.rows = np.zeros(num_rows, dtype=np.bool_)
+        self._observation_space = observation_space
+        self._action_space = action_space
+        self._observations = zeros(observation_space, (num_rows,))
+        dtype = np.float32 if action_space.dtype == np.float64 else action_space.dtype  # as in SB3's replay buffers
+        self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=dtype)
+
+    def begin(self, rows: BoolArray, observations: Observations, actions: Array) -> None:
+        """Open a transition for each row that acts, (rows,) bool; all arrays are (rows, ...)."""
+        chosen = index_of(rows)
+        for own, given in pairs(self._observations, observations):
+            own[chosen] = given.reshape(own.shape)[chosen]
+        self._actions[chosen] = actions[chosen]
+        self.rows |= rows
+
+    def pop(self, rows: BoolArray) -> tuple[Observations, Array]:
+        """Close the transitions of these rows, (rows,) bool; returns their observations and actions."""
+        chosen = index_of(rows)
+        taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
+        self.rows = self.rows & ~rows
+        return taken, self._actions[chosen].copy()
+
+    def drop(self, rows: BoolArray) -> None:
+        """Forget the transitions of these rows, (rows,) bool."""
+        self.rows = self.rows & ~rows
+
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """Refuse categories outside their space: they are indices into arrays."""
+        require_categories(values["actions"], self._action_space, f"{state.where}/actions")
+        require_observed(values["observations"], self._observation_space, f"{state.where}/observations")
+
+
+def index_of(rows: BoolArray) -> Any:
+    """Return an index of these rows, (rows,) bool: a slice if it is all of them, which NumPy takes much faster."""
+    return slice(None) if np.count_nonzero(rows) == len(rows) else rows
 
 
 class ReplayExperience(Experience):

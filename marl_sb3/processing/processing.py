@@ -11,7 +11,7 @@ from gymnasium import spaces
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import Memory, ObservationProcessor, Policy, ProcessorInput, Space
-from marl_sb3.processing.normalize import NormalizeObservations, Rewards, RunningStatistics
+from marl_sb3.processing.normalize import NormalizeObservations, RunningStatistics
 from marl_sb3.processing.processors import (
     AgentIndicator,
     FrameStack,
@@ -93,7 +93,7 @@ class Processing:
         action_space: the space in which the policy acts.
         processors: processors of observations by setting, in the order in which they are applied.
         normalizer: the one of them that normalises; None: none does.
-        rewards: the processor of rewards.
+        returns: running statistics of the discounted returns, by which rewards are normalised; None: they are not.
         rescale: the processor of actions; None: actions are not changed.
 
     Raises:
@@ -115,7 +115,7 @@ class Processing:
                     self.observation_space = self.processors[name].space
         except ConfigError as error:
             raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
-        self.rewards = Rewards(settings)
+        self.returns = RunningStatistics(shape=()) if settings.normalize_rewards else None
         found = self.processors.get("normalize_observations")
         self.normalizer = found if isinstance(found, NormalizeObservations) else None
         self._remembering = [each for each in self.processors.values() if each.initial(1)]
@@ -164,7 +164,7 @@ class Processing:
         """All running statistics by name."""
         of_parts = {} if self.normalizer is None else self.normalizer.statistics
         observed = {f"observations/{key}" if key else "observations": own for key, own in of_parts.items()}
-        return {**observed, **self.rewards.statistics}
+        return observed if self.returns is None else {**observed, "returns": self.returns}
 
     def get_state(self) -> State:
         """Return the running statistics for `read_state`."""

@@ -176,12 +176,28 @@ class ProcessedRows(RowProcessing):
         self._before = self._memory
         self._memory = self._reset(self._memory, ended)
         self.processed_observations(step)  # statistics take in observations first, and final observations see that
-        process = self._processing.rewards.process
-        processed = process(paid, self._returns, self._gamma, over, self._learns, self._normalizes)
+        processed = self._processed_rewards(paid, over)
         self._returns[ended] = 0
         if bootstrap is not None:
             self._add_values_at_time_limits(step, processed, bootstrap)
         return processed
+
+    def _processed_rewards(self, rewards: Array, over: BoolArray) -> Array:
+        """Clip the rewards of transitions that are over, then divide them as `VecNormalize` does.
+
+        They are divided by the running standard deviation of discounted returns.
+        """
+        settings, statistics = self._processing.settings, self._processing.returns
+        if settings.clip_rewards is not None:
+            rewards = np.clip(rewards, -settings.clip_rewards, settings.clip_rewards)
+        if statistics is not None and over.any():
+            if self._learns:
+                self._returns[over] = self._returns[over] * self._gamma + rewards[over]
+                statistics.update(self._returns[over])
+            if self._normalizes:
+                limit = settings.clip_normalized_rewards
+                rewards = np.clip(rewards / np.sqrt(statistics.var + settings.normalize_epsilon), -limit, limit)
+        return rewards.astype(np.float32)
 
     def processed_observations(self, step: VecStep) -> Observations:
         """See `RowProcessing.processed_observations`."""

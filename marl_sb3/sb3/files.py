@@ -207,5 +207,5 @@ def _vec_normalize(processing: Processing, gamma: float, kept: Callable[[Any], A
         statistics = {key: kept(own) for key, own in normalize.statistics.items()}
         made.obs_rms = statistics if isinstance(before, spaces.Dict) else next(iter(statistics.values()))
     if settings.normalize_rewards:
-        made.ret_rms = kept(processing.rewards.statistics["returns"])
+        made.ret_rms = kept(processing.statistics["returns"])
     return made
