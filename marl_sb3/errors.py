@@ -155,21 +155,11 @@ def install_words(extra: str) -> str:
     return f"install it with: pip install -c constraints.txt '.[{extra}]' (in the clone of marl_sb3)"
 
 
-def note_traceback_file(error: BaseException, file: str) -> None:
-    """Note in an exception the file that holds its traceback, so that messages can name it."""
-    error.__dict__["traceback_file"] = file
+def note(error: BaseException, name: str, text: str) -> None:
+    """Note in an exception what messages say of it: the `traceback_file` that holds its traceback, or a `remedy`."""
+    error.__dict__[name] = text
 
 
-def traceback_file(error: BaseException) -> str | None:
-    """Return the file that holds the traceback of an exception; None if there is none."""
-    return error.__dict__.get("traceback_file")
-
-
-def note_remedy(error: BaseException, remedy: str) -> None:
-    """Note in an exception what a user can do about it; the commands show it with the message."""
-    error.__dict__["remedy"] = remedy
-
-
-def remedy_of(error: BaseException) -> str | None:
-    """Return what a user can do about an exception; None if that is not known."""
-    return error.__dict__.get("remedy")
+def noted(error: BaseException, name: str) -> str | None:
+    """Return what `note` has noted in an exception; None if there is nothing."""
+    return error.__dict__.get(name)

@@ -125,7 +125,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(evaluated.to_plain(actions), allow_nan=False), flush=True)
     else:
-        _print(evaluated, actions)
+        evaluated.print(actions)
     return EXIT_DONE
 
 
@@ -170,18 +170,6 @@ def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
         if getattr(arguments, option):
             return f"{which} (--{option.replace('_', '-')})"
     return f"{which} (the run has evaluation.deterministic: {json.dumps(plan.deterministic)})"
-
-
-def _print(evaluated: EvaluatedRun, actions: str) -> None:
-    from marl_sb3.display.screen import standard_console
-
-    console = standard_console()
-    for line in (evaluated.headline(actions), evaluated.checkpoint_why):
-        if line:
-            console.print(line, soft_wrap=True)
-    console.print(evaluated.table(console.width))
-    if evaluated.video is not None:
-        console.print(evaluated.video_line(), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from marl_sb3.errors import (
     EnvRaisedError,
     MarlSb3Error,
     described,
-    remedy_of,
-    traceback_file,
+    noted,
 )
 from marl_sb3.output import lenient_output
 from marl_sb3.signals import interrupting
@@ -52,7 +51,7 @@ def _exit_code(command: Callable[[], int], verbosity: int) -> int:
         is_users = isinstance(error, (ConfigError, EnvError, CheckpointError)) and not isinstance(error, EnvRaisedError)
         return _failed(error, str(error), EXIT_USAGE if is_users else EXIT_FAILED, verbosity)
     except Exception as error:
-        hint = "" if verbosity or traceback_file(error) else " (-v shows where)"
+        hint = "" if verbosity or noted(error, "traceback_file") else " (-v shows where)"
         return _failed(error, f"{described(error)}{hint}", EXIT_FAILED, verbosity)
 
 
@@ -61,7 +60,7 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
         import traceback
 
         traceback.print_exception(error)
-    file, remedy = traceback_file(error), remedy_of(error)
+    file, remedy = noted(error, "traceback_file"), noted(error, "remedy")
     more = f"{f'; traceback: {file}' if file else ''}{f'; {remedy}' if remedy else ''}"
     print(f"error: {_printable(message)}{more}", file=sys.stderr)
     return exit_code

@@ -6,7 +6,6 @@ import difflib
 import re
 import shlex
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -269,15 +268,8 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
     return env, section, _entry(path, section, content[section])
 
 
-def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:
-    """Do the same as `entry_of` with a preset of the package. An env without a preset has empty settings."""
-    if env is None:
-        raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
-    return env, env, deepcopy(_entry(path, env, _presets(path).get(env, {})))
-
-
 @cache
-def _presets(path: Path) -> Mapping[str, Any]:
+def presets(path: Path) -> Mapping[str, Any]:
     """Return the content of a file of the package, which is parsed once: a search needs it for every trial."""
     content: Mapping[str, Any] = read_yaml(path) if path.exists() else {}
     return content

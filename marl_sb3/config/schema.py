@@ -341,6 +341,11 @@ class TrainConfig:
     def _listed(self) -> Mapping[PolicyID, Mapping[str, Any]]:
         return {} if isinstance(self.policies, str) else self.policies
 
+    @property
+    def named_policies(self) -> str:
+        """The setting `policies` in a line: `shared`, `per_agent`, or the ids of the policies."""
+        return self.policies if isinstance(self.policies, str) else ", ".join(self.policies)
+
     def single_policies(self) -> list[PolicyID]:
         """Return the ids of the policies that are listed or have settings of their own."""
         return list(dict.fromkeys([*self._listed, *self.policy_settings]))

@@ -8,6 +8,7 @@ mapping. A name that is no field of `TrainConfig` is the name of a hyperparamete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from marl_sb3.config.compat.zoo import (
     refuse_unsupported,
     translated_key,
 )
-from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
+from marl_sb3.config.files import Hparams, entry_of, name_of, preset_path, presets, require_named
 from marl_sb3.config.ids import TEXT_IDS
 from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.schema import (
@@ -144,17 +145,18 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
         for written, name, value in meant:
             canonical = canonical_name(name)
             if canonical in found:
-                raise _given_twice(canonical, found[canonical][0], written)
+                raise given_twice(canonical, found[canonical][0], written)
             found[canonical] = (written, canonical_value(name, value))
     for name, (written, _) in found.items():
         whole, _, part = name.rpartition(".")
         mapping = found.get(whole, ("", None))[1]
         if whole.rpartition(".")[2] == "policy_kwargs" and isinstance(mapping, Mapping) and part in mapping:
-            raise _given_twice(name, f"{whole}: {{{part}: ...}}", written)
+            raise given_twice(name, f"{whole}: {{{part}: ...}}", written)
     return found
 
 
-def _given_twice(name: str, one: str, other: str) -> ConfigError:
+def given_twice(name: str, one: str, other: str) -> ConfigError:
+    """Return the error for a setting that is given by two names."""
     words = "are both given, but are two names of"
     return ConfigError(f"{one} and {other} {words} {name}; accepted: one of them", key=name)
 
@@ -185,29 +187,6 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
     for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
         own, _, entry = name.removeprefix(_OF_PROCESSING).partition(_OF_NETWORK)
         _put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
-    return result
-
-
-def translated_hyperparameters(
-    settings: Mapping[str, Any], algorithm: str, kinds: Mapping[str, Any], context: Context
-) -> dict[str, Any]:
-    """Translate those names of RLlib that `canonical_hyperparameters` keeps.
-
-    Args:
-        settings: what it returned.
-        algorithm: name of the algorithm, for messages.
-        kinds: its table of hyperparameters.
-        context: what is known of the run.
-
-    Raises:
-        ConfigError: two names of one setting are given, or a name has no counterpart for the algorithm.
-    """
-    result = {name: value for name, value in settings.items() if name not in LATER}
-    for name in settings.keys() & LATER:
-        for setting, value in translated(name, settings[name], algorithm, kinds, context).items():
-            if setting in result:
-                raise _given_twice(setting, name, setting)
-            result[setting] = value
     return result
 
 
@@ -389,9 +368,11 @@ def load_config(
         env, section, entry = entry_of(hparams, env, notes)
         path = name_of(hparams)
         require_named(env, named, path)
-    else:
+    elif env is not None:
         path = preset_path(algo or TrainConfig.algo)
-        env, section, entry = entry_of_preset(path, env)
+        section, entry = env, deepcopy(presets(path).get(env, {}))
+    else:
+        raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
     values = MergedSettings()
     values.add({str(key): value for key, value in entry.items()}, lambda key: f"{path}, {section}.{key}")
     planned = values.fields.get("n_timesteps")

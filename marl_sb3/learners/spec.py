@@ -12,11 +12,11 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.algorithms import AlgorithmInfo, Line, algorithm_info, info_of, saved_class, saved_name
-from marl_sb3.config.compat.rllib import explanation, is_of_rllib, no_counterpart
+from marl_sb3.config.compat.rllib import LATER, explanation, is_of_rllib, no_counterpart, translated
 from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.schema import ACCEPTED, PROCESSING, ProcessingSettings, processing_settings
-from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, translated_hyperparameters
+from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice
 from marl_sb3.config.values import (
     Named,
     PositiveFloat,
@@ -203,7 +203,13 @@ def policy_specs(
 def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
     settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
-    return translated_hyperparameters(settings, spec.algorithm.__name__, spec.info.kinds, Context(n_envs))
+    for name in [name for name in settings if name in LATER]:
+        value, kinds = settings.pop(name), spec.info.kinds
+        meant = translated(name, value, spec.algorithm.__name__, kinds, Context(n_envs))
+        for setting in meant.keys() & settings.keys():
+            raise given_twice(setting, name, setting)
+        settings |= meant
+    return settings
 
 
 # --- Hyperparameters -------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
     settings = {name: getattr(config, name) for name in names}
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)
-    for name in settings.keys() & config.env_kwargs.keys():
+    for name in [name for name in settings if name in config.env_kwargs]:
         words = "the argument of the env has the name of a setting; accepted: other names, as a factory around the env"
         raise ConfigError(f"env.{name}: {words} can give it", key=f"env.{name}")
     return {**settings, **config.env_kwargs}
@@ -303,13 +303,15 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
 def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
     """Refuse dotted keys with two meanings, such as `env.height` if there is a policy called `env`."""
     for key in [source.path for source in config.sources.values()]:
-        meanings = _meanings(key, policy_ids)
+        meanings = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
+        meanings += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
+        for policy_id in policy_ids:
+            name = key.removeprefix(f"{policy_id}.")
+            if name != key and ("." not in name or name.startswith("policy_kwargs.")):
+                meanings.append(f"{name} of policy {policy_id!r}")
         if len(meanings) > 1:
-            raise ConfigError(
-                f"it may mean {' or '.join(meanings)}; accepted: --set env_kwargs={{...}}, policy_kwargs={{...}} or "
-                "policy_settings={POLICY: {...}}",
-                key=key,
-            )
+            accepted = "--set env_kwargs={...}, policy_kwargs={...} or policy_settings={POLICY: {...}}"
+            raise ConfigError(f"it may mean {' or '.join(meanings)}; accepted: {accepted}", key=key)
 
 
 _PREFIXES = {
@@ -318,16 +320,6 @@ _PREFIXES = {
     "stop.": "a stop condition",
     "hyperparameters.": "a hyperparameter of all policies",
 }
-
-
-def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
-    meanings = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
-    meanings += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
-    for policy_id in policy_ids:
-        name = key.removeprefix(f"{policy_id}.")
-        if name != key and ("." not in name or name.startswith("policy_kwargs.")):
-            meanings.append(f"{name} of policy {policy_id!r}")
-    return meanings
 
 
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from marl_sb3.config.values import counted
+from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import Samples, progress_bars, samples_table
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
@@ -35,14 +34,13 @@ class EvaluatedRun:
     video: VideoFile | None
 
     def to_plain(self, actions: str) -> dict[str, Any]:
-        """Return everything as plain data for JSON.
-
-        Args:
-            actions: description of the actions that were taken.
-        """
-        plan, evaluation = self.plan, self.evaluation
+        """Return everything as plain data for JSON; `actions` describes the actions that were taken."""
+        plan, evaluation, video = self.plan, self.evaluation, {}
         agents = evaluation.metrics["agent_episode_returns_mean"]
-        plain = {
+        if self.video is not None:
+            film = {"file": str(self.video.path), "episodes": plan.film_episodes, "frames": self.video.num_frames}
+            video = {"video": film}
+        return {
             "run": str(self.folder),
             "checkpoint": self.checkpoint,
             "checkpoint_why": self.checkpoint_why,
@@ -54,28 +52,21 @@ class EvaluatedRun:
             "env_runners": evaluation.metrics,
             "episode_return": asdict(sample_stats(evaluation.returns())),
             "agent_episode_returns": {agent: asdict(sample_stats(evaluation.agent_returns(agent))) for agent in agents},
+            **video,
         }
-        if self.video is not None:
-            film = {"file": str(self.video.path), "episodes": plan.film_episodes, "frames": self.video.num_frames}
-            plain["video"] = film
-        return plain
 
-    def headline(self, actions: str) -> str:
-        """Describe the evaluation in a line."""
-        plan = self.plan
+    def print(self, actions: str) -> None:
+        """Print the evaluation in a line, a table of the values of all episodes, and the path of the video."""
+        plan, console = self.plan, standard_console()
         how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
-        return f"{self.folder}, {self.checkpoint}: {how}"
-
-    def table(self, width: int) -> Table:
-        """Make a table of the values of all episodes, at most `width` characters wide."""
-        return samples_table(_samples(self.evaluation), width, bold=_SUM)
-
-    def video_line(self) -> str:
-        """Return a line with the path and the content of the video."""
-        assert self.video is not None
-        several = self.plan.film_episodes > 1
-        what = f"{self.plan.film_episodes} of the episodes of env 0" if several else "an episode of env 0"
-        return f"video: {self.video.path}, {what}, {counted(self.video.num_frames, 'frame')}"
+        for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
+            console.print(line, soft_wrap=True)
+        console.print(samples_table(_samples(self.evaluation), console.width, bold=_SUM))
+        if self.video is not None:
+            several = f"{plan.film_episodes} of the episodes of env 0"
+            what = several if plan.film_episodes > 1 else "an episode of env 0"
+            frames = counted(self.video.num_frames, "frame")
+            console.print(f"video: {self.video.path}, {what}, {frames}", soft_wrap=True)
 
 
 def evaluate_run(

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.callbacks import CheckpointCallback, RewardHistogramCallback, StopAfterSteps, StopOnMetric, StopOnSignal
 from marl_sb3.config.resume import Phase, phases_after
-from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note_remedy, note_traceback_file
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
@@ -55,7 +55,7 @@ def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
         return save_policies(run, chosen)
     except Exception as error:
         again = f"python -m marl_sb3.export {run.files.shown} --checkpoint latest"
-        note_remedy(error, f"checkpoint {run.checkpoint} is complete: {again} writes the policies")
+        note(error, "remedy", f"checkpoint {run.checkpoint} is complete: {again} writes the policies")
         raise
 
 
@@ -79,7 +79,7 @@ def keep_traceback(run: Run, error: BaseException) -> None:
     if not isinstance(error, Exception):  # an interruption
         return
     try:
-        note_traceback_file(error, str(run.files.as_shown(write_traceback(run.folder, error))))
+        note(error, "traceback_file", str(run.files.as_shown(write_traceback(run.folder, error))))
     except OSError as another:  # a full disk, for example; the first error is the one to report
         _log.warning("the traceback is not kept: %s", another)
 

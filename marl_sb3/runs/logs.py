@@ -51,19 +51,14 @@ class _RowFormat(KVWriter):
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
         """Write and flush a row, with what callbacks have recorded."""
-        more = {**self._waiting, **recorded}
-        known = flatten(result)
+        known, more = flatten(result), {**self._waiting, **recorded}
         more = {name: value for name, value in more.items() if _fits_a_row(value) and name not in known}
         self._write_row(finite_or_none(_without_pictures(result)), finite_or_none(more))
         self._waiting = {}
 
     @abstractmethod
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
-        """Append a row.
-
-        Args:
-            recorded: flat names -> values; none of these names is in the result.
-        """
+        """Append a row; `recorded` has flat names, none of which is in the result."""
 
     def _append(self, line: str) -> None:
         with with_filename(self._path):
@@ -92,9 +87,7 @@ def _without_pictures(result: Mapping[str, Any]) -> Result:
 class JsonLinesFormat(_RowFormat):
     """One JSON object per line: the nested result. Values of callbacks are nested by the `/` in their names.
 
-    Args:
-        path: the file.
-        keep: called with each result before it is written.
+    `keep` is called with each result before it is written.
     """
 
     name = "json"
@@ -117,25 +110,22 @@ class CsvFormat(_RowFormat):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._columns = next(iter(self._lines()), [])
+        self._columns = next(iter(self._rows()), [])
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
         row = {**flatten(result), **recorded}
         added = [name for name in row if name not in self._columns]
         if added:
             self._columns += added
-            self._rewrite()
+            padded = [earlier + [""] * (len(self._columns) - len(earlier)) for earlier in self._rows()[1:]]
+            with replaced_file(self._path) as fresh:
+                fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
+                self._file.close()
+            self._file = append_text(self._path)
         self._append(csv_line([row.get(name) for name in self._columns]))
 
-    def _lines(self) -> list[list[str]]:
+    def _rows(self) -> list[list[str]]:
         return list(csv.reader(io.StringIO(read_regular(self._path).decode(), newline="")))
-
-    def _rewrite(self) -> None:
-        padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
-        with replaced_file(self._path) as fresh:
-            fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
-            self._file.close()
-        self._file = append_text(self._path)
 
 
 def csv_line(values: Sequence[Any]) -> str:
@@ -163,20 +153,17 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
     Raises:
         ConfigError: a log is damaged; the message names the file.
     """
-    _cut(folder / RESULT_FILE, lambda path, data: _lines_until(path, data, iteration))
-    _cut(folder / PROGRESS_FILE, lambda path, data: _csv_until(path, data, iteration))
-    for events in folder.glob("events.out.tfevents.*"):
-        # Large, and no run appends to events of an earlier start: they are written only if something is cut off.
-        _cut(events, lambda path, data: _events_until(path, data, env_steps), only_if_cut=True)
-
-
-def _cut(path: Path, keep: Callable[[Path, bytes], bytes], *, only_if_cut: bool = False) -> None:
-    """Replace a file, if it exists, by the part of it to keep; a file that has another name elsewhere stays there."""
-    if os.path.lexists(path):
-        whole = read_regular(path)
-        kept = keep(path, whole)
-        if kept != whole or not only_if_cut:
-            write_whole(path, kept)
+    for path, keep, limit in [
+        (folder / RESULT_FILE, _lines_until, iteration),
+        (folder / PROGRESS_FILE, _csv_until, iteration),
+        *((events, _events_until, env_steps) for events in folder.glob("events.out.tfevents.*")),
+    ]:
+        if os.path.lexists(path):
+            whole = read_regular(path)
+            kept = keep(path, whole, limit)
+            # Events are large, and no run appends to those of an earlier start: they stay if nothing is cut off.
+            if kept != whole or keep is not _events_until:
+                write_whole(path, kept)  # a file that has another name elsewhere stays there
 
 
 def _lines_until(path: Path, data: bytes, iteration: int) -> bytes:
@@ -212,25 +199,22 @@ def _damaged(path: Path, why: str) -> ConfigError:
 
 def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
     """Parse TensorBoard's records: length (8 bytes), its checksum (4), an `Event`, its checksum (4)."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
     kept, start = [], 0
     while start + 12 <= len(data):
         end = start + 12 + int.from_bytes(data[start : start + 8], "little") + 4
         if end > len(data):
             break  # an incomplete record
-        if _step_of_event(path, data[start + 12 : end - 4]) <= env_steps:
+        try:
+            step = Event.FromString(data[start + 12 : end - 4]).step
+        except DecodeError as error:
+            raise _damaged(path, str(error)) from error
+        if step <= env_steps:
             kept.append(data[start:end])
         start = end
     return b"".join(kept)
-
-
-def _step_of_event(path: Path, event: bytes) -> int:
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    try:
-        return int(Event.FromString(event).step)
-    except DecodeError as error:
-        raise _damaged(path, str(error)) from error
 
 
 @contextmanager

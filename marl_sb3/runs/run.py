@@ -162,12 +162,11 @@ class Run:
 
     def __repr__(self) -> str:
         config = self.config
-        policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
         unknown: Result = {"num_env_steps_sampled_lifetime": self.algorithm.num_timesteps, "env_runners": {}}
         result = self.result or unknown
         done, value = result["num_env_steps_sampled_lifetime"], result["env_runners"].get("episode_return_mean")
         steps = f"{done:,} of {config.n_timesteps:,} env steps"
-        parts = [f"{config.env}, {config.algo}, policies {policies}", steps]
+        parts = [f"{config.env}, {config.algo}, policies {config.named_policies}", steps]
         parts += [] if value is None else [f"return {value:,.2f}"]
         parts += [] if self.checkpoint is None else [self.checkpoint]
         return f"<Run {self.files.shown}: {', '.join(parts)}>"

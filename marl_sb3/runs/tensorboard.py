@@ -117,7 +117,12 @@ Value = bool | float | str
 
 def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str]) -> None:
     """Write the settings to a file of their own, atomically; after a resume, they replace the former ones."""
-    write_whole(folder / SETTINGS_FILE, b"".join(map(_record, _events(config, policy_ids))))
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    file = io.BytesIO()
+    for event in _events(config, policy_ids):
+        RecordWriter(file).write(event.SerializeToString())
+    write_whole(folder / SETTINGS_FILE, file.getvalue())
 
 
 def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str, Value]:
@@ -126,45 +131,24 @@ def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str,
         f"{policy_id}.{key}": value for policy_id in policy_ids for key, value in config.own_settings(policy_id).items()
     }
     env = {f"env.{key}": value for key, value in config.env_kwargs.items()}
-    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
-    of_run = {"env": config.env, "algo": config.algo, "policies": policies, "seed": config.seed}
+    of_run = {"env": config.env, "algo": config.algo, "policies": config.named_policies, "seed": config.seed}
     settings = {**of_run, "n_envs": config.n_envs, **env, **config.hyperparameters, **of_policies}
-    return {name: _value(value) for name, value in settings.items()}
-
-
-def _value(value: Any) -> Value:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value if isinstance(value, (bool, float, str)) else str(value)
+    values = {name: float(value) if type(value) is int else value for name, value in settings.items()}
+    return {name: value if isinstance(value, (bool, float, str)) else str(value) for name, value in values.items()}
 
 
 def _events(config: TrainConfig, policy_ids: Sequence[str]) -> Iterator[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
     from torch.utils.tensorboard import summary
 
     make: Any = summary  # it has no types
-    yield Event(file_version="brain.Event:2")
     experiment, start, _ = make.hparams(hyperparameters(config, policy_ids), {config.checkpoints.metric: None})
-    # Four spaces mark code in Markdown.
-    yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
-    for each in (experiment, _in_one_order(start), make.text("config", yaml)):
-        yield Event(summary=each, step=0)
-
-
-def _in_one_order(summary: Any) -> Any:
-    """Serialize mappings in a fixed order, unlike protobuf: the same run has to write the same bytes."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    for value in summary.value:
+    for value in start.value:  # in a fixed order, unlike protobuf: the same run has to write the same bytes
         plugin = value.metadata.plugin_data
         plugin.content = HParamsPluginData.FromString(plugin.content).SerializeToString(deterministic=True)
-    return summary
-
-
-def _record(event: Any) -> bytes:
-    """Return an event as a record of TensorBoard's files."""
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    file = io.BytesIO()
-    RecordWriter(file).write(event.SerializeToString())
-    return file.getvalue()
+    # Four spaces mark code in Markdown.
+    yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
+    yield Event(file_version="brain.Event:2")
+    for each in (experiment, start, make.text("config", yaml)):
+        yield Event(summary=each, step=0)

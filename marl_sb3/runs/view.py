@@ -90,9 +90,8 @@ def print_start(console: Console, run: Run) -> None:
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:
-    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
     length = f"{counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}"
-    yield f"{config.env}: {length}, {config.algo}, policies {policies}, {seeds}"
+    yield f"{config.env}: {length}, {config.algo}, policies {config.named_policies}, {seeds}"
     if config.picks_rollouts:
         steps = " or ".join(f"{length:,}" for length in rollout_lengths(config))
         yield f"rollouts: {steps} steps of each env, since {config.env} has no preset; --set n_steps=N sets others"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,11 @@ class Exported:
 
 
 About = Mapping[str, str]  # the origin of the policies, which ONNX files hold as metadata
+# Format -> the suffix of a policy's file, and those of files that may be beside it.
+FORMATS: Mapping[str, Sequence[str]] = {
+    "sb3": (".zip", ".vecnormalize.pkl", ".processing.json"),
+    "onnx": (".onnx",),
+}
 
 
 def export_policies(
@@ -54,18 +59,25 @@ def export_policies(
     """
     from marl_sb3.config.ids import file_names  # imports all of the configuration, which the help text does not need
 
-    chosen = FORMATS[format_name]
-    targets = {policy_id: out / name for policy_id, name in file_names(list(bundle.policies), chosen.suffix).items()}
+    suffix, *companions = FORMATS[format_name]
+    names = file_names(list(bundle.policies), suffix)
+    targets = {policy_id: out / name for policy_id, name in names.items()}
     with ExitStack() as cleanup:
         with path_is_usable("--out: cannot write to", out, "out"):
-            beside = [path.with_suffix(suffix) for path in targets.values() for suffix in chosen.companions]
-            _check_targets(out, [*targets.values(), *beside], force)
+            if out.exists() and not out.is_dir():
+                raise ConfigError(f"--out: {out} is not a folder", key="out")
+            for path in [target.with_suffix(each) for target in targets.values() for each in (suffix, *companions)]:
+                if os.path.lexists(path) and not force:
+                    raise ConfigError(f"{path} exists already; --force replaces it", key="out")
             out.mkdir(parents=True, exist_ok=True)
             unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
         with with_filename(out):
-            written = chosen.write(bundle, about, unfinished)
+            if format_name == "onnx":
+                written = [_write_onnx(bundle, about, each, unfinished / name) for each, name in names.items()]
+            else:
+                written = [Exported(path, policy_id) for policy_id, path in bundle.save_policies(unfinished).items()]
         for file in written:
-            _move(file.path, targets[file.policy_id], chosen.companions)
+            _move(file.path, targets[file.policy_id], companions)
     return [replace(file, path=targets[file.policy_id]) for file in written]
 
 
@@ -78,39 +90,7 @@ def _move(path: Path, target: Path, companions: Sequence[str]) -> None:
     os.replace(path, target)
 
 
-def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out: {out} is not a folder", key="out")
-    for path in targets:
-        if os.path.lexists(path) and not force:
-            raise ConfigError(f"{path} exists already; --force replaces it", key="out")
-
-
-# --- Formats ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Format:
-    suffix: str
-    companions: Sequence[str]  # suffixes of files that may be beside a policy's
-    # Writes into an empty folder, with the file names of `ids.file_names`.
-    write: Callable[[PolicyBundle, About, Path], list[Exported]]
-
-
-def _write_sb3(bundle: PolicyBundle, _: About, folder: Path) -> list[Exported]:
-    return [Exported(path, policy_id) for policy_id, path in bundle.save_policies(folder).items()]
-
-
-def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Exported]:
-    from marl_sb3.config.ids import file_names
-
-    return [
-        _write_onnx_of(bundle, about, policy_id, folder / name)
-        for policy_id, name in file_names(list(bundle.policies), ".onnx").items()
-    ]
-
-
-def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
+def _write_onnx(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
     from marl_sb3.transfer.onnx_check import largest_difference
     from marl_sb3.transfer.onnx_graph import graph_of, to_onnx
 
@@ -132,9 +112,3 @@ def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path
     except (ConfigError, ExportError) as error:
         raise type(error)(f"policy {policy_id!r}: {error}") from error
     return Exported(path, policy_id, difference)
-
-
-FORMATS: Mapping[str, _Format] = {
-    "sb3": _Format(".zip", (".vecnormalize.pkl", ".processing.json"), _write_sb3),
-    "onnx": _Format(".onnx", (), _write_onnx),
-}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -101,15 +102,13 @@ def init_from(
     starting: dict[PolicyID, Path] = {}
     set_statistics: list[Callable[[], None]] = []
     for source in sources:
-        policy_ids = list(algorithm.policies) if source.policy_id is None else [source.policy_id]
-        for policy_id in policy_ids:
-            if policy_id not in algorithm.policies:
-                accepted = ", ".join(algorithm.policies)
-                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {accepted}", key="init_from")
-            if policy_id in starting:
-                raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
-            starting[policy_id] = source.path
-        policies = {policy_id: algorithm.policies[policy_id] for policy_id in policy_ids}
+        if source.policy_id not in (None, *algorithm.policies):
+            accepted = ", ".join(algorithm.policies)
+            raise ConfigError(f"unknown policy {source.policy_id!r}; accepted: {accepted}", key="init_from")
+        policies = {name: its for name, its in algorithm.policies.items() if source.policy_id in (None, name)}
+        if twice := [policy_id for policy_id in policies if policy_id in starting]:
+            raise ConfigError(f"policy {twice[0]!r} would start from two sources", key="init_from")
+        starting |= dict.fromkeys(policies, source.path)
         weights, why = _read(source, policies, trust_pickle)
         lines.append(f"weights from {source.path}{f': {why}' if why else ''}")
         for policy_id, policy in policies.items():
@@ -173,24 +172,14 @@ def _of_checkpoint(checkpoint: Checkpoint, source_id: PolicyID, path: Path) -> _
         there = ", ".join(name[:_SHOWN] for name in names)
         raise ConfigError(f"{path}: the source has no policy {source_id!r}; it has {there}", key="init_from")
     arrays = copies(find_file(checkpoint.tensors, checkpoint.name, names.index(source_id), "policy").arrays)
-    return _Weights(
-        {
-            name.removeprefix(_PREFIX): th.from_numpy(array)
-            for name, array in arrays.items()
-            if name.startswith(_PREFIX)
-        },
-        policies.fields(source_id).fields("processing"),
-        _activation(checkpoint, source_id),
-    )
-
-
-def _activation(checkpoint: Checkpoint, policy_id: PolicyID) -> str | None:
-    """Return a policy's activation function; None if a policy is of a class that this process does not know."""
-    try:
-        spec = specs_of_checkpoint(checkpoint)[policy_id]
-    except (ConfigError, CheckpointError):
-        return None
-    return activation_name(spec.policy_class, spec.hyperparameters.get("policy_kwargs") or {})
+    tensors = {
+        name.removeprefix(_PREFIX): th.from_numpy(array) for name, array in arrays.items() if name.startswith(_PREFIX)
+    }
+    activation = None
+    with suppress(ConfigError, CheckpointError):  # a policy may be of a class that this process does not know
+        spec = specs_of_checkpoint(checkpoint)[source_id]
+        activation = activation_name(spec.policy_class, spec.hyperparameters.get("policy_kwargs") or {})
+    return _Weights(tensors, policies.fields(source_id).fields("processing"), activation)
 
 
 # --- Into the policies ------------------------------------------------------------------------------------------------
