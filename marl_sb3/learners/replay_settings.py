@@ -17,6 +17,7 @@ from marl_sb3.experience.hindsight import GoalEnv, HindsightBuffer, goal_spaces
 from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.experience.row_rings import CompactBuffer, NStepBuffer, NStepDictBuffer, RowRings
 from marl_sb3.learners.building import check_action_space, is_off_policy, processing_of
+from marl_sb3.learners.coverage import first_reason
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
@@ -99,10 +100,10 @@ def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> N
         f"ends by a time limit need their own observation: set replay_buffer_kwargs to {{{_TIMEOUTS}: false}} to treat "
         "them as terminations": given.get(_TIMEOUTS, True),
     }
-    for reason, holds in reasons.items():
-        if holds:
-            words = f"{where}: optimize_memory_usage is true, but {reason}"
-            raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")
+    reason = first_reason(reasons)
+    if reason is not None:
+        words = f"{where}: optimize_memory_usage is true, but {reason}"
+        raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")
 
 
 def _with_goals(values: Mapping[str, Any]) -> bool:

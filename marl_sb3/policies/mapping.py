@@ -46,18 +46,26 @@ def policy_of_agents(
             one policy for all, or policies named as the agents.
     """
     if mapping is None:
-        mapping = _evident_mapping(policy_ids, agents)
-    if isinstance(mapping, Mapping):
-        _require_agents_of_env(mapping, agents)
-        mapping = mapping.get  # type: ignore[assignment]
+        chosen: dict[AgentID, Any] = _evident_policies(policy_ids, agents)
+    elif isinstance(mapping, Mapping):
+        for agent in mapping:
+            if agent not in agents:
+                words = f"the policy mapping names agent {_shown_id(agent)}; the env has {', '.join(agents)}"
+                accepted = "policies: per_agent (--policies per_agent) fits any agents"
+                raise ConfigError(f"{words}; {accepted}", key="policies")
+        chosen = {agent: mapping.get(agent) for agent in agents}
     elif callable(mapping):
         _require_takes_agent(mapping)
+        chosen = {agent: mapping(agent) for agent in agents}
     else:
         words = "a function of the agent id, or a mapping of agent ids to policy ids"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
-    chosen = {agent: mapping(agent) for agent in agents}  # type: ignore[operator]
     for agent, policy_id in chosen.items():
-        _require_policy_of_agent(policy_id, agent, policy_ids)
+        if policy_id is None:
+            raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
+        if policy_id not in policy_ids:
+            words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
+            raise ConfigError(f"{words}; accepted: {', '.join(policy_ids)}", key="policies")
     idle = [policy_id for policy_id in policy_ids if policy_id not in chosen.values()]
     if idle:
         raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
@@ -77,39 +85,18 @@ def _require_takes_agent(mapping: PolicyMappingFn) -> None:
         raise ConfigError(words, key="policies") from error
 
 
-def _require_agents_of_env(mapping: Mapping[AgentID, PolicyID], agents: Sequence[AgentID]) -> None:
-    for agent in mapping:
-        if agent not in agents:
-            words = f"the policy mapping names agent {shown_id(agent)}{_type_note(agent)}"
-            accepted = "policies: per_agent (--policies per_agent) fits any agents"
-            raise ConfigError(f"{words}; the env has {', '.join(agents)}; {accepted}", key="policies")
+def _shown_id(value: object) -> str:
+    """Show an id; with its type if it is no string, to tell 1 from '1'."""
+    return shown_id(value) if isinstance(value, str) else f"{shown_id(value)} of type {type(value).__name__}"
 
 
-def _require_policy_of_agent(policy_id: object, agent: AgentID, policy_ids: Sequence[PolicyID]) -> None:
-    if policy_id is None:
-        raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
-    if policy_id not in policy_ids:
-        raise ConfigError(
-            f"the policy mapping sends agent {agent!r} to unknown policy {shown_id(policy_id)}{_type_note(policy_id)}; "
-            f"accepted: {', '.join(policy_ids)}",
-            key="policies",
-        )
-
-
-def _type_note(value: object) -> str:
-    """Name the type of an id that is not a string, to tell 1 from '1'."""
-    return "" if isinstance(value, str) else f" of type {type(value).__name__}"
-
-
-def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) -> PolicyMappingFn:
+def _evident_policies(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) -> dict[AgentID, PolicyID]:
     if len(policy_ids) == 1:
-        return lambda _: policy_ids[0]
+        return dict.fromkeys(agents, policy_ids[0])
     if set(policy_ids) == set(agents):
-        return lambda agent: agent
-    raise ConfigError(
-        f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed",
-        key="policies",
-    )
+        return {agent: agent for agent in agents}
+    words = f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed"
+    raise ConfigError(words, key="policies")
 
 
 def policies_that_train(
@@ -128,8 +115,7 @@ def policies_that_train(
     unknown = [policy_id for policy_id in policies_to_train if policy_id not in policy_ids]
     if unknown:
         raise ConfigError(
-            f"policies_to_train names unknown policy {shown_id(unknown[0])}{_type_note(unknown[0])}; "
-            f"accepted: {', '.join(policy_ids)}",
+            f"policies_to_train names unknown policy {_shown_id(unknown[0])}; accepted: {', '.join(policy_ids)}",
             key="policies_to_train",
         )
     return set(policies_to_train)

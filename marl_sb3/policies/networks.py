@@ -82,15 +82,13 @@ def resolve_policy_kwargs(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown name, or a value out of range.
     """
-    return {name: _resolved(name, value) for name, value in policy_kwargs.items()}
-
-
-def _resolved(name: str, value: Any) -> Any:
-    if name in CLASSES and isinstance(value, str):
-        return _class(name, value)
-    if name in POLICY_KWARGS and isinstance(value, (str, bool, int, float, list, tuple, Mapping)):
-        require(name, value, POLICY_KWARGS[name], f"policy_kwargs.{name}")
-    return value
+    resolved = dict(policy_kwargs)
+    for name, value in policy_kwargs.items():
+        if name in CLASSES and isinstance(value, str):
+            resolved[name] = _class(name, value)
+        elif name in POLICY_KWARGS and isinstance(value, (str, bool, int, float, list, tuple, Mapping)):
+            require(name, value, POLICY_KWARGS[name], f"policy_kwargs.{name}")
+    return resolved
 
 
 def _class(use: str, name: str) -> type[Any]:
@@ -99,10 +97,8 @@ def _class(use: str, name: str) -> type[Any]:
         return own[name]
     if name not in known:
         accepted = ", ".join([*known, *own])
-        raise ConfigError(
-            f"{use} is {shown(name)}; accepted: {accepted}, or {OF_THE_USER}",
-            key=f"policy_kwargs.{use}",
-        )
+        words = f"{use} is {shown(name)}; accepted: {accepted}, or {OF_THE_USER}"
+        raise ConfigError(words, key=f"policy_kwargs.{use}")
     module, _, cls = known[name].partition(":")
     found: type[Any] = getattr(importlib.import_module(module), cls)
     return found

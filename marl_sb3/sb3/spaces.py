@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from gymnasium import spaces
@@ -30,19 +30,16 @@ def check_spaces(rows: PolicyRows) -> None:
     """
     group = rows.group
     where = f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}"
-    for part, space in _parts(group.observation_space).items():
+    observed = group.observation_space
+    named = observed.spaces.items() if isinstance(observed, spaces.Dict) else ()
+    parts = {f" of {key!r}": part for key, part in named} or {"": observed}
+    for part, space in parts.items():
         accepted = _accepted_observations(space)
         if accepted:
             raise ConfigError(f"{where}: the observation space{part} is {space}; accepted: {accepted}")
     accepted = _accepted_actions(group.action_space)
     if accepted:
         raise ConfigError(f"{where}: the action space is {group.action_space}; accepted: {accepted}")
-
-
-def _parts(space: Space) -> Mapping[str, Space]:
-    return (
-        {f" of {key!r}": part for key, part in space.spaces.items()} if isinstance(space, spaces.Dict) else {"": space}
-    )
 
 
 def _accepted_observations(space: Space) -> str | None:
