@@ -60,6 +60,7 @@ class MaskReader:
 
     Attributes:
         none: the masks of envs without masks.
+        idle: whether no group has masks, so that there is nothing to read.
     """
 
     def __init__(self, layout: AgentLayout, num_envs: int) -> None:
@@ -76,11 +77,7 @@ class MaskReader:
         for number, mask in enumerate(masks):
             if mask is not None:
                 self._masked[number] = True
-
-    @property
-    def idle(self) -> bool:
-        """Whether no group has masks, so that there is nothing to read."""
-        return self._masked.count(False) == len(self._masked)
+        self.idle = all(masked is False for masked in self._masked)
 
     def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
         """Return the masks of the agents that act next.
@@ -107,6 +104,7 @@ class MaskReader:
     def _settle(self, number: int, masked: bool) -> None:
         """Decide whether a group has masks."""
         self._masked[number] = masked
+        self.idle = all(masked is False for masked in self._masked)
 
     def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
         agents, choices = self._layout.groups[number].agents, self._choices[number]

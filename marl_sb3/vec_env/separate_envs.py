@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from marl_sb3.vec_env.masks import MaskReader, read_masks
 from marl_sb3.vec_env.observations import (
     AgentLayout,
     agent_groups,
-    map_arrays,
     put,
     require_same_agents,
     zero_observations,
@@ -122,12 +122,16 @@ class SyncVecEnv(InProcessVecEnv):
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = to_act = self.latest.to_act
         observations, steps = self._step_slots(actions)
+        infos = []
+        anyone_waited = False
         rewards, places = np.zeros(acted.shape, dtype=np.float32), self._layout.places
         terminated, truncated = np.zeros(acted.shape, dtype=np.bool_), np.zeros(acted.shape, dtype=np.bool_)
         finals: dict[tuple[int, int], Any] = {}
         reset_infos: dict[int, Mapping[str, Any]] = {}
         final_states: dict[int, Array] = {}
         for row, step in enumerate(steps):
+            infos.append(step.infos)
+            anyone_waited |= bool(step.waited)
             for agent, reward in step.rewards.items():
                 rewards[row, places[agent].column] = reward
             for agent, flags in step.ends.items():
@@ -141,22 +145,21 @@ class SyncVecEnv(InProcessVecEnv):
                 final_states[row] = step.final_env_state
         if [slot.to_act for slot in self._slots] != self._known_turns:
             to_act = self._turns()
-        infos = [step.infos for step in steps]
         return VecStep(
             observations=observations,
-            action_masks=self._masks_after(infos, reset_infos),
+            action_masks=self._masks.none if self._masks.idle else self._masks_after(infos, reset_infos),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             acted=acted,
             to_act=to_act,
-            in_play=self._in_play(acted, steps),
+            in_play=acted | self._waited(steps) if anyone_waited else acted,
             stepped=self._all_stepped,
             episode_done=np.isin(self._rows, list(reset_infos)) if reset_infos else self._none_done,
             final_observations=FinalObservations(finals) if finals else NO_FINAL_OBSERVATIONS,
             infos=DictInfos(infos),
             reset_infos=reset_infos,
-            env_state=self._env_state(),
+            env_state=self._env_state() if self._shows_env_state else None,
             final_env_states=final_states,
         )
 
@@ -170,13 +173,17 @@ class SyncVecEnv(InProcessVecEnv):
 
     def _blank(self) -> tuple[Observations, ...]:
         """Return zeros in place of observations, in less time than `zero_observations` takes."""
-        return tuple(map_arrays(lambda array: np.zeros(array.shape, array.dtype), group) for group in self._zeros)
+        return tuple([zeros.copy() if isinstance(zeros, np.ndarray) else deepcopy(zeros) for zeros in self._zeros])
 
     def _show(self, slot: EnvSlot, observations: tuple[Observations, ...]) -> None:
         """Write the observations of the agents that act next into their places."""
         for agent in slot.to_act:
             place = self._layout.places[agent]
-            put(slot.shown[agent], observations[place.group], (slot.row, place.group_column))
+            array = observations[place.group]
+            if isinstance(array, dict):
+                put(slot.shown[agent], array, (slot.row, place.group_column))
+            else:  # the same, without a call
+                array[slot.row, place.group_column] = slot.shown[agent]
 
     def _shown(self) -> tuple[Observations, ...]:
         """Return the present observations per group, (E, A_group, ...)."""
@@ -190,19 +197,14 @@ class SyncVecEnv(InProcessVecEnv):
         self._known_turns = [slot.to_act for slot in self._slots]
         return np.array([self._layout.flags(agents) for agents in self._known_turns])
 
-    def _in_play(self, acted: BoolArray, steps: Sequence[SlotStep]) -> BoolArray:
-        """Return the agents that were in play in a step, (E, A) bool."""
-        if not any(step.waited for step in steps):
-            return acted
-        waited: BoolArray = np.array([self._layout.flags(step.waited) for step in steps])
-        return acted | waited
+    def _waited(self, steps: Sequence[SlotStep]) -> BoolArray:
+        """Return the agents that were in play in a step without acting, (E, A) bool."""
+        return np.array([self._layout.flags(step.waited) for step in steps])
 
     def _masks_after(
         self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]
     ) -> ActionMasks:
         """Return the masks after a step, from its infos and those of the resets in it."""
-        if self._masks.idle:
-            return self._masks.none
         return self._masks.read(self._slots, {**dict(enumerate(infos)), **reset_infos})
 
     def _env_state(self) -> Array | None:
