@@ -59,10 +59,10 @@ def _unlisted(value: Any) -> Any:
 
 
 # The ends of ranges that give the largest minibatch in the smallest rollout, and the fewest rollouts in a trial.
-_LARGEST_MINIBATCH: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
-_FEWEST_ROLLOUTS: Mapping[str, Callable[[Any], Any]] = {"n_timesteps": min, "n_steps": max, "n_envs": max}
-
-
+_EXTREMES: Sequence[Mapping[str, Callable[[Any], Any]]] = (
+    {"batch_size": max, "n_steps": min, "n_envs": min},
+    {"n_timesteps": min, "n_steps": max, "n_envs": max},
+)
 _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
     "choices": lambda trial, name, bounds: trial.suggest_categorical(name, list(bounds)),
     "uniform": lambda trial, name, bounds: trial.suggest_float(name, *bounds),
@@ -127,19 +127,14 @@ class Space:
     def corners(self) -> Iterator[dict[str, Any]]:
         """Settings at the ends of all ranges, with the largest minibatch, and with the fewest rollouts in a trial."""
         for number in range(max((len(parameter.bounds) for parameter in self.parameters), default=0)):
-            yield self._corner({}, number)
-        for end_of in (_LARGEST_MINIBATCH, _FEWEST_ROLLOUTS):
-            yield self._corner(end_of, 0)
-
-    def _corner(self, end_of: Mapping[str, Callable[[Any], Any]], number: int) -> dict[str, Any]:
-        """Settings with one bound of each parameter: the end of its range that `end_of` names, or that of a number."""
-        chosen = {}
-        for parameter in self.parameters:
-            bounds = parameter.bounds
-            end = end_of.get(parameter.name.rpartition(".")[2])
-            are_integers = all(isinstance(bound, int) for bound in bounds)
-            chosen[parameter.name] = end(bounds) if end and are_integers else bounds[min(number, len(bounds) - 1)]
-        return self.settings(chosen)
+            yield self.settings({p.name: p.bounds[min(number, len(p.bounds) - 1)] for p in self.parameters})
+        for end_of in _EXTREMES:
+            chosen = {parameter.name: parameter.bounds[0] for parameter in self.parameters}
+            for name, bounds in ((parameter.name, parameter.bounds) for parameter in self.parameters):
+                end = end_of.get(name.rpartition(".")[2])
+                if end is not None and all(isinstance(bound, int) for bound in bounds):
+                    chosen[name] = end(bounds)
+            yield self.settings(chosen)
 
     def to_plain(self) -> dict[str, Any]:
         """The space as plain data, in the form of a space file."""

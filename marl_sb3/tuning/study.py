@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,12 +83,9 @@ class TuneStudy:
         with self._lock:
             self._require_same_search()
             if self.search.sampler == "grid":
-                known = {
-                    trial.user_attrs.get(key.INDEX) for trial in self.trials
-                }  # a kill may leave the grid incomplete
-                for index, params in enumerate(self.space.grid()):
-                    if index not in known:
-                        self.optuna.enqueue_trial(params, user_attrs={key.INDEX: index})
+                # Those that are missing: a kill may leave the grid incomplete.
+                for params in itertools.islice(self.space.grid(), _count(self.trials), None):
+                    self.optuna.enqueue_trial(params)
             for trial in self._running(alive=False):
                 # Worker processes, which have logs, ended with their search. Any other one was the search itself.
                 was_a_process = (self.folder / "workers" / f"{trial.user_attrs[key.WORKER]}.log").exists()
@@ -171,8 +169,7 @@ class TuneStudy:
             # set for it (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order
             # from the same seed.
             params = trial.params if key.SEED in trial.user_attrs else trial.system_attrs.get("fixed_params", {})
-            attributes = {key.INDEX: trial.user_attrs[key.INDEX], key.RETRY_OF: number, key.DEATHS: deaths}
-            self.optuna.enqueue_trial(dict(params), user_attrs=attributes)
+            self.optuna.enqueue_trial(dict(params), user_attrs={key.RETRY_OF: number, key.DEATHS: deaths})
         self.optuna.tell(number, state=TrialState.FAIL)
 
     @contextmanager
@@ -287,7 +284,9 @@ def _count(trials: Iterable[FrozenTrial]) -> int:
 
 def _index_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
     """The index of a trial among all trials without retries; a retry has the index of the first attempt."""
-    return int(trial.user_attrs.get(key.INDEX, _count(trials[: trial.number])))
+    while key.RETRY_OF in trial.user_attrs:
+        trial = trials[trial.user_attrs[key.RETRY_OF]]
+    return _count(trials[: trial.number])
 
 
 def best_first(trials: Iterable[FrozenTrial], mode: str) -> list[FrozenTrial]:

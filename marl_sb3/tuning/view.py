@@ -186,6 +186,14 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
     others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
     shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
     best = next(iter(ranked), None)
+    below = [line for trial in shown for line in _error_lines(trial)]
+    if len(shown) < len(trials):
+        below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+    return Group(*_in_layout(shown, best, width), *below)
+
+
+def _in_layout(shown: Sequence[FrozenTrial], best: FrozenTrial | None, width: int) -> list[RenderableType]:
+    """One table of the trials if the parameters fit beside the results; else two, or a table and lines."""
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
     styles = ["bold" if trial is best else "" for trial in shown]
     marks = [f"{'* ' if trial is best else ''}{trial.number}" for trial in shown]
@@ -199,22 +207,13 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
         for name, (value_of, digits) in _RESULTS.items()
     ]
     needed = sum(2 + max(map(len, [*str(column.header).split("\n"), *cells])) for column, cells in parameters)
-    parts: list[RenderableType]
     if needed + _OTHER_COLUMNS <= width:
-        parts = [_table([mark, status, *parameters, *results], styles)]
-    else:
-        parts = [_table([mark, status, *results], styles), ""]
-        if needed + 7 <= width:
-            parts.append(_table([mark, *parameters], styles))
-        else:
-            texts = (
-                parameters_text({name: rounded(value, 4) for name, value in trial.params.items()}) for trial in shown
-            )
-            parts += map(Text, map("{}: {}".format, marks, texts), styles)
-    below = [line for trial in shown for line in _error_lines(trial)]
-    if len(shown) < len(trials):
-        below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
-    return Group(*parts, *below)
+        return [_table([mark, status, *parameters, *results], styles)]
+    parts: list[RenderableType] = [_table([mark, status, *results], styles), ""]
+    if needed + 7 <= width:
+        return [*parts, _table([mark, *parameters], styles)]
+    texts = (parameters_text({name: rounded(value, 4) for name, value in trial.params.items()}) for trial in shown)
+    return [*parts, *map(Text, map("{}: {}".format, marks, texts), styles)]
 
 
 def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:
