@@ -26,10 +26,6 @@ MODULE = ["-m", "marl_sb3.tune"]
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-def test_the_module_is_also_the_function_of_the_library() -> None:
-    assert callable(marl_sb3.tune)
-
-
 def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--study", "mine", "--confirm-seeds", "1", "--over", "best"]) == 0
     captured = capsys.readouterr()

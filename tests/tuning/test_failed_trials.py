@@ -20,33 +20,30 @@ from marl_sb3.tuning.jobs.workers import Workers
 from marl_sb3.tuning.trial import DEATHS, ERROR, INTERRUPTED
 
 
-def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("bad \udcff thing"), r"RuntimeError: bad \udcff thing"),
+        (SystemExit("enough"), "SystemExit: enough"),
+    ],
+)
+def test_any_error_is_that_of_its_trial_alone(
+    error: BaseException, text: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, calls = start_module.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 2:
-            raise RuntimeError("the disk is on fire")
+            raise error
         return original(*arguments)
 
     monkeypatch.setattr(start_module, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
-    assert failed.user_attrs[ERROR] == "RuntimeError: the disk is on fire"
-    assert "the disk is on fire" in (study.folder_of(failed) / "traceback.txt").read_text()
-
-
-@pytest.mark.parametrize("error", [RuntimeError("bad \udcff thing"), SystemExit("enough")])
-def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(start_module, "prepare", fails)
-    study = in_this_process(trials=1)
-    assert [trial.state.name for trial in study.trials] == ["FAIL"]
-    assert study.trials[0].user_attrs[ERROR].startswith(type(error).__name__)
-    assert type(error).__name__ in (study.folder_of(study.trials[0]) / "traceback.txt").read_text()
+    assert failed.user_attrs[ERROR] == text
+    assert type(error).__name__ in (study.folder_of(failed) / "traceback.txt").read_text()
 
 
 @pytest.mark.parametrize(

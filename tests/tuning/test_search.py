@@ -55,6 +55,8 @@ def test_a_study_goes_on_with_what_it_was_begun_with(in_tmp: Path) -> None:
     assert prepare_study("arena", study="s", trials=7).search == replace(begun.search, trials=7)
     with pytest.raises(ConfigError, match="study 's' exists with other values of seed, objective; accepted"):
         prepare_study(study="s", seed=4, objective="sum")
+    with pytest.raises(ConfigError, match="study 's' exists with other values of space; accepted: "):
+        prepare_study(study="s", space={"gamma": {"uniform": [0.9, 0.99]}})
 
 
 def test_a_file_of_settings_is_what_is_searched_and_compared_with(
@@ -87,12 +89,6 @@ def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:
         prepare_study(study="s")
     with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv: if you trust"):
         read_search(in_tmp / "runs" / "tune" / "toy_envs_ScriptedEnv" / "s")
-
-
-def test_a_study_with_another_space_is_not_mixed(in_tmp: Path) -> None:
-    prepare_study(**SMALL, study="s")
-    with pytest.raises(ConfigError, match="study 's' exists with other values of space; accepted: "):
-        prepare_study(**{**SMALL, "space": {"gamma": {"uniform": [0.9, 0.99]}}}, study="s")
 
 
 def test_a_name_is_no_pattern(in_tmp: Path) -> None:
