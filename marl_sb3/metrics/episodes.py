@@ -113,15 +113,6 @@ def _is_number_or_none(value: Any) -> bool:
         return False
 
 
-def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
-    """The custom metrics in an env's metadata.
-
-    Raises:
-        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
-    """
-    return info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
-
-
 def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
     """Make `InfoMetric`s from mappings.
 
@@ -177,7 +168,8 @@ class EpisodeTracker(Stateful):
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs
-        self.custom_metrics = {**announced_metrics(env), **_checked(custom_metrics or {})}
+        announced = info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
+        self.custom_metrics = {**announced, **_checked(custom_metrics or {})}
         require_ids("custom metric", self.custom_metrics, "custom_metrics")
         for name, metric in self.custom_metrics.items():
             if metric.agent is not None and metric.agent not in env.agents:

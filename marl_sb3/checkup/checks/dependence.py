@@ -92,9 +92,8 @@ def _constant_rewards(evidence: Evidence) -> Iterator[Seen]:
 def _running_sums(evidence: Evidence) -> Iterator[Seen]:
     """Find agents whose rewards look like the sum of all rewards so far."""
     for agent in _agents(evidence):
-        if words := next(
-            filter(None, (find(evidence, agent) for find in (_offsets, _explained_changes, _jumps))), None
-        ):
+        words = _offsets(evidence, agent) or _explained_changes(evidence, agent) or _jumps(evidence, agent)
+        if words:
             yield Seen(words, str(agent))
 
 
