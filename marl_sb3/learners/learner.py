@@ -25,7 +25,7 @@ from marl_sb3.sb3.optimizers import (
 from marl_sb3.sb3.private import COUNTS, set_up_logging
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
-from marl_sb3.storage.rng import generators
+from marl_sb3.storage.space_data import generators
 from marl_sb3.types import GoalRewards, PolicyID
 
 

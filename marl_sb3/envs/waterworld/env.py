@@ -19,7 +19,7 @@ from marl_sb3.envs.waterworld.render import legend, render_rgb
 from marl_sb3.envs.waterworld.rules import Parameters
 from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
 from marl_sb3.errors import EnvError
-from marl_sb3.storage.rng import generator_state, set_generator_state
+from marl_sb3.storage.space_data import generator_state, set_generator_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array
 
