@@ -70,8 +70,8 @@ class InfoAccumulator(Stateful):
         self._count = np.zeros(num_envs)
         self.restart(np.ones(num_envs, dtype=bool))
 
-    def restart(self, envs: Array) -> None:
-        """Forget the values of the envs that begin a new episode, (E,) bool."""
+    def restart(self, envs: Array | list[int]) -> None:
+        """Forget the values of the envs that begin a new episode; see `EpisodeTracker.restart`."""
         # Without any event, the sum is 0, but there is no mean, minimum, maximum or last value.
         self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
         self._count[envs] = 0
@@ -210,25 +210,24 @@ class EpisodeTracker(Stateful):
         if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()
             return []
         finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
-        self._restart(step.episode_done)
+        self.restart(step.episode_done)
         self.episodes.extend(finished)
         return finished
 
     def _episode(self, env_index: int) -> Episode:
-        took_part = self._agent_steps[env_index] > 0
-        returns = self._returns[env_index].tolist()
-        agent_steps = self._agent_steps[env_index].tolist()
+        returns, agent_steps = self._returns[env_index].tolist(), self._agent_steps[env_index].tolist()
         custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
         return Episode(
             env_index=env_index,
             length=int(self._lengths[env_index]),
-            agent_returns={a: returns[i] for i, a in enumerate(self._agents) if took_part[i]},
-            agent_steps={a: agent_steps[i] for i, a in enumerate(self._agents)},
+            agent_returns={a: paid for a, paid, acted in zip(self._agents, returns, agent_steps, strict=True) if acted},
+            agent_steps=dict(zip(self._agents, agent_steps, strict=True)),
             custom={name: value for name, value in custom.items() if math.isfinite(value)},
             duration_s=time.perf_counter() - self._started_s[env_index],
         )
 
-    def _restart(self, envs: Array) -> None:
+    def restart(self, envs: Array | list[int]) -> None:
+        """Forget the running episodes of these envs, (E,) bool or indices: they have begun new ones."""
         self._returns[envs] = 0.0
         self._agent_steps[envs] = 0
         self._lengths[envs] = 0
@@ -255,10 +254,6 @@ class EpisodeTracker(Stateful):
                 for key, value in _spread(name, [e.custom[name] for e in episodes if name in e.custom]).items()
             },
         }
-
-    def restart(self, env_indices: Iterable[int]) -> None:
-        """Forget the running episodes of these envs, which have begun new ones."""
-        self._restart(np.isin(np.arange(self._num_envs), list(env_indices)))
 
     # --- State -------------------------------------------------------------------------------------------------------
 

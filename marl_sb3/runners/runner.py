@@ -274,7 +274,7 @@ class LocalRunner(Runner):
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
         """See `Runner.restart_lost`."""
         if self._latest is not None:
-            self.tracker.restart(lost)
+            self.tracker.restart(list(lost))
             for actor, experience in self._pairs:
                 actor.restart_envs(list(lost))
                 if experience is not None:
