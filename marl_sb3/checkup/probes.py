@@ -103,14 +103,17 @@ def record_episodes(subject: EnvUnderTest) -> None:
         rate = player.steps_done / (time.perf_counter() - start)
         subject.repeated_steps = max(1, min(subject.repeated_steps, player.steps_done, round(_REPEATED_S * rate)))
         evidence.fingerprint = player.fingerprint[: subject.repeated_steps + 1]
-        _keep(evidence, player)
+        evidence.episodes.append(player.episode)
         while (left := left - player.steps_done) > 0 and player.episode.is_over and time.perf_counter() < until:
             if len(evidence.episodes) == subject.job.episodes:
                 break
             player.play(subject.seeds(len(evidence.episodes)), left, until)
-            _keep(evidence, player)
+            evidence.episodes.append(player.episode)
         if player.goes_on and not evidence.over():
             _play_on(subject, player)
+        for episode in evidence.episodes:
+            if episode.stopped is not None:
+                evidence.report(*episode.stopped)
         if evidence.episodes[0].stopped is None:
             player.play(subject.seeds(0), subject.repeated_steps)
             subject.fingerprint_again = player.fingerprint
@@ -129,12 +132,6 @@ def _bytes_of(space: spaces.Space[Any]) -> int:
     return math.prod(space.shape or ()) * (space.dtype.itemsize if space.dtype is not None else 8)
 
 
-def _keep(evidence: Evidence, player: ProbePlayer) -> None:
-    evidence.episodes.append(player.episode)
-    if player.episode.stopped is not None:
-        evidence.report(*player.episode.stopped)
-
-
 def _play_on(subject: EnvUnderTest, player: ProbePlayer) -> None:
     """Continue an episode to find its end, without recording its steps."""
     episode, until = player.episode, time.perf_counter() + subject.job.seconds
@@ -143,8 +140,6 @@ def _play_on(subject: EnvUnderTest, player: ProbePlayer) -> None:
     if player.goes_on:
         subject.evidence.longest = player.steps_done
     episode.is_over = False  # not in the steps that are kept
-    if episode.stopped is not None:
-        subject.evidence.report(*episode.stopped)
 
 
 # --- Seeds ------------------------------------------------------------------------------------------------------------
