@@ -13,7 +13,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
 from marl_sb3.acting.action_noise import RowNoise
-from marl_sb3.sb3.inference import States, initial_states, predict, takes_masks
+from marl_sb3.sb3.inference import States, initial_states, takes_masks
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -124,8 +124,11 @@ class PredictingPolicy(Policy):
 
     def act(self, inputs: PolicyInputs) -> Decision:
         """See `Policy.act`."""
-        observations, starts, masks, states, _ = inputs
-        return Decision(*predict(self.algorithm, observations, states, starts, masks, self._deterministic))
+        more: dict[str, Any] = {} if inputs.masks is None else {"action_masks": inputs.masks}
+        if inputs.states:
+            more |= {"state": inputs.states, "episode_start": inputs.starts}
+        actions, after = self.algorithm.predict(inputs.observations, deterministic=self._deterministic, **more)
+        return Decision(actions, after if inputs.states and after is not None else ())
 
 
 class RolloutPolicy(Policy):

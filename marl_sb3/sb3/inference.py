@@ -36,37 +36,11 @@ def initial_states(algorithm: BaseAlgorithm, rows: int) -> States:
     returns the hidden and the cell state of the actor's LSTM.
     """
     shape = getattr(algorithm.policy, "lstm_hidden_state_shape", None)
-    if shape is None:
-        return ()
-    layers, _, size = shape
+    return () if shape is None else _hidden_and_cell(shape[0], rows, shape[2])
+
+
+def _hidden_and_cell(layers: int, rows: int, size: int) -> States:
     return tuple(np.zeros((layers, rows, size), dtype=np.float32) for _ in range(2))
-
-
-def predict(
-    algorithm: BaseAlgorithm,
-    observations: Any,
-    states: States,
-    starts: BoolArray,
-    masks: BoolArray | None,
-    deterministic: bool,
-) -> tuple[Array, States]:
-    """Call the algorithm's `predict`.
-
-    Args:
-        observations: a single observation, or a batch of rows.
-        states: recurrent state of these rows, laid out as by `initial_states`.
-        starts: (rows,) bool; True where an episode starts: the state is not used there.
-        masks: (rows, n) bool, or None; only for an algorithm that takes them.
-        deterministic: the most likely actions instead of sampled ones.
-
-    Returns:
-        The actions as the env takes them, and the new recurrent states.
-    """
-    more: dict[str, Any] = {} if masks is None else {"action_masks": masks}
-    if states:
-        more |= {"state": states, "episode_start": starts}
-    actions, after = algorithm.predict(observations, deterministic=deterministic, **more)
-    return actions, after if states and after is not None else ()
 
 
 def has_distribution(algorithm: BaseAlgorithm) -> bool:
@@ -78,9 +52,7 @@ def has_distribution(algorithm: BaseAlgorithm) -> bool:
 def critic_states(algorithm: BaseAlgorithm, rows: int) -> States:
     """The state of the critic's own LSTM at the start of an episode; () if it has none."""
     lstm = getattr(algorithm.policy, "lstm_critic", None)
-    if lstm is None:
-        return ()
-    return tuple(np.zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=np.float32) for _ in range(2))
+    return () if lstm is None else _hidden_and_cell(lstm.num_layers, rows, lstm.hidden_size)
 
 
 def values(algorithm: BaseAlgorithm, observations: Any, states: States, starts: BoolArray) -> tuple[FloatArray, States]:
