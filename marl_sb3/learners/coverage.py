@@ -245,11 +245,7 @@ def _is_frozen_or_hooked(tensor: Any) -> bool:
 def why_not_optimizer(
     optimizer: th.optim.Optimizer, kinds: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,)
 ) -> str | None:
-    """Return the reason why the kernels do not cover an optimizer, as a string; None if they do.
-
-    Args:
-        kinds: classes that are covered.
-    """
+    """Return the reason why the kernels of these kinds do not cover an optimizer, as a string; None if they do."""
     if type(optimizer) not in kinds:
         return f"optimizer {type(optimizer).__name__}"
     settings = optimizer.param_groups[0]
@@ -268,6 +264,8 @@ def why_not_optimizer(
 
 
 # --- Policies --------------------------------------------------------------------------------------------------------
+
+_OF_POLICIES = ("activation_fn", "observation_space", "action_space", "normalize_images")  # decisive attributes
 
 
 def _why_not_common(algorithm: Any, extractors: Sequence[nn.Module]) -> str | None:
@@ -313,14 +311,6 @@ _BUFFERS = (
     "marl_sb3.experience.rollout:MaskedRolloutBuffer",
     "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
     "marl_sb3.experience.sequences:ActionMaskRolloutBuffer",
-)
-_OF_ACTOR_CRITIC = (
-    "optimizer",
-    "activation_fn",
-    "action_dist",
-    "observation_space",
-    "action_space",
-    "normalize_images",
 )
 
 
@@ -374,7 +364,10 @@ def _actor_critic_reliance(
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
     layers = [module for module in modules if isinstance(module, nn.Linear)]
     log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
-    decisive = [(algorithm, ["device", "use_sde", "action_space", *settings]), (policy, _OF_ACTOR_CRITIC)]
+    decisive = [
+        (algorithm, ["device", "use_sde", "action_space", *settings]),
+        (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
+    ]
     return Reliance(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
 
 
@@ -402,8 +395,6 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
 
 
 # --- Networks of algorithms with a replay buffer ---------------------------------------------------------------------
-
-_OF_REPLAY_POLICY = ("activation_fn", "observation_space", "action_space", "normalize_images")
 
 
 def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[str]) -> str | None:
@@ -443,7 +434,7 @@ def replay_reliance(
     """
     held = [(owner.optimizer, parameters_of(_layers(nets))) for owner, nets in trained]
     held += [(optimizer, [tensor]) for optimizer, tensor in others]
-    decisive = [(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_REPLAY_POLICY), *settings]
+    decisive = [(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_POLICIES), *settings]
     return Reliance(
         algorithm,
         _layers([net for _, nets in trained for net in nets] + [*targets]),

@@ -85,21 +85,20 @@ class OptimizerKind(NamedTuple):
 
     Attributes:
         number: its constant in `kernels.optimizers`.
-        moments: the names of its first and second moments in PyTorch's state; None if it has none.
+        tensors: the names of first and second moments and of the number of steps in PyTorch's state; None for what it
+            does not have, or not as a tensor.
         initial: the second moment before the first step.
-        counts_in_tensor: whether the number of steps is a tensor.
     """
 
     number: int
-    moments: tuple[str | None, str]
+    tensors: tuple[str | None, str, str | None]
     initial: float
-    counts_in_tensor: bool
 
 
 OPTIMIZERS: dict[type[th.optim.Optimizer], OptimizerKind] = {
-    th.optim.Adam: OptimizerKind(0, ("exp_avg", "exp_avg_sq"), 0.0, True),
-    th.optim.RMSprop: OptimizerKind(1, (None, "square_avg"), 0.0, True),
-    RMSpropTFLike: OptimizerKind(2, (None, "square_avg"), 1.0, False),
+    th.optim.Adam: OptimizerKind(0, ("exp_avg", "exp_avg_sq", "step"), 0.0),
+    th.optim.RMSprop: OptimizerKind(1, (None, "square_avg", "step"), 0.0),
+    RMSpropTFLike: OptimizerKind(2, (None, "square_avg", None), 1.0),
 }
 
 
@@ -140,31 +139,30 @@ class OptimizerTable:
     def moments(self, parameter: th.Tensor) -> list[th.Tensor]:
         """Return the moments of a parameter."""
         state = self._begun_state(parameter)
-        return [state[name] for name in self._kind.moments if name is not None]
+        return [state[name] for name in self._kind.tensors[:2] if name is not None]
 
     def count_steps(self, steps: int) -> None:
         """Count steps that the kernels have taken, where they have not done so themselves."""
-        if not self._kind.counts_in_tensor:
+        if self._kind.tensors[2] is None:
             for parameter in self._parameters:
                 self._optimizer.state[parameter]["step"] += steps
 
     def _begun_state(self, parameter: th.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self._optimizer.state[parameter]
         if not state:
-            first, second = self._kind.moments
-            state["step"] = th.tensor(0.0) if self._kind.counts_in_tensor else 0
+            first, second, steps = self._kind.tensors
+            state["step"] = 0 if steps is None else th.tensor(0.0)
             if first is not None:
                 state[first] = th.zeros_like(parameter, memory_format=th.preserve_format)
             state[second] = th.full_like(parameter, self._kind.initial, memory_format=th.preserve_format)
         return state
 
     def _present_table(self) -> Array:
-        first, second = self._kind.moments
+        first, second, steps = self._kind.tensors
         tensors: list[Any] = []
         for parameter in self._parameters:
             state = self._begun_state(parameter)
-            count = state["step"] if self._kind.counts_in_tensor else None
-            tensors += (parameter, None if first is None else state[first], state[second], count)
+            tensors += (parameter, first and state[first], state[second], steps and state[steps])
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         if addresses != self._addresses or not all(map(operator.is_, tensors, self._tensors)):
             self._tensors, self._addresses = tensors, addresses

@@ -60,14 +60,7 @@ def read_bundle(
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
-    """Load the policies in a checkpoint, which is untrusted; see `load_policies`.
-
-    Args:
-        checkpoint: the checkpoint.
-        specs: see `load_policies`, `policies`.
-        device: see `load_policies`.
-        env: see `load_policies`.
-    """
+    """Load the policies in a checkpoint, which is untrusted; see `load_policies`, where `specs` are `policies`."""
     state = StateReader(checkpoint.state)
     find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
     specs = specs or specs_of_checkpoint(checkpoint)
