@@ -13,11 +13,11 @@ import re
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -341,15 +341,13 @@ def _kept_bytes(subject: EnvUnderTest, player: ProbePlayer, collect: Callable[[]
         if piece < _PIECES:
             until = time.perf_counter() + _PIECE_S
             steps.append(player.play_through(map(subject.seeds, count(1)), until, _PIECE))
-    measured = sizes[1:]  # in the first piece, caches fill
-    kinds = zip(zip(*measured, strict=True), _LEAST_KEPT, strict=True)
-    return max(_growth(of_kind, sum(steps[1:]), least) for of_kind, least in kinds)
-
-
-def _growth(sizes: Sequence[int], steps: int, least: int) -> float:
-    per_piece = [later - former for former, later in pairwise(sizes)]
-    mean = sum(per_piece) / max(steps, 1)
-    return mean if steps >= _PIECE and mean > least and min(per_piece) > 0.5 * sum(per_piece) / len(per_piece) else 0.0
+    measured = sum(steps[1:])  # in the first piece, caches fill
+    if measured < _PIECE:
+        return 0.0
+    per_piece = np.diff(sizes[1:], axis=0)
+    per_step = per_piece.sum(axis=0) / measured
+    grows = (per_step > _LEAST_KEPT) & (per_piece.min(axis=0) > 0.5 * per_piece.mean(axis=0))
+    return float(per_step.max(where=grows, initial=0.0))
 
 
 @contextmanager

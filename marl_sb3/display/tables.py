@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,16 +159,9 @@ def shown_agents(returns: Returns, most: int | None) -> ShownAgents:
     """
     if most is None or len(returns) <= most + 1:  # a line for one omitted agent saves no room
         return ShownAgents(returns, 0, {})
-    known = {agent: value for agent, value in returns.items() if value is not None}
-    ranked: list[AgentID] = sorted(known, key=lambda agent: -known[agent])
-    ranked += [agent for agent in returns if agent not in known]
+    ranked = sorted(returns.items(), key=lambda each: math.inf if each[1] is None else -each[1])
     best, worst = most - most // 2, most // 2
-    last = ranked[len(ranked) - worst :]
-    return ShownAgents(
-        {agent: returns[agent] for agent in ranked[:best]},
-        len(returns) - most,
-        {agent: returns[agent] for agent in last},
-    )
+    return ShownAgents(dict(ranked[:best]), len(ranked) - most, dict(ranked[len(ranked) - worst :]))
 
 
 Samples = Sequence[tuple[str, Sequence[float]]]  # a label, and a value for each episode or seed
