@@ -268,17 +268,11 @@ class Evidence:
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """How bad a finding is."""
 
-    Attributes:
-        FAULT: training fails, learns from wrong data, or cannot be repeated.
-        WARNING: a possible fault; the env's author has to judge.
-        ADVICE: training works, but a change would make it faster, easier or less noisy.
-    """
-
-    FAULT = "fault"
-    WARNING = "warning"
-    ADVICE = "advice"
+    FAULT = "fault"  # training fails, learns from wrong data, or cannot be repeated
+    WARNING = "warning"  # a possible fault; the env's author has to judge
+    ADVICE = "advice"  # training works, but a change would make it faster, easier or less noisy
 
 
 FAULT, WARNING, ADVICE = Severity

@@ -40,7 +40,10 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
 
 def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[str, Any]:
     group = vec_env.groups[number]
-    policy = policy_class(group.observation_space)
+    observed = group.observation_space
+    policy = "CnnPolicy" if is_image_space(observed) else "MlpPolicy"
+    if isinstance(observed, spaces.Dict):
+        policy = "MultiInputPolicy"
     policy_of = {agent: str(n) for n, each in enumerate(vec_env.groups) for agent in each.agents}
     spec = PolicySpec(policy=policy, policy_kwargs={"ortho_init": False})  # which takes long for large images
     try:
@@ -54,13 +57,6 @@ def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[s
         "action_space": str(group.action_space),
         "policy": policy,
     }
-
-
-def policy_class(space: spaces.Space[Any]) -> str:
-    """SB3's policy class for an observation space."""
-    if isinstance(space, spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
 
 
 def random_actions(vec_env: MultiAgentVecEnv, step: VecStep) -> list[Array]:

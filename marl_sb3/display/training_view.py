@@ -147,7 +147,7 @@ def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
     rollout_s, update_s = timers["env_runner_sampling_timer"], timers["learner_update_timer"]
     total_s = (rollout_s + update_s) or 1.0
     env_rate, agent_rate = throughput["env_steps_per_s"], throughput["agent_steps_per_s"]
-    health = result.get("fault_tolerance", {})  # of the processes that step the envs, if there are any
+    health = result.get("fault_tolerance") or {}  # of the processes that step the envs, if there are any
     restarts = health.get("num_worker_restarts")
     agents_rate = rate * agent_rate / env_rate if rate and env_rate and agent_rate else None
     return [

@@ -21,15 +21,10 @@ Commit = Callable[[], None]  # sets a state that was checked before; the content
 
 
 class TensorFile(NamedTuple):
-    """Tensors of a part in a file of their own.
+    """Tensors of a part in a file of their own."""
 
-    Attributes:
-        name: name of the file without suffix, for messages.
-        arrays: the tensors by name; `StoredTensors` if they are read from a folder.
-    """
-
-    name: str
-    arrays: Arrays
+    name: str  # of the file, without suffix, for messages
+    arrays: Arrays  # the tensors by name; `StoredTensors` if they are read from a folder
 
 
 class SavedPart(StateReader):
@@ -83,18 +78,12 @@ def in_order(setters: Sequence[Callable[[], object]]) -> Commit:
 
 
 class Field(NamedTuple):
-    """One entry of the state of an object, its owner.
+    """One entry of the state of an object, its owner."""
 
-    Attributes:
-        get: returns the entry, as plain data or arrays, of an owner.
-        read: checks the saved entry, given the owner, the reader of its state, and the name of the entry; returns what
-            `put` takes.
-        put: sets what `read` returned.
-    """
-
-    get: Callable[[Any], Any]
+    get: Callable[[Any], Any]  # returns the entry, as plain data or arrays, of an owner
+    # Checks the saved entry, given the owner, the reader of its state, and the entry's name; returns what `put` takes.
     read: Callable[[Any, StateReader, str], Any]
-    put: Callable[[Any, Any], None]
+    put: Callable[[Any, Any], None]  # sets what `read` returned
 
 
 Fields = Mapping[str, Field]
