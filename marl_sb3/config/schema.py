@@ -63,16 +63,12 @@ def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
     if not key:
         return None
     within = (name for name in sources if name.startswith(f"{key}."))
+    candidates = [key, next(within, ""), f"policies.{key}"]
     parts = key.split(".")  # a policy's id may have several parts
-    names = [".".join(parts[first:]) for first in range(len(parts))]  # `key`, and the settings for all policies
-    candidates = (key, next(within, ""), f"policies.{key}", *(each for name in names for each in _with_whole(name)))
+    for name in [".".join(parts[first:]) for first in range(len(parts))]:  # `key`, and the settings for all policies
+        whole = name.rpartition(".")[0]
+        candidates += [name, whole] if whole.rpartition(".")[2] == "policy_kwargs" else [name]
     return next((sources[name] for name in candidates if name in sources), None)
-
-
-def _with_whole(name: str) -> tuple[str, ...]:
-    """The name of an entry of `policy_kwargs`, and that of `policy_kwargs` itself; any other name alone."""
-    whole, _, _ = name.rpartition(".")
-    return (name, whole) if whole.rpartition(".")[2] == "policy_kwargs" else (name,)
 
 
 # --- Processing of observations, rewards and actions -----------------------------------------------------------------
@@ -433,16 +429,12 @@ def _check_ids(config: TrainConfig) -> None:
         for policy_id, settings in () if isinstance(by_policy, str) else by_policy.items():
             require_ids("policy", [policy_id], name, _QUOTE)
             require(f"policies.{policy_id}", settings, _Policy)
-            if "agents" in settings:
-                _check_agents(config, policy_id, settings["agents"])
+            if "agents" not in settings:
+                continue
+            key = f"{policy_id}.agents"
+            if isinstance(config.policies, str):
+                words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
+                raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
+            require_ids("agent", require(key, settings["agents"], _AgentIds), key, _QUOTE)
     require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
     require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)
-
-
-def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None:
-    key = f"{policy_id}.agents"
-    if isinstance(config.policies, str):
-        words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
-        raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
-    require(key, agents, _AgentIds)
-    require_ids("agent", agents, key, _QUOTE)

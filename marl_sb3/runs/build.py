@@ -71,7 +71,6 @@ def make_envs(
     """Make envs like those of a run; the caller closes them.
 
     Args:
-        config: of the run.
         factory: makes the env, if the id in the configuration is only its name.
         n_envs: number of envs; None: as in the run.
         seed: run seed of the envs; None draws one.

@@ -25,7 +25,7 @@ from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable
 from marl_sb3.metrics import Result
 from marl_sb3.storage.atomic import unfinished_path, write_whole
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, checkpoints_of, newest_run
-from marl_sb3.storage.regular import is_regular, read_regular, require_own, require_regular
+from marl_sb3.storage.regular import is_regular, read_regular, require_regular
 
 RESULT_FILE = "result.jsonl"
 
@@ -85,7 +85,7 @@ _log = logging.getLogger(__name__)
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
-_WRITTEN = (
+WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, "events.out.tfevents.*"),
     *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
 )
@@ -240,15 +240,6 @@ class RunFolder:
                 f"the run folder {self.shown} was moved or deleted while the training ran, which ends here; if it was "
                 "moved, --resume with its new place continues it"
             )
-
-    def require_own_files(self) -> None:
-        """Refuse links, pipes and devices under the names that a resumed training run reads or writes.
-
-        Raises:
-            ConfigError: names the file.
-        """
-        with path_is_usable("cannot resume", self.shown, "run"):
-            require_own(self.path, _WRITTEN)
 
     def read_config(self, env: str | None = None, *, makes_env: bool = True) -> TrainConfig:
         """Read the run's configuration.

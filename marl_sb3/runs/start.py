@@ -21,15 +21,15 @@ from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.errors import ConfigError, NumericError, path_is_usable
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
-from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
+from marl_sb3.runs.folder import WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.storage.checkpoint_format import Checkpoint
-from marl_sb3.storage.regular import read_regular
+from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import StateReader
 from marl_sb3.transfer.init_from import init_from as start_from
 from marl_sb3.transfer.init_from import parse_init_from
@@ -49,6 +49,7 @@ def prepare(
     *,
     trust_pickle: bool = False,
     runners: AnyRunners | None = None,
+    makes_folder: bool = True,
 ) -> Run:
     """Build everything, check everything, then make the run folder.
 
@@ -58,30 +59,13 @@ def prepare(
         factory: makes the env, if the id in the configuration is only its name.
         trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
         runners: which processes roll out the shards; None: this one.
+        makes_folder: False: nothing is written.
 
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    run = _checked(config, RunFolder.new(config.env, run_dir), factory, trust_pickle, runners)
-    with undone_on_error(run.close):
-        run.files.make(run.config)
-    return run
-
-
-def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunners | None = None) -> TrainConfig:
-    """Return the configuration that a run would have, with all defaults; everything is checked as in `prepare`.
-
-    Nothing is written. The arguments and errors are those of `prepare`.
-    """
-    with closing(_checked(config, RunFolder.new(config.env, None), None, trust_pickle, runners)) as run:
-        return run.config
-
-
-def _checked(
-    config: TrainConfig, files: RunFolder, factory: EnvFactory | None, trust_pickle: bool, runners: AnyRunners | None
-) -> Run:
-    """Build a run and check everything; its folder is not made."""
+    files = RunFolder.new(config.env, run_dir)
     config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
@@ -96,7 +80,15 @@ def _checked(
         with source_named(config):
             algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
+        if makes_folder:
+            files.make(config)
     return run
+
+
+def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunners | None = None) -> TrainConfig:
+    """Return the configuration that a run would have, with all defaults; everything is checked as in `prepare`."""
+    with closing(prepare(config, trust_pickle=trust_pickle, runners=runners, makes_folder=False)) as run:
+        return run.config
 
 
 def _with_found_sources(config: TrainConfig) -> TrainConfig:
@@ -145,7 +137,8 @@ def resume_run(
     files = RunFolder(find_run(run_folder))
     files.lock()
     with undone_on_error(files.unlock):
-        files.require_own_files()
+        with path_is_usable("cannot resume", files.shown, "run"):
+            require_own(files.path, WRITTEN)
         before = files.read_config(env)
         changed = before
         if settings:
@@ -205,10 +198,6 @@ def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
 
     Returns:
         Part -> reason, for each part of the state that could not be restored exactly.
-
-    Raises:
-        CheckpointError: the checkpoint does not fit the run.
-        ConfigError: a log is damaged, or the folder cannot be written to.
     """
     state, present = StateReader(checkpoint.state), run.algorithm.env.num_envs
     if state.integer("num_envs") != present:  # it could be loaded, but would not continue the same run
@@ -230,7 +219,6 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
     """Add a resume to `resumes.jsonl`, which is replaced as a whole.
 
     Args:
-        run: in the state of its checkpoint.
         inexact: what `_restore` returned.
         extended_from: the planned end, in env steps, before `--timesteps` moved it; None: it was not moved.
     """

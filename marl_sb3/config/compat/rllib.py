@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_sb3.config.compat.rllib_names import (
@@ -125,19 +125,15 @@ def number_of_envs(given: Mapping[str, Any]) -> int:
     Args:
         given: names of `OF_RUN` with their values.
     """
-    runners = _of(given, RUNNERS, Count, 0)
-    return max(1, runners) * _of(given, ENVS_PER_RUNNER, PositiveInt, 1)
-
-
-def _of(given: Mapping[str, Any], names: Collection[str], kind: Any, default: int) -> int:
-    found = [name for name in names if name in given]
-    if len(found) > 1:
-        raise ConfigError(
-            f"{' and '.join(found)} are both given, but mean the same; accepted: one of them", key=found[0]
-        )
-    for name in found:
-        require(name, given[name], kind)
-    return int(given[found[0]]) if found else default
+    product = 1
+    for names, kind in ((RUNNERS, Count), (ENVS_PER_RUNNER, PositiveInt)):
+        found = [name for name in names if name in given]
+        if len(found) > 1:
+            words = f"{' and '.join(found)} are both given, but mean the same; accepted: one of them"
+            raise ConfigError(words, key=found[0])
+        for name in found:
+            product *= max(1, require(name, given[name], kind))
+    return product
 
 
 def explanation(setting: str) -> str:

@@ -30,11 +30,6 @@ class Context(NamedTuple):
     n_timesteps: int | None = None
 
 
-def one_setting(setting: str) -> Callable[[Any, Context], dict[str, Any]]:
-    """Return a conversion to one setting with the same value."""
-    return lambda value, context: {setting: value}
-
-
 def batch_per_env(value: Any, context: Context) -> dict[str, Any]:
     """The steps of each env that make a batch."""
     require("train_batch_size", value, PositiveInt)
@@ -43,9 +38,9 @@ def batch_per_env(value: Any, context: Context) -> dict[str, Any]:
     return {"n_steps": math.ceil(value / context.n_envs)}
 
 
-def fragment(setting: str) -> Callable[[Any, Context], dict[str, Any]]:
-    """Return a conversion to one setting, or to none where RLlib chooses the value."""
-    return lambda value, context: {} if value == "auto" else {setting: value}
+def same(setting: str, unset: str | None = None) -> Callable[[Any, Context], dict[str, Any]]:
+    """Return a conversion to one setting with the same value, or to none where that is `unset`: RLlib chooses it."""
+    return lambda value, context: {} if value is not None and value == unset else {setting: value}
 
 
 def updates_of_sac(value: Any, context: Context) -> dict[str, Any]:
@@ -207,20 +202,20 @@ RENAMED: Mapping[str, Renamed] = {
 
 _BATCH = (
     Meaning(("n_steps",), *_ROLLOUTS, batch_per_env, "divided by `n_envs`, rounded up"),
-    Meaning(("batch_size",), *_REPLAY, one_setting("batch_size")),
+    Meaning(("batch_size",), *_REPLAY, same("batch_size")),
 )
 DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
     "train_batch_size_per_learner": _BATCH,
     "train_batch_size": _BATCH,
     "rollout_fragment_length": (
-        Meaning(("n_steps",), *_ROLLOUTS, fragment("n_steps"), "`auto`: not set"),
-        Meaning(("train_freq",), *_REPLAY, fragment("train_freq"), "`auto`: not set"),
+        Meaning(("n_steps",), *_ROLLOUTS, same("n_steps", "auto"), "`auto`: not set"),
+        Meaning(("train_freq",), *_REPLAY, same("train_freq", "auto"), "`auto`: not set"),
     ),
     "target_network_update_freq": (
-        Meaning(("target_update_interval",), *_Q, one_setting("target_update_interval")),
+        Meaning(("target_update_interval",), *_Q, same("target_update_interval")),
         Meaning(("target_update_interval",), *_SAC, updates_of_sac, "0 is 1: with every gradient step; no others"),
     ),
-    "n_step": (Meaning(("n_steps",), *_REPLAY, one_setting("n_steps")),),
+    "n_step": (Meaning(("n_steps",), *_REPLAY, same("n_steps")),),
     "epsilon": (
         Meaning(
             ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"),
@@ -228,7 +223,7 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
             epsilon_schedule,
             "`[[0, 1.0], [10000, 0.05]]`: the fraction is 10000 / `n_timesteps`",
         ),
-        Meaning(("rms_prop_eps",), *_A2C, one_setting("rms_prop_eps")),
+        Meaning(("rms_prop_eps",), *_A2C, same("rms_prop_eps")),
     ),
     "exploration_config": (
         Meaning(
