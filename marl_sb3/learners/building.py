@@ -20,7 +20,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.acting.action_noise import make_action_noise
+from marl_sb3.acting.policy import make_action_noise
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError

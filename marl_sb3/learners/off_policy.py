@@ -13,9 +13,8 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
-from marl_sb3.acting.action_noise import RowNoise
 from marl_sb3.acting.actor import Actor, not_finite_refused
-from marl_sb3.acting.policy import ExploringPolicy
+from marl_sb3.acting.policy import ExploringPolicy, RowNoise
 from marl_sb3.errors import CheckpointError
 from marl_sb3.experience.replay import (
     ReplayExperience,

@@ -13,15 +13,22 @@ from gymnasium import spaces
 
 from marl_sb3.config.values import Count, counted, require
 from marl_sb3.errors import ConfigError
-from marl_sb3.experience.hindsight import GoalEnv, HindsightBuffer, goal_spaces
 from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
-from marl_sb3.experience.row_rings import CompactBuffer, NStepBuffer, NStepDictBuffer, RowRings
+from marl_sb3.experience.row_rings import (
+    CompactBuffer,
+    GoalEnv,
+    HindsightBuffer,
+    NStepBuffer,
+    NStepDictBuffer,
+    RowRings,
+    goal_spaces,
+)
 from marl_sb3.learners.building import check_action_space, is_off_policy, processing_of
 from marl_sb3.learners.coverage import first_reason
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
-from marl_sb3.processing.interface import parts_of
+from marl_sb3.processing.processors import parts_of
 from marl_sb3.types import Array, GoalRewards
 
 RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings

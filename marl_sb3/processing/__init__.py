@@ -6,8 +6,8 @@ policy in training and in evaluations, step by step; `predict` passes the memory
 
 from __future__ import annotations
 
-from marl_sb3.processing.interface import Memory, Policy
 from marl_sb3.processing.processing import ORDER, Processing
+from marl_sb3.processing.processors import Memory, Policy
 from marl_sb3.processing.rows import RowProcessing, process_rows
 
 __all__ = ["ORDER", "Memory", "Policy", "Processing", "RowProcessing", "process_rows"]

@@ -11,7 +11,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
-from marl_sb3.processing.interface import (
+from marl_sb3.processing.processors import (
     WHOLE,
     Memory,
     ObservationProcessor,

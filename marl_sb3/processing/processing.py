@@ -10,15 +10,19 @@ from gymnasium import spaces
 
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
-from marl_sb3.processing.interface import Memory, ObservationProcessor, Policy, ProcessorInput, Space
 from marl_sb3.processing.normalize import NormalizeObservations, RunningStatistics
 from marl_sb3.processing.processors import (
     AgentIndicator,
     FrameStack,
     Grayscale,
+    Memory,
+    ObservationProcessor,
+    Policy,
     PreviousAction,
     PreviousReward,
+    ProcessorInput,
     Resize,
+    Space,
     TimeFeature,
 )
 from marl_sb3.storage.parts import read_states, states_of

@@ -8,10 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.processing.interface import Memory
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import Processing, RescaleActions
-from marl_sb3.processing.processors import REWARD
+from marl_sb3.processing.processors import REWARD, Memory
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows, zeros

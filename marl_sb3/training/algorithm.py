@@ -29,14 +29,13 @@ from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import TrainingCallback, accepted_callbacks
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
-from marl_sb3.training.persistence import TrainingParts
 from marl_sb3.training.results import (
     Reporter,
     iteration_result,
     machine_load,
     progress_bar_callback,
 )
-from marl_sb3.training.setup import constructor_arguments, make_runner, set_up
+from marl_sb3.training.setup import TrainingParts, constructor_arguments, make_runner, set_up
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
