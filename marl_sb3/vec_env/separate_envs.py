@@ -74,7 +74,6 @@ class SyncVecEnv(InProcessVecEnv):
         self.render_mode = getattr(self.envs[0].unwrapped, "render_mode", None)
         self._masks = self._mask_reader_class(self._layout, num_envs)
         self._zeros = zero_observations(self.groups, num_envs)
-        self._rows = np.arange(num_envs)
         self._all_stepped = np.ones(num_envs, dtype=np.bool_)
         self._none_done = np.zeros(num_envs, dtype=np.bool_)
 
@@ -120,10 +119,9 @@ class SyncVecEnv(InProcessVecEnv):
         return first_step(self._shown(), masks, self._turns(), reset_infos, self._env_state(), in_play)
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
-        acted = to_act = self.latest.to_act
+        acted = to_act = in_play = self.latest.to_act
         observations, steps = self._step_slots(actions)
         infos = []
-        anyone_waited = False
         rewards, places = np.zeros(acted.shape, dtype=np.float32), self._layout.places
         terminated, truncated = np.zeros(acted.shape, dtype=np.bool_), np.zeros(acted.shape, dtype=np.bool_)
         finals: dict[tuple[int, int], Any] = {}
@@ -131,7 +129,6 @@ class SyncVecEnv(InProcessVecEnv):
         final_states: dict[int, Array] = {}
         for row, step in enumerate(steps):
             infos.append(step.infos)
-            anyone_waited |= bool(step.waited)
             for agent, reward in step.rewards.items():
                 rewards[row, places[agent].column] = reward
             for agent, flags in step.ends.items():
@@ -139,6 +136,9 @@ class SyncVecEnv(InProcessVecEnv):
                 terminated[row, column], truncated[row, column] = flags
                 if agent in step.final_observations:
                     finals[row, column] = step.final_observations[agent]
+            for agent in step.waited:
+                in_play = acted.copy() if in_play is acted else in_play
+                in_play[row, places[agent].column] = True
             if step.reset_infos is not None:
                 reset_infos[row] = step.reset_infos
             if step.final_env_state is not None:
@@ -153,15 +153,21 @@ class SyncVecEnv(InProcessVecEnv):
             truncated=truncated,
             acted=acted,
             to_act=to_act,
-            in_play=acted | self._waited(steps) if anyone_waited else acted,
+            in_play=in_play,
             stepped=self._all_stepped,
-            episode_done=np.isin(self._rows, list(reset_infos)) if reset_infos else self._none_done,
+            episode_done=self._flags(reset_infos) if reset_infos else self._none_done,
             final_observations=FinalObservations(finals) if finals else NO_FINAL_OBSERVATIONS,
             infos=DictInfos(infos),
             reset_infos=reset_infos,
             env_state=self._env_state() if self._shows_env_state else None,
             final_env_states=final_states,
         )
+
+    def _flags(self, env_indices: Iterable[int]) -> BoolArray:
+        """Return (E,) bool: True for these envs."""
+        flags: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
+        flags[list(env_indices)] = True
+        return flags
 
     def _step_slots(self, actions: Sequence[Array]) -> tuple[tuple[Observations, ...], list[SlotStep]]:
         """Step every env; returns the observations of the agents that act next, per group, and the steps."""
@@ -196,10 +202,6 @@ class SyncVecEnv(InProcessVecEnv):
         """Return the agents that act next, (E, A) bool, in a new array: `VecStep.acted` refers to the old one."""
         self._known_turns = [slot.to_act for slot in self._slots]
         return np.array([self._layout.flags(agents) for agents in self._known_turns])
-
-    def _waited(self, steps: Sequence[SlotStep]) -> BoolArray:
-        """Return the agents that were in play in a step without acting, (E, A) bool."""
-        return np.array([self._layout.flags(step.waited) for step in steps])
 
     def _masks_after(
         self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]
@@ -240,7 +242,7 @@ class SyncVecEnv(InProcessVecEnv):
         """Return the first step where these envs have begun new episodes; of the others, the masks are known."""
         reset_infos = self._reset_infos(begun)
         read = self._masks.read([self._slots[index] for index in reset_infos], reset_infos)
-        is_new = np.isin(self._rows, list(reset_infos))[:, None, None]
+        is_new = self._flags(reset_infos)[:, None, None]
         masks = tuple(
             old if old is None or new is None else np.where(is_new, new, old)
             for old, new in zip(masks, read, strict=True)

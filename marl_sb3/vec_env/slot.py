@@ -356,18 +356,23 @@ class EnvSlot:
     # --- Calls -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the method `name` of the outermost wrapper that has it, or of the env; read it if it is no method.
+        """Call the method `name` of the env, or read an attribute; see `MultiAgentVecEnv.call`.
 
         Raises:
-            AttributeError: neither has it.
+            AttributeError: neither the env nor a wrapper has it.
         """
-        if name in _OF_SLOT:
-            return getattr(self, name)(*args, **kwargs)
-        found = self.get_wrapper_attr(name)
+        if name == "render":
+            return self._rendered()
+        if name == "set_wrapper_attr":
+            return setattr(_owner(self.env, args[0]), *args)
+        if name == "has_wrapper":
+            return any(isinstance(layer, *args) for layer in _layers(self.env))
+        if name == "get_wrapper_attr":
+            return getattr(_owner(self.env, *args), *args)
+        found = getattr(_owner(self.env, name), name)
         return found(*args, **kwargs) if callable(found) or args or kwargs else found
 
-    def render(self) -> Any:
-        """Return what the env renders."""
+    def _rendered(self) -> Any:
         try:
             return self.env.render()
         except RAISED as error:
@@ -391,18 +396,6 @@ class EnvSlot:
         if state.dtype.kind not in "biuf":
             raise self.error(f"state() has dtype {state.dtype}; accepted: an array of numbers")
         return state
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """Return the attribute of the outermost wrapper that has it, or of the env; never called if it is a method."""
-        return getattr(_owner(self.env, name), name)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of the outermost wrapper that defines it; of the env where none does."""
-        setattr(_owner(self.env, name), name, value)
-
-    def has_wrapper(self, wrapper_class: type) -> bool:
-        """Whether the env or one of its wrappers is an instance of `wrapper_class`."""
-        return any(isinstance(layer, wrapper_class) for layer in _layers(self.env))
 
     def close(self) -> None:
         """Close the env; its exceptions are logged."""
@@ -509,9 +502,6 @@ class EnvSlot:
             place = self.layout.places[agent]
             put(self.shown[agent], arrays[place.group], place.group_column)
         return arrays
-
-
-_OF_SLOT = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")
 
 
 def _layers(env: Any) -> Iterator[Any]:

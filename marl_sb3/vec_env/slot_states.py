@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import accumulate
@@ -129,6 +130,8 @@ class ActionLog:
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._forms = [(_shape(group), group.action_space.dtype) for group in groups]
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._forms]
+        self._most = MAX_BYTES * sizes[0] // sum(sizes)  # bytes of the first log
         self.begin()
 
     def begin(self) -> None:
@@ -146,7 +149,7 @@ class ActionLog:
         if self._complete:
             for log, of_group, (_, dtype) in zip(self._logs, actions, self._forms, strict=True):
                 log.extend(np.asarray(of_group, dtype).tobytes())
-            if sum(map(len, self._logs)) > MAX_BYTES:
+            if len(self._logs[0]) > self._most:
                 self.drop()
 
     def actions(self) -> tuple[Array, ...] | None:

@@ -48,6 +48,7 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
         # All agents have the same spaces: SuperSuit takes no others.
         self._observation_space: spaces.Space[Any] = view.observation_space(self.possible_agents[0])
         self._action_space: spaces.Space[Any] = view.action_space(self.possible_agents[0])
+        self._zeros = next(iter(iterate(self._observation_space, create_empty_array(self._observation_space, n=1))))
         self.options: Mapping[str, Any] | None = None
         self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun
 
@@ -89,11 +90,7 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
 
     def _fill(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         to_act = self.slot.to_act
-        return {agent: observations[agent] if agent in to_act else self._zeros() for agent in self.possible_agents}
-
-    def _zeros(self) -> Any:
-        space = self._observation_space
-        return next(iter(iterate(space, create_empty_array(space, n=1))))
+        return {agent: observations[agent] if agent in to_act else self._zeros for agent in self.possible_agents}
 
 
 class SuperSuitVecEnv(SyncVecEnv):

@@ -40,14 +40,8 @@ class SharedArrays:
 
     Attributes:
         actions: per group, (E, A_group, ...).
-        observations: per group, (E, A_group, ...), as in a `VecStep`.
         action_masks: per group, (E, A_group, n) bool; None for spaces that have no masks.
-        rewards: (E, A) float32.
-        terminated: (E, A) bool.
-        truncated: (E, A) bool.
-        to_act: (E, A) bool.
-        in_play: (E, A) bool.
-        episode_done: (E,) bool.
+        observations, rewards, terminated, truncated, to_act, in_play, episode_done: as in a `VecStep`.
     """
 
     actions: tuple[Array, ...]
