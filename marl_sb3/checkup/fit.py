@@ -10,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.checkup.finding import Evidence, Seen
+from marl_sb3.checkup.player import random_action
 from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import build_for_acting
@@ -69,9 +70,7 @@ def random_actions(vec_env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
     actions = []
     for group, mask in zip(vec_env.groups, masks, strict=True):
         space, rows = group.action_space, (vec_env.num_envs, len(group.agents))
-        if mask is not None and isinstance(space, spaces.Discrete):
-            drawn = [space.sample(mask=row.astype(np.int8)) for row in mask.reshape(-1, mask.shape[-1])]
-        else:
-            drawn = [space.sample() for _ in range(math.prod(rows))]
-        actions.append(np.array(drawn, space.dtype).reshape(*rows, *(space.shape or ())))
+        of_rows = [None] * math.prod(rows) if mask is None else mask.reshape(-1, mask.shape[-1])
+        drawn = np.array([random_action(space, each) for each in of_rows], space.dtype)
+        actions.append(drawn.reshape(*rows, *(space.shape or ())))
     return actions

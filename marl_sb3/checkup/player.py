@@ -189,7 +189,7 @@ class ProbePlayer:
     def begin(self, seeds: tuple[int, int]) -> None:
         """Reset the env; `seeds` are those of the env and of the actions."""
         seed, action_seed = seeds
-        self._random_actions = RandomActions(self._evidence.action_spaces, action_seed)
+        self._spaces = _seeded(self._evidence.action_spaces, action_seed)
         self.episode = PlayedEpisode(self.episode.index + 1, seed)
         self.fingerprint, self._ended, self.steps_done = [], EndedAgents(), 0
         self._attempt(self._reset)
@@ -198,7 +198,7 @@ class ProbePlayer:
         """Continue the episode of another player, in an env that has got the state of the other's env."""
         self.episode, self._ended = replace(other.episode), deepcopy(other._ended)
         self._latest, self.steps_done = other._latest, other.steps_done
-        self._random_actions = deepcopy(other._random_actions)
+        self._spaces = deepcopy(other._spaces)
 
     @property
     def goes_on(self) -> bool:
@@ -223,8 +223,8 @@ class ProbePlayer:
 
     def _step(self, chosen: Mapping[AgentID, Any]) -> None:
         acting, (observations, infos) = self._acting(), self._latest
-        draw = self._random_actions.draw
-        actions = {agent: draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
+        masks = {agent: mask_of(observations.get(agent), infos.get(agent)) for agent in acting}
+        actions = {agent: random_action(self._spaces[agent], mask) for agent, mask in masks.items()}
         actions.update((agent, action) for agent, action in chosen.items() if agent in actions)
         self.steps_done += 1
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
@@ -288,27 +288,21 @@ def _copy(value: Any) -> Any:
         return value
 
 
-class RandomActions:
-    """Draws the actions of an episode, the same whenever it is played again; masks are respected.
+def _seeded(action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> dict[AgentID, spaces.Space[Any]]:
+    """Return copies of the agents' spaces, as an env may draw from its own; each has another seed."""
+    copies = {agent: deepcopy(space) for agent, space in action_spaces.items()}
+    for number, space in enumerate(copies.values()):
+        space.seed(seed + number)
+    return copies
 
-    Args:
-        action_spaces: by agent. They are copied: an env may draw from its own.
-        seed: seed of the actions; each agent has a generator of its own.
-    """
 
-    def __init__(self, action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> None:
-        self._spaces = {agent: deepcopy(space) for agent, space in action_spaces.items()}
-        for number, space in enumerate(self._spaces.values()):
-            space.seed(seed + number)
-
-    def draw(self, agent: AgentID, observation: Any, info: Any) -> Any:
-        """Draw the next action of an agent."""
-        space, mask = self._spaces[agent], mask_of(observation, info)
-        if mask is not None and isinstance(space, spaces.Discrete):
-            allowed = np.asarray(mask)
-            if allowed.shape == (space.n,) and allowed.any():  # else the check of masks says so
-                return space.sample(mask=allowed.astype(np.int8))
-        return space.sample()
+def random_action(space: spaces.Space[Any], mask: Any) -> Any:
+    """Return a random action that the mask allows."""
+    if mask is not None and isinstance(space, spaces.Discrete):
+        allowed = np.asarray(mask)
+        if allowed.shape == (space.n,) and allowed.any():  # else the check of masks says so
+            return space.sample(mask=allowed.astype(np.int8))
+    return space.sample()
 
 
 def mask_of(observation: Any, info: Any) -> Any:

@@ -75,9 +75,8 @@ class _Replays:
             yield recorded
 
     def differs(self, recorded: Step) -> Difference | None:
-        """Return where the latest step differs from a recorded one."""
-        differs = difference([recorded.fingerprint()], [self._player.fingerprint[-1]])
-        return None if differs is None else differs._replace(step=recorded.number)
+        """Return what the latest step differs in from a recorded one."""
+        return difference([recorded.fingerprint()], self._player.fingerprint[-1:])
 
     def try_seeds(self) -> None:
         """Look for a difference between seeds in more episodes than the first one; report it if there is none."""
