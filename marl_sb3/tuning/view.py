@@ -21,16 +21,7 @@ from marl_sb3.display.training_view import ProgressClock
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.confirmed import HEADER, confirmed, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy, best_first
-from marl_sb3.tuning.trial import (
-    one_line,
-    parameters_text,
-    rounded,
-    states,
-    stored_text,
-    trial_line,
-    value_text,
-    wall_seconds,
-)
+from marl_sb3.tuning.trial import one_line, parameters_text, rounded, states, stored_text, trial_line, value_text
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
@@ -49,16 +40,10 @@ class SearchView:
 
     def __init__(self, console: Console | None, study: TuneStudy | None = None, *, keep: bool = False) -> None:
         self._console = console
-        self._printed: set[int] = set()
-        self._done = self._total = 0
-        self._parts = _confirming(0, 0)
+        self._search = None if study is None else study.search
         # Read from the storage before it is drawn in another thread.
-        self._best: FrozenTrial | None = None
-        self._running: list[FrozenTrial] = []
-        if study is not None:
-            self._printed.update(trial.number for trial in study.trials if trial.state.is_finished())
-            self._done, self._total = study.n_done(), study.search.trials
-            self._parts = _searching(self._done, self._total, [])
+        self._trials: Sequence[FrozenTrial] = () if study is None else study.trials
+        self._done, self._total = (0, 0) if study is None else (study.n_done(), study.search.trials)
         self._clock = ProgressClock()
         self._clock.begin(self._done)
         make = Screen if console is None else partial(screen_for, console)
@@ -78,12 +63,10 @@ class SearchView:
             self._show(self._update, study)
 
     def _update(self, study: TuneStudy) -> None:
-        trials, done = study.trials, study.n_done()
-        self._best = next(iter(study.completed()), None)
-        self._running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-        fresh = [trial for trial in trials if trial.state.is_finished() and trial.number not in self._printed]
-        self._printed.update(trial.number for trial in fresh)
-        self._advance(done, _searching(done, self._total, trials), map(trial_line, fresh))
+        before = {trial.number for trial in self._trials if trial.state.is_finished()}
+        self._trials = study.trials
+        fresh = [trial for trial in self._trials if trial.state.is_finished() and trial.number not in before]
+        self._advance(study.n_done(), map(trial_line, fresh))
 
     def update_confirmations(self, done: int, total: int) -> None:
         """Show how many trainings with fresh seeds are finished; see `confirm`."""
@@ -95,13 +78,13 @@ class SearchView:
             self._clock.begin(done)
         self._total = total
         line = f"trained again with fresh seeds: {done} of {total}"
-        self._advance(done, _confirming(done, total), [line] if done > self._done else [])
+        self._advance(done, [line] if done > self._done else [])
 
-    def _advance(self, done: int, parts: list[str], lines: Iterable[str]) -> None:
+    def _advance(self, done: int, lines: Iterable[str]) -> None:
         """Show that so much is done; without a live view, print the lines."""
         if done > self._done:
             self._clock.add(done)
-        self._done, self._parts = done, parts
+        self._done = done
         self._screen.refresh()
         if self._console is not None and not self._screen.is_live:
             for line in lines:
@@ -111,25 +94,26 @@ class SearchView:
         """Draw the present state: what is done, times, the bar, the best trial, and the running trials that fit."""
         left_s = self._clock.left_s(self._done, self._total)
         times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
-        lines = packed([*self._parts, *times], size.width)
+        lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
-        best = [] if self._best is None else [cut_line(f"best     {trial_line(self._best)}", style="bold")]
-        shown = self._running[: max(1, size.height - len(lines) - len(best) - 2)]
-        more = len(self._running) - len(shown)
-        running = [f"running  {trial_line(trial)}" for trial in shown] + ([f"         and {more} more"] if more else [])
+        ranked = [] if self._search is None else best_first(self._trials, self._search.mode)
+        best = [cut_line(f"best     {trial_line(trial)}", style="bold") for trial in ranked[:1]]
+        all_running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
+        shown = all_running[: max(1, size.height - len(lines) - len(best) - 2)]
+        running = [f"running  {trial_line(trial)}" for trial in shown]
+        if len(shown) < len(all_running):
+            running.append(f"         and {len(all_running) - len(shown)} more")
         return Group(*map(cut_line, lines), bar, *best, *map(cut_line, running))
 
-
-def _searching(done: int, total: int, trials: Sequence[FrozenTrial]) -> list[str]:
-    counts = Counter(trial.state for trial in trials)
-    retries = sum(key.RETRY_OF in trial.user_attrs for trial in trials)
-    unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
-    return [f"{done} of {total} trials", unsuccessful]
-
-
-def _confirming(done: int, total: int) -> list[str]:
-    return ["training the best trials and the preset again", f"{done} of {total or '-'}"]
+    def _parts(self) -> list[str]:
+        """What is done, as text."""
+        if self._search is None:
+            return ["training the best trials and the preset again", f"{self._done} of {self._total or '-'}"]
+        counts = Counter(trial.state for trial in self._trials)
+        retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
+        unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
+        return [f"{self._done} of {self._total} trials", unsuccessful]
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -166,7 +150,7 @@ _OTHER_COLUMNS = 70  # width of all columns but the parameters
 _RESULTS: Mapping[str, tuple[Callable[[FrozenTrial], Any], int]] = {
     "iter": (lambda trial: trial.user_attrs.get(key.ITERATIONS), 0),
     "seconds": (lambda trial: trial.user_attrs.get(key.SECONDS), 1),
-    "wall\nseconds": (wall_seconds, 1),
+    "wall\nseconds": (key.wall_seconds, 1),
     "env\nsteps": (lambda trial: trial.user_attrs.get(key.ENV_STEPS), 0),
     "training\nreturn": (lambda trial: trial.user_attrs.get(key.RETURN), 2),
     "objective": (lambda trial: trial.value, 2),
