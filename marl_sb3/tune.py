@@ -160,7 +160,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             done = f", {study.n_done()} of {study.search.trials} trials done" if study.continued else ""
             start = f"{'continuing' if study.continued else 'new'} study {study.search.name}{done}"
-            _print_line(console, f"{start}: {short_path(study.folder)}")
+            console.print(f"{start}: {short_path(study.folder)}", soft_wrap=True)
         try:
             run(console=None if arguments.quiet else console)
         except BaseException:
@@ -187,13 +187,9 @@ def _report_unfinished(study: TuneStudy, arguments: argparse.Namespace, console:
     try:
         _report(study, arguments, console)
     except Exception as error:  # a full disk, for example
-        _print_line(console, f"the report cannot be written: {error}")
+        console.print(f"the report cannot be written: {error}", soft_wrap=True)
     if not arguments.quiet:
-        _print_line(console, f"continue with: {command_to_continue(study.search, arguments)}")
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False)
+        console.print(f"continue with: {command_to_continue(study.search, arguments)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

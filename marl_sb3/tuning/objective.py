@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from marl_sb3.metrics import flatten
 
 _EVALUATED = "evaluation/env_runners/"
 _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
+_MEAN = re.compile(r"mean_of_last_0*([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,18 @@ class Objective:
     def __post_init__(self) -> None:
         if self.mode not in ("max", "min"):
             raise ConfigError(f"--mode is {self.mode!r}; accepted: max or min", key="mode")
-        if self.over not in ("last", "best") and self._k() is None:
+        if self.over not in ("last", "best") and not _MEAN.fullmatch(self.over):
             raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
 
     def require_enough(self, evaluations: int) -> None:
         """Refuse a mean over more evaluations than a trial has."""
-        if (self._k() or 1) > evaluations:
+        if self._n_last() > evaluations:
             raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
 
-    def _k(self) -> int | None:
-        head, _, k = self.over.rpartition("_")
-        is_count = head == "mean_of_last" and k.isdecimal() and len(k) < 10
-        return int(k) or None if is_count else None
+    def _n_last(self) -> int:
+        """The number of evaluations of which the mean counts."""
+        mean = _MEAN.fullmatch(self.over)
+        return int(mean[1]) if mean else 1
 
     def require_known(self, names: Sequence[str]) -> None:
         """Refuse an objective that is not among the names of metrics."""
@@ -76,9 +78,7 @@ class Objective:
         """The objective of a trial, from the values of its evaluations."""
         if not values:
             raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
-        if self.over == "last":
-            return values[-1]
         if self.over == "best":
             return max(values) if self.mode == "max" else min(values)
-        last = values[-(self._k() or 1) :]
+        last = values[-self._n_last() :]
         return math.fsum(last) / len(last)
