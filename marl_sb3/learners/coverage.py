@@ -421,7 +421,7 @@ def replay_reliance(
     algorithm: Any,
     trained: Sequence[tuple[Any, Sequence[nn.Module]]],
     targets: Sequence[nn.Module],
-    settings: Sequence[tuple[Any, Sequence[str]]],
+    settings: Sequence[tuple[Any, Sequence[str]]] = (),
     others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
 ) -> Reliance:
     """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
@@ -429,12 +429,13 @@ def replay_reliance(
     Args:
         trained: each owner of an `optimizer` with the nets that this trains, in order.
         targets: the nets that no optimizer trains.
-        settings: see `Reliance`; besides the optimizers and those that all algorithms have.
+        settings: see `Reliance`; besides the networks, the optimizers and those that all algorithms have.
         others: more optimizers, each with the one tensor that it trains.
     """
     held = [(owner.optimizer, parameters_of(_layers(nets))) for owner, nets in trained]
     held += [(optimizer, [tensor]) for optimizer, tensor in others]
-    decisive = [(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_POLICIES), *settings]
+    own = ["device", "use_sde", *algorithm.network_names]
+    decisive = [(algorithm, own), (algorithm.policy, _OF_POLICIES), *settings]
     return Reliance(
         algorithm,
         _layers([net for _, nets in trained for net in nets] + [*targets]),

@@ -22,9 +22,9 @@ class QLearning(FusedOffPolicy):
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         net, target = (getattr(network, self.network_names[0]) for network in self.networks())
-        quantiles = ["n_quantiles"] if hasattr(self, "n_quantiles") else []
+        settings = [(self, ["n_quantiles"])] if hasattr(self, "n_quantiles") else []
         return why_not_nets([net, target], activation) or replay_reliance(
-            self, [(self.policy, [net])], [target], [(self, [*self.network_names, *quantiles])]
+            self, [(self.policy, [net])], [target], settings
         )
 
 
@@ -50,11 +50,8 @@ class SoftActorCritic(FusedOffPolicy):
         if type(distribution) is not SquashedDiagGaussianDistribution or distribution.epsilon != _EPSILON:
             return f"distribution {type(distribution).__name__}"
         trained = [(actor, [actor.latent_pi, actor.mu, actor.log_std]), (critic, [*critic.q_networks])]
-        settings = [
-            (self, [*self.network_names, "ent_coef_optimizer", "log_ent_coef"]),
-            (actor, ["action_dist"]),
-            (distribution, ["epsilon"]),
-        ]
+        entropy = (self, ["ent_coef_optimizer", "log_ent_coef"])
+        settings = [entropy, (actor, ["action_dist"]), (distribution, ["epsilon"])]
         algorithm: Any = self
         optimizer = algorithm.ent_coef_optimizer  # None if the entropy coefficient is not learned
         learned = [] if optimizer is None else [(optimizer, algorithm.log_ent_coef)]
@@ -80,16 +77,11 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
         actor, actor_target, critic, critic_target = self.networks()
-        targets = [*critic_target.q_networks]
+        trained, targets = [(actor, [actor.mu]), (critic, [*critic.q_networks])], [*critic_target.q_networks]
         return (
             why_not_nets([actor.mu, actor_target.mu], activation, last=(nn.Linear, nn.Tanh))
             or why_not_nets([*critic.q_networks, *targets], activation)
-            or replay_reliance(
-                self,
-                [(actor, [actor.mu]), (critic, [*critic.q_networks])],
-                [actor_target.mu, *targets],
-                [(self, self.network_names)],
-            )
+            or replay_reliance(self, trained, [actor_target.mu, *targets])
         )
 
 
