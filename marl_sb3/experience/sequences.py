@@ -125,18 +125,14 @@ class _WithStates(_Transitions):
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Minibatches of whole sequences, see sb3-contrib's `RecurrentRolloutBuffer.get`."""
         if not self.generator_ready:
-            self._row_starts = self._flat_row_starts()
+            is_first = self.acted & (np.cumsum(self.acted, axis=0) == 1)
+            self._row_starts = self.swap_and_flatten(is_first)[self.swap_and_flatten(self.acted).reshape(-1)]
             self._keep_transitions()
             self.generator_ready = True
         split = np.random.randint(self.num_transitions)  # noqa: NPY002 - as sb3-contrib draws
         order = np.roll(np.arange(self.num_transitions), -split)
         batches = self._split(order, batch_size)
         yield from self._counted(self._get_samples(batch, self._row_starts) for batch in batches)  # type: ignore[arg-type]
-
-    def _flat_row_starts(self) -> Array:
-        is_first = self.acted & (np.cumsum(self.acted, axis=0) == 1)
-        starts: Array = self.swap_and_flatten(is_first)[self.swap_and_flatten(self.acted).reshape(-1)]
-        return starts
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         for batch in batches:

@@ -51,9 +51,11 @@ def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> 
     check_action_space(rows, spec)
     values = spec.values
     where = f"policy {rows.policy_id!r}"
-    if processing.after_normalizer:
+    names = list(processing.processors)
+    after = names[names.index("normalize_observations") + 1 :] if processing.normalizer else []
+    if after:
         raise ConfigError(
-            f"{where}: normalize_observations and {', '.join(processing.after_normalizer)} are on, but "
+            f"{where}: normalize_observations and {', '.join(after)} are on, but "
             f"{spec.algorithm.__name__} normalises observations last, when they are drawn from the replay buffer; "
             "accepted: one of them",
             key="normalize_observations",

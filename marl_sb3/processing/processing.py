@@ -124,12 +124,6 @@ class Processing:
         self.normalizer = found if isinstance(found, NormalizeObservations) else None
         self._remembering = [each for each in self.processors.values() if each.initial(1)]
 
-    @property
-    def after_normalizer(self) -> list[str]:
-        """The settings whose processors follow it."""
-        names = list(self.processors)
-        return names[names.index("normalize_observations") + 1 :] if self.normalizer else []
-
     def initial(self, rows: int) -> dict[str, Array]:
         """Return the memory of `rows` rows at the start of an episode."""
         return {name: array for each in self._remembering for name, array in each.initial(rows).items()}

@@ -429,8 +429,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         return self._result(report)
 
     def _result(self, report: IterationReport) -> Result:
-        learners, health = self._setup.learners, self._runner.health
-        return iteration_result(report, self._counters, self.tracker, learners, self.env.agents, health)
+        return iteration_result(report, self.parts, self.env.agents)
 
 
 class MultiAgentCallback(TrainingCallback):

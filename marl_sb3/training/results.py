@@ -19,35 +19,25 @@ from stable_baselines3.common.logger import (
 )
 
 from marl_sb3.display.screen import Guard, standard_console
-from marl_sb3.learners.learner import Learner, joined_metrics
-from marl_sb3.metrics import EpisodeTracker, Result, finite_or_none, flatten
+from marl_sb3.learners.learner import joined_metrics
+from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.output import LenientStream
 from marl_sb3.training.callback import TrainingCallback, training_callbacks
-from marl_sb3.training.loop import Counters, IterationReport
-from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.vec_env.interface import Health
+from marl_sb3.training.loop import IterationReport
+from marl_sb3.training.setup import TrainingParts
+from marl_sb3.types import AgentID, Array
 
 if TYPE_CHECKING:
     from marl_sb3.display.training_view import TrainingView
 
 
-def iteration_result(
-    report: IterationReport,
-    counters: Counters,
-    tracker: EpisodeTracker,
-    learners: Mapping[PolicyID, Learner],
-    agents: Sequence[AgentID],
-    health: Health | None = None,
-) -> Result:
-    """Return the nested result of an iteration; numbers are finite or None.
-
-    Args:
-        health: of the processes that step the envs; None: there are none, and no metrics of them.
-    """
+def iteration_result(report: IterationReport, parts: TrainingParts, agents: Sequence[AgentID]) -> Result:
+    """Return the nested result of an iteration; numbers are finite or None."""
+    counters, health = parts.counters, parts.runner.health
     env_steps, agent_steps, episodes = counters.of_iteration()
     measured = {
         policy_id: joined_metrics(report.metrics[policy_id]) if policy_id in report.metrics else learner.metrics({})
-        for policy_id, learner in learners.items()
+        for policy_id, learner in parts.learners.items()
         if learner.trained
     }
     samples = sum(metrics["num_module_steps_trained"] for metrics in measured.values())
@@ -59,7 +49,7 @@ def iteration_result(
         "num_episodes_lifetime": counters.episodes,
         "time_total_s": counters.time_s,
         "env_runners": {
-            **tracker.summary(),
+            **parts.tracker.summary(),
             "num_episodes": episodes,
             "num_env_steps_sampled": env_steps,
             "num_agent_steps_sampled": _by_agent(agents, agent_steps),
@@ -104,7 +94,7 @@ def _reading(read: Callable[[], Any]) -> float | None:
 
 
 class ResultWriter(Protocol):
-    """A log of iterations. Its `write`, as in SB3, gets values that a callback dumps between two iterations.
+    """A `KVWriter` that logs iterations. Its `write` gets values that a callback dumps between two iterations.
 
     Attributes:
         name: name of the log for the argument `exclude` of `logger.record`.
@@ -112,18 +102,12 @@ class ResultWriter(Protocol):
 
     name: str
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """See SB3's `KVWriter`."""
-
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
         """Write an iteration.
 
         Args:
             recorded: flat name -> value, recorded by callbacks since the latest result or dump.
         """
-
-    def close(self) -> None:
-        """Close the log."""
 
 
 class ResultLogger(Logger):
