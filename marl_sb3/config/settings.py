@@ -57,6 +57,7 @@ FLAT_NAMES: Mapping[str, str] = {
 _OF_PROCESSING = "processing."
 _OF_NETWORK = "policy_kwargs."
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
+_SECTIONS_OF_RUN = {*SECTIONS, HYPERPARAMETERS} - {"processing"}  # a policy has none of them
 _INTEGERS = {name.rpartition(".")[2] for name, kind in ACCEPTED.items() if takes_integers_only(kind)}
 
 
@@ -183,7 +184,7 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
     The arguments and errors are those of `canonical_settings`.
     """
     result: dict[str, Any] = {}
-    found = canonical_settings(given, of_algorithm)
+    found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
     for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
         own, _, entry = name.removeprefix(_OF_PROCESSING).partition(_OF_NETWORK)
         _put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
@@ -384,12 +385,8 @@ def load_config(
     refuse_unsupported(values.of_the_zoo, values.sources)
     values.translate_rllib()
     try:
-        about: dict[str, Any] = {
-            "sources": values.sources,
-            "notes": notes,
-            "picks_rollouts": hparams is None and not entry,
-        }
-        return TrainConfig(env, **about, **nested(values.fields))
+        fields = {**nested(values.fields), "picks_rollouts": hparams is None and not entry}
+        return TrainConfig(env, sources=values.sources, notes=notes, **fields)
     except ConfigError as error:
         source = source_of(values.sources, error.key)
         raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error

@@ -235,10 +235,10 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
         ConfigError: an unknown name, or a value out of range.
     """
     known, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
+    if unknown := [name for name in values if name not in known]:
+        raise ConfigError(_unknown_name(algorithm_class, unknown[0], known), key=unknown[0])
     resolved = dict(values)
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(_unknown_name(algorithm_class, name, known), key=name)
         # A subclass of the user's own may take arguments that no table has: they are not checked.
         kind = Any if info is None else info.kinds.get(name, Any)
         takes_schedules = Line in alternatives_of(kind)
