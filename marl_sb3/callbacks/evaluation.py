@@ -1,0 +1,132 @@
+"""Evaluate the policies every few iterations, in separate envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from marl_sb3.config.values import Count, PositiveInt, require
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import (
+    evaluate_policies,
+    evaluation_seed,
+    metric_names,
+    preserve_training_state,
+    require_same_agents,
+)
+from marl_sb3.metrics import Result, finite_or_none
+from marl_sb3.policies.mapping import Deterministic
+from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
+
+EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
+
+_PREFIX = "evaluation/env_runners/"
+_IntervalUnit = Literal["iterations", "timesteps"]
+_DurationUnit = Literal["episodes", "timesteps"]
+_ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
+
+
+class EvaluationCallback(MultiAgentCallback):
+    """Evaluates at intervals, and adds `evaluation/env_runners/...` to the result and the logs of the iteration.
+
+    It does not change the training: that is the same without it, bit for bit. Every evaluation plays the same episodes,
+    so that their metrics are comparable. All other callbacks see the metrics in the result, in any order of callbacks.
+
+    Args:
+        env: the envs, or a function that makes them. Envs made by the function are closed when the training ends.
+        interval: iterations, or env steps, between evaluations.
+        duration: length of an evaluation.
+        duration_unit: unit of the duration: `episodes`, or `timesteps` (env steps, which favours short episodes; see
+            `play_episodes`).
+        deterministic: the most likely actions (True) or sampled ones (False), or a mapping from policy ids to these;
+            None: the algorithm's `evaluation_deterministic` decides.
+        seed: seed of the episodes and the actions. None: it follows from the seed of the training.
+        interval_unit: unit of the interval: `iterations`, or `timesteps`: an evaluation follows the iteration that
+            completes that many env steps, or a multiple of them.
+        evaluation_function: called with the policies and the seeded envs instead of the built-in evaluation. It
+            returns the metrics, nested or flat, for `evaluation/env_runners`, and may ignore `duration` and
+            `deterministic`.
+
+    Raises:
+        ConfigError: a number or a unit is not accepted; or, when the training starts, the envs are those of the
+            training, or have other agents or spaces.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv | Callable[[], MultiAgentVecEnv],
+        interval: int = 10,
+        duration: int = 10,
+        duration_unit: str = "episodes",
+        deterministic: Deterministic | None = None,
+        seed: int | None = None,
+        evaluation_function: EvaluationFunction | None = None,
+        interval_unit: str = "iterations",
+    ) -> None:
+        super().__init__()
+        if not isinstance(env, MultiAgentVecEnv) and not callable(env):
+            words = f"evaluation: env is {env!r:.200}; accepted: envs from make_vec_env, or a function that makes them"
+            raise ConfigError(words, key="env")
+        self.interval = require("evaluation: interval", interval, PositiveInt, "interval")
+        duration = require("evaluation: duration", duration, PositiveInt, "duration")
+        seed = require("evaluation: seed", seed, Count | None, "seed")
+        duration_unit = require("evaluation: duration_unit", duration_unit, _DurationUnit, "duration_unit")
+        self.interval_unit = require("evaluation: interval_unit", interval_unit, _IntervalUnit, "interval_unit")
+        self._make_env = None if isinstance(env, MultiAgentVecEnv) else env
+        self._env = env if isinstance(env, MultiAgentVecEnv) else None
+        self._options: dict[str, Any] = {_ARGUMENT_OF_UNIT[duration_unit]: duration, "deterministic": deterministic}
+        self._seed = seed
+        self._evaluation_function = evaluation_function
+
+    def metric_names(self, algorithm: MultiAgentAlgorithm) -> list[str]:
+        """Return the flat names that it adds to a result; none with an `evaluation_function`: they are not known."""
+        if self._evaluation_function is not None:
+            return []
+        return [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
+
+    def _init_callback(self) -> None:
+        self._open(self.algorithm)
+        if self._seed is None:
+            run_seed = self.algorithm.seed
+            self._seed = evaluation_seed(fresh_seed() if run_seed is None else run_seed)
+
+    def _open(self, algorithm: MultiAgentAlgorithm) -> MultiAgentVecEnv:
+        if self._env is None:
+            assert self._make_env is not None
+            self._env = self._make_env()
+        if self._env is algorithm.env:
+            raise ConfigError("the envs of the evaluation are those of the training; it needs its own", key="env")
+        require_same_agents(algorithm, self._env)
+        return self._env
+
+    def complete_result(self, result: Result) -> None:
+        """Evaluate if an evaluation is due."""
+        if self._is_due(result):
+            result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
+
+    def _is_due(self, result: Result) -> bool:
+        now, latest = (
+            (result["iteration"], 1)
+            if self.interval_unit == "iterations"
+            else (result["num_env_steps_sampled_lifetime"], result["env_runners"]["num_env_steps_sampled"])
+        )
+        return bool(now // self.interval > (now - latest) // self.interval)
+
+    def _evaluate(self) -> Mapping[str, Any]:
+        env = self._open(self.algorithm)
+        if self._evaluation_function is None:
+            return evaluate_policies(self.algorithm, env, seed=self._seed, **self._options)
+        assert self._seed is not None
+        with preserve_training_state(self.algorithm, self._seed):
+            env.seed(self._seed)
+            return self._evaluation_function(self.algorithm, env)
+
+    def _on_training_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the envs that the callback made."""
+        if self._make_env is not None and self._env is not None:
+            self._env.close()
+            self._env = None

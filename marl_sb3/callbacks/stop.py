@@ -1,0 +1,116 @@
+"""End a training run: by a metric, after a number of env steps, or on a signal."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Annotated
+
+from msgspec import Meta
+
+from marl_sb3.config.values import FiniteFloat, require
+from marl_sb3.metrics import Result, flatten, require_metric
+from marl_sb3.signals import ENDING, HANGUP, handled
+from marl_sb3.training.algorithm import MultiAgentCallback
+
+_Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
+
+
+class StopAfterSteps(MultiAgentCallback):
+    """Stops after the first iteration that completes `env_steps` env steps."""
+
+    def __init__(self, env_steps: int) -> None:
+        super().__init__()
+        self.env_steps = env_steps
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Return False once the env steps are taken."""
+        return self.num_timesteps < self.env_steps
+
+
+class StopOnMetric(MultiAgentCallback):
+    """Stops after the first iteration in which one of the metrics is at least its value.
+
+    Args:
+        thresholds: metric name -> value, such as `{"env_runners/episode_return_mean": 15}`.
+        more_metrics: names of metrics that other callbacks add to the result; see `EvaluationCallback.metric_names`.
+
+    Attributes:
+        reached: a sentence about the condition that was met; None before.
+
+    Raises:
+        ConfigError: the thresholds are no such mapping; or, when the training starts, a metric is unknown.
+    """
+
+    def __init__(self, thresholds: Mapping[str, float], more_metrics: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.thresholds = require("thresholds", thresholds, _Thresholds)
+        self._more_metrics = list(more_metrics)
+        self.reached: str | None = None
+
+    def _init_callback(self) -> None:
+        """Refuse metrics that no result will have."""
+        known = [*self.algorithm.metric_names(), *self._more_metrics]
+        for name in self.thresholds:
+            require_metric(name, known)
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Return False once a threshold is reached."""
+        flat = flatten(result)
+        for name, threshold in self.thresholds.items():
+            value = flat.get(name)
+            if value is not None and value >= threshold:
+                self.reached = f"{name} is {value:.4g}, at least {threshold:g}"
+                return False
+        return True
+
+
+_log = logging.getLogger(__name__)
+
+
+class StopOnSignal(MultiAgentCallback):
+    """Ends the training after the running iteration when the process receives SIGINT, SIGTERM or SIGHUP.
+
+    Exact resume is only possible between iterations. A second SIGINT or SIGTERM interrupts at once. A second SIGHUP
+    does not: when a terminal is closed, both the kernel and the shell send SIGHUP.
+
+    As a context manager, it restores the former handlers on exit. See `marl_sb3.signals.handled` for when it does
+    nothing.
+
+    Attributes:
+        received: name of the received signal; None if there was none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: str | None = None
+        self._asked_to_end = False
+        self._mentioned = False
+        self._handlers = ExitStack()
+
+    def __enter__(self) -> StopOnSignal:
+        self._handlers.enter_context(handled(ENDING, self._on_signal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number).name
+        if number != HANGUP:
+            if self._asked_to_end:
+                raise KeyboardInterrupt
+            self._asked_to_end = True
+
+    def _on_step(self) -> bool:
+        if self.received is not None and not self._mentioned:
+            self._mentioned = True  # not in the handler, which may have interrupted another message
+            _log.warning("%s: finishing the iteration and saving; once more stops at once", self.received)
+        return True
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Return False once a signal was received."""
+        return self.received is None
