@@ -74,7 +74,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.checkup import api as checkup
     from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
-    from marl_sb3.tuning.jobs import confirmations, workers
+    from marl_sb3.tuning.jobs import trials, workers
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -97,10 +97,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
 
     monkeypatch.setattr(api, "prepare_study", prepare_short)
-    trainings = confirmations._trainings
-    monkeypatch.setattr(
-        confirmations, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2))
-    )
+    trainings = trials._trainings
+    monkeypatch.setattr(trials, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2)))
     monkeypatch.setattr(workers, "Workers", WorkHere)
     monkeypatch.setattr(seeds, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
     monkeypatch.setattr(seeds, "POLL_S", 0.0)

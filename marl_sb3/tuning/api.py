@@ -12,8 +12,7 @@ from rich.console import Console
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.tuning.jobs.confirmations import confirm
-from marl_sb3.tuning.jobs.trials import Watcher, run_trials
+from marl_sb3.tuning.jobs.trials import Watcher, confirm, run_trials
 from marl_sb3.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tuning.prepare import prepare_study, require_trainable_preset
 from marl_sb3.tuning.report import write_files

@@ -21,7 +21,7 @@ from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.confirmed import Candidate, confirmed, confirmed_line, confirmed_rows, outcomes, winner
-from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue, confirm
+from marl_sb3.tuning.jobs.trials import ConfirmationQueue, confirm
 from marl_sb3.tuning.jobs.workers import work
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.study import TuneStudy
