@@ -30,6 +30,7 @@ class Link:
         heartbeat: tells the main process what this one is doing.
         log: the log records and warnings of this process, which go with every answer.
         channel: to the main process.
+        served: the object whose methods are called.
         descriptors: as given.
     """
 
@@ -39,6 +40,7 @@ class Link:
         self.channel = Channel(socket.socket(fileno=connection))
         self.descriptors = descriptors
         self.number = 0  # of the request that is being answered
+        self.served: Any = None
 
     def write_to(self, output: int) -> None:
         """Write all output of this process, that of its libraries too, its log and its warnings to this file."""
@@ -49,7 +51,7 @@ class Link:
             os.dup2(output, number)
 
     def tell(self, value: Any) -> None:
-        """Send a value before the answer; see `Worker.news`."""
+        """Send a value before the answer; see `Worker.receive`."""
         self.channel.send(Kind.NEWS, self.number, packed_result(value, "news"))
 
 
@@ -64,12 +66,11 @@ def serve(connection: int, status: int, *descriptors: int) -> None:
     link.log.install()
     # The main process notices the end of this one when nobody has the connection: no child of an env may have it.
     os.register_at_fork(after_in_child=link.channel.close)
-    served: Any = None
     ends = False
     try:
         while not ends:
             message = link.channel.receive()
-            kind, payload, served, ends = _answer(link, served, message)
+            kind, payload, ends = _answer(link, message)
             link.channel.send(kind, message.number, payload)
     except ChannelClosedError:
         return
@@ -77,28 +78,24 @@ def serve(connection: int, status: int, *descriptors: int) -> None:
         sys.stdout.flush()
 
 
-def _answer(link: Link, served: Any, message: Message) -> tuple[int, bytes, Any, bool]:
-    """Do what a message asks for.
-
-    Returns:
-        Kind and payload of the answer, what is served from now on, and whether the process ends.
-    """
+def _answer(link: Link, message: Message) -> tuple[int, bytes, bool]:
+    """Do what a message asks for; returns kind and payload of the answer, and whether the process ends."""
     link.number = message.number
     ends = False
     try:
         if message.kind == Kind.STEP:
-            return Kind.STEPPED, served.step(), served, False
+            return Kind.STEPPED, link.served.step(), False
         name, arguments = pickle.loads(message.payload)
         if name == "make":
-            served, result = _made(link, *arguments), None
+            link.served, result = _made(link, *arguments), None
         elif name == "run":
             result, ends = _made(link, *arguments), True
         else:
-            result, ends = getattr(served, name)(*arguments), name == "close"
+            result, ends = getattr(link.served, name)(*arguments), name == "close"
         link.heartbeat.advance()
-        return Kind.DONE, packed_result((result, link.log.taken()), name), served, ends
+        return Kind.DONE, packed_result((result, link.log.taken()), name), ends
     except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
-        return Kind.FAILED, pickle.dumps((Failed(error), link.log.taken())), served, ends
+        return Kind.FAILED, pickle.dumps((Failed(error), link.log.taken())), ends
 
 
 def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:

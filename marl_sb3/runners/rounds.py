@@ -49,11 +49,6 @@ class ShardPlan:
     custom_metrics: Mapping[str, InfoMetric]
     imports: Sequence[str] = ()
 
-    @property
-    def shards(self) -> range:
-        """The indices of the shards."""
-        return range(self.envs.n_shards)
-
     def name_of(self, shard: int) -> str:
         """Return a shard in words, for messages."""
         envs = self.envs.envs_of(shard)

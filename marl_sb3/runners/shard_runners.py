@@ -246,7 +246,7 @@ class ShardRunners:
             self._pool, self._plan = self._make_pool(), plan
             try:
                 self._start_all()
-                self.restore({shard: SavedShard() for shard in plan.shards})
+                self.restore({shard: SavedShard() for shard in range(plan.envs.n_shards)})
             except BaseException:
                 self.close()
                 self._plan, self._joined = None, 0

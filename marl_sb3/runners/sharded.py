@@ -171,7 +171,7 @@ class ShardedRunner(Runner):
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
         """See `Runner.restart_lost`; a shard of which no env was restored gets another seed."""
         envs = self._plan.envs
-        gone = [shard for shard in self._plan.shards if all(index in lost for index in envs.envs_of(shard))]
+        gone = [shard for shard in range(envs.n_shards) if all(index in lost for index in envs.envs_of(shard))]
         if gone and seed is not None:
             self.start()
             self._runners.restore({shard: SavedShard(None, shard_seed(seed, shard)) for shard in gone})
