@@ -64,10 +64,12 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     if study is not None:
         _require_meant(name, folder, named, new_study)
     search = _search(before, {"env": env_id, "name": name, **given}, space, grid)
+    for note in notes:
+        _log.warning("%s", note)
     if before is not None:
         _require_same(before, search, folder)
     where = "--grid " if grid else f"{space}, " if isinstance(space, (str, Path)) else "the space, "
-    warnings = [*notes, *_check_trials(search, factory, where)]
+    warnings = _check_trials(search, factory, where)
     with path_is_usable("cannot write to the study folder", folder, "root"):
         folder.mkdir(parents=True, exist_ok=True)
     with study_lock(folder):
@@ -106,12 +108,10 @@ def _env_of(name: str, root: Path, storage: str | None) -> str | None:
 def _fields(
     env: str | None, named: str | None, options: Mapping[str, Any], notes: list[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The env and the fields of `Search` that the options give.
+    """The env and the fields of `Search` that the options give; `notes` gets what the user should know of the choice.
 
     Args:
-        env: the env, if it is known.
-        named: the env that the user has named.
-        notes: gets what the user should know of the choice of settings.
+        env: the env, if it is known, which is `named` if the user has named one.
     """
     given = dict(options)
     hparams, settings, stop = (given.pop(name, None) for name in ("hparams", "settings", "stop"))
@@ -208,17 +208,10 @@ _Uneven = dict[tuple[PolicyID, int], set[int]]
 
 
 def _check_trials(search: Search, factory: EnvFactory | None, where: str) -> list[str]:
-    """Build trials at the ends of all ranges without running them.
+    """Build trials at the ends of all ranges without running them; returns warnings for the user.
 
     Args:
-        factory: makes the env, if the env id in the search does not.
         where: the origin of the space, put before the names of parameters in messages.
-
-    Returns:
-        Warnings for the user.
-
-    Raises:
-        ConfigError: a setting, a range, the objective or the budget is wrong.
     """
     space, objective = search.space, search.parsed_objective()
     objective.require_enough(search.evaluations)
