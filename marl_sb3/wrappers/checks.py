@@ -107,18 +107,15 @@ def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
     Returns:
         Bool, of the array's shape; a single False if the dtypes rule such numbers out.
     """
-    unfit: BoolArray
     if array.dtype.kind == "f":
         if array.dtype == dtype and dtype.itemsize <= 4:
-            unfit = ~np.isfinite(array)
-        else:
-            largest = min(LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else LARGEST_FLOAT32
-            unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # `not <=` is true of NaN, too
-    elif array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
-        unfit = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
-    else:
-        unfit = _NONE_UNFIT
-    return unfit
+            return ~np.isfinite(array)
+        largest = min(LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else LARGEST_FLOAT32
+        return ~(np.abs(array.astype(np.float64)) <= largest)  # `not <=` is true of NaN, too
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
+        unfit: BoolArray = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
+        return unfit
+    return _NONE_UNFIT
 
 
 def unfit_words(number: Any, dtype: np.dtype[Any]) -> str:
