@@ -67,8 +67,10 @@ def largest_difference(
     for rows in BATCH_SIZES:
         observations = _stacked([space.sample() for _ in range(rows)])
         received = dict(zip(names, session.run(names, by_input(observations)), strict=True))
-        expected = _by_sb3(policy, processing.observe(observations))
-        expected["actions"] = processing.env_actions(expected["actions"])
+        normalize, rescale = processing.normalize, processing.rescale
+        expected = _by_sb3(policy, observations if normalize is None else normalize.normalized(observations))
+        if rescale is not None:
+            expected["actions"] = rescale(expected["actions"])
         for name, difference in _differences(algorithm.action_space, expected, received).items():
             if not difference <= TOLERANCE:  # True for NaN too
                 words = f"{name} differ by {difference:.2g}; accepted: {TOLERANCE:g}"

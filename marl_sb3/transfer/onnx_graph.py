@@ -39,7 +39,6 @@ from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import RescaleActions
 from marl_sb3.sb3.inference import initial_states, takes_masks
-from marl_sb3.types import Array, Observations
 
 _IN_GRAPH = {"normalize_observations"}
 
@@ -56,15 +55,7 @@ class GraphProcessing:
     normalize: NormalizeObservations | None = None
     rescale: RescaleActions | None = None
 
-    def observe(self, observations: Observations) -> Observations:
-        """Process observations as the graph does, in NumPy."""
-        return observations if self.normalize is None else self.normalize.normalized(observations)
-
-    def env_actions(self, actions: Array) -> Array:
-        """Process actions as the graph does, in NumPy."""
-        return actions if self.rescale is None else self.rescale(actions)
-
-    def traced_observation(self, key: str, observation: th.Tensor) -> th.Tensor:
+    def observation(self, key: str, observation: th.Tensor) -> th.Tensor:
         """Process one input of the graph; `key` is its key in a Dict, or empty."""
         if self.normalize is None or key not in self.normalize.statistics:
             return observation
@@ -73,7 +64,7 @@ class GraphProcessing:
         deviation = th.as_tensor(np.sqrt(statistics.var + self.normalize.epsilon))
         return ((observation.double() - mean) / deviation).clamp(-clip, clip).float()
 
-    def traced_actions(self, actions: th.Tensor) -> th.Tensor:
+    def actions(self, actions: th.Tensor) -> th.Tensor:
         """Process the actions of the graph."""
         if self.rescale is None:
             return actions
@@ -98,13 +89,7 @@ def graph_of(
         assert normalize is None or isinstance(normalize, NormalizeObservations)
         metadata = {"input": "observations of the env"} if processing.settings.changed() else {}
         return GraphProcessing(normalize, processing.rescale), observation_space, metadata
-    metadata = {"input": "processed observations", "processing": json.dumps(description(processing))}
-    return GraphProcessing(None, processing.rescale), processing.observation_space, metadata
-
-
-def description(processing: Processing) -> dict[str, Any]:
-    """Describe processing as JSON data: its settings, the order of observations' steps, and its statistics."""
-    return {
+    described = {
         "settings": processing.settings.changed(),
         "order": list(processing.processors),
         "env_observation_space": str(processing.env_observation_space),
@@ -114,6 +99,8 @@ def description(processing: Processing) -> dict[str, Any]:
             for name, running in processing.statistics.items()
         },
     }
+    metadata = {"input": "processed observations", "processing": json.dumps(described)}
+    return GraphProcessing(None, processing.rescale), processing.observation_space, metadata
 
 
 INPUT = "observation"
@@ -231,14 +218,14 @@ class PolicyGraph(nn.Module):
     def forward(self, *observations: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
         keys = self._keys or ("",)
-        processed = [self._processing.traced_observation(*each) for each in zip(keys, observations, strict=True)]
+        processed = [self._processing.observation(*each) for each in zip(keys, observations, strict=True)]
         prepared = [
             observation.permute(0, 3, 1, 2) if channels_last else observation
             for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
         seen = dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
         actions, *more = outputs(self.policy, seen)
-        return self._processing.traced_actions(self._within_space(actions)), *more
+        return self._processing.actions(self._within_space(actions)), *more
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
         """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
