@@ -100,14 +100,9 @@ def require_accepted(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{' and '.join(given)} are given; accepted: one of them", key=given[1])
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
-    if film_episodes(arguments) > arguments.episodes:
+    if (arguments.video_episodes or 0) > arguments.episodes:
         words = f"--video-episodes is {arguments.video_episodes}; accepted: 1 to --episodes, {arguments.episodes}"
         raise ConfigError(words, key="--video-episodes")
-
-
-def film_episodes(arguments: argparse.Namespace) -> int:
-    """Return the number of episodes of env 0 to film."""
-    return 0 if arguments.video is None else arguments.video_episodes or 1
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -145,7 +140,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             from marl_sb3.runs.run import SavedRun
 
             run = SavedRun.open(folder, named_env(arguments))
-        filmed = film_episodes(arguments)
+        filmed = 0 if video is None else arguments.video_episodes or 1
         plan = EvaluationPlan.of_run(
             run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
         )
