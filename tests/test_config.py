@@ -377,6 +377,12 @@ def test_a_wrong_section_is_refused_with_its_place(tmp_path: Path, text: str, me
     assert str(caught.value).startswith(f"{path}, e.")
 
 
+def test_what_is_no_mapping_gets_no_entries(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.yml", "e: {env_kwargs: 5}\n")
+    with pytest.raises(ConfigError, match="env_kwargs: env_kwargs is 5; accepted: a mapping of names to values"):
+        load_config("e", hparams=path, settings={"env.height": 6})
+
+
 def test_a_changed_configuration_knows_where_the_change_comes_from() -> None:
     config = load_config("e", settings={"gamma": 0.5}).changed({"checkpoints.every": 0, "seed": 3}, "the search")
     assert (config.checkpoints.every, config.seed, config.hyperparameters) == (0, 3, {"gamma": 0.5})

@@ -39,7 +39,7 @@ from marl_sb3.config.schema import (
     nested,
     source_of,
 )
-from marl_sb3.config.values import Named, integer_in, plain_numbers, require, shown, takes_integers_only
+from marl_sb3.config.values import Named, integer_in, plain_numbers, refusal, require, shown, takes_integers_only
 from marl_sb3.errors import ConfigError
 
 # --- Names and values ------------------------------------------------------------------------------------------------
@@ -194,7 +194,10 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
 def _put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     """Set an entry of nested mappings; they are copied, because they may be the user's."""
     for name in path[:-1]:
-        settings[name] = dict(settings.get(name) or {})
+        inner = settings.get(name) or {}
+        if not isinstance(inner, Mapping):
+            raise refusal(name, inner, Named)
+        settings[name] = dict(inner)
         settings = settings[name]
     settings[path[-1]] = value
 
