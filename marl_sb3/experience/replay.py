@@ -184,21 +184,15 @@ class TurnAwareReplay(Lines):
         return np.divmod(places % (self.buffer_size * self.n_envs), self.n_envs)
 
     def _advance(self, rows: Array) -> None:
-        self._fill(len(rows))
+        self.fill(len(rows))
 
-    def _fill(self, number: int) -> None:
-        """Go on by so many places."""
+    def fill(self, number: int) -> None:
+        """Note that the next so many places hold transitions."""
         lines, self._filled = divmod(self._filled + number, self.n_envs)
         self.pos += lines
         if self.pos >= self.buffer_size:
             self.full = True
             self.pos -= self.buffer_size
-
-    def set_filled(self, number: int) -> None:
-        """Note that the first so many places hold transitions, the oldest one first."""
-        self.pos = self._filled = 0
-        self.full = False
-        self._fill(number)
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
         """See `Lines._lines_of`."""
@@ -256,7 +250,8 @@ def read_resized(
                 numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
                 kept = (numbers >= 0) & (numbers < held - dropped)
                 flat[numbers[kept]] = piece.reshape(len(numbers), *own.shape[2:])[kept]
-        buffer.set_filled(held - dropped)
+        buffer.reset()
+        buffer.fill(held - dropped)
 
     return commit
 
@@ -303,10 +298,6 @@ class OpenTransitions(Stateful):
         taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
         self.rows = self.rows & ~rows
         return taken, self._actions[chosen].copy()
-
-    def drop(self, rows: BoolArray) -> None:
-        """Forget the transitions of these rows, (rows,) bool."""
-        self.rows = self.rows & ~rows
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """Refuse categories outside their space: they are indices into arrays."""
@@ -365,7 +356,7 @@ class ReplayExperience(Experience):
 
     def give_up(self, rows: BoolArray) -> None:
         """See `Experience.give_up`; returns over several steps are given up too."""
-        self._open.drop(rows)
+        self._open.rows = self._open.rows & ~rows
         self._break_off(rows)
 
     def _break_off(self, rows: BoolArray) -> None:

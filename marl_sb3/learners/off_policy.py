@@ -182,7 +182,7 @@ class OffPolicyLearner(Learner):
             return commit
         if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
             rows = saved.num_envs * len(self.rows.agents)
-            return in_order([buffer.reset, read_resized(buffer, state, saved.files["replay"], rows)])
+            return read_resized(buffer, state, saved.files["replay"], rows)
         words = (
             f"inexact: policy {self.policy_id!r}: the replay buffer begins anew: it holds the transitions of "
             f"{self.rows.num_envs} envs one after the other, and the checkpoint has {saved.num_envs}"

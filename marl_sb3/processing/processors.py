@@ -161,21 +161,17 @@ class Grayscale(ObservationProcessor):
 
 def _images_of(space: Space, setting: str, channels: int | None) -> dict[str, Any]:
     """Return the parts that are images with this number of channels; None: any number."""
-    images = {key: box for key, box in parts_of(space).items() if _is_image(box, channels)}
+    images = {
+        key: box
+        for key, box in parts_of(space).items()
+        if isinstance(box, spaces.Box) and box.dtype == np.uint8 and len(box.shape) == _AXES
+        if channels in (None, box.shape[-1])
+    }
     if not images:
         what = "an image" if channels is None else f"an image of {channels} channels"
         raise ConfigError(f"{setting}: the observation space is {space}; accepted: {what}, (height, width, channels) "
                           "of uint8 from 0 to 255", key=setting)  # fmt: skip
     return images
-
-
-def _is_image(space: Space, channels: int | None) -> bool:
-    return (
-        isinstance(space, spaces.Box)
-        and space.dtype == np.uint8
-        and len(space.shape) == _AXES
-        and channels in (None, space.shape[-1])
-    )
 
 
 class FrameStack(ObservationProcessor):

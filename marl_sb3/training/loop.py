@@ -72,12 +72,6 @@ class Counters(Stateful):
         """Begin to count the next iteration."""
         self._before = (self.env_steps, self.agent_steps.copy(), self.episodes)
 
-    def count_step(self, step: VecStep, episodes: int) -> None:
-        """Count a step of all envs, and the number of episodes that it ended."""
-        self.env_steps += int(np.count_nonzero(step.stepped))
-        self.agent_steps += step.acted.sum(axis=0)
-        self.episodes += episodes
-
     @property
     def steps_of_iteration(self) -> int:
         """Env steps of the running iteration."""
@@ -160,7 +154,10 @@ class TrainingLoop:
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """See `StepListener.on_step`."""
-        self._counters.count_step(step, len(episodes))
+        counters = self._counters
+        counters.env_steps += int(np.count_nonzero(step.stepped))
+        counters.agent_steps += step.acted.sum(axis=0)
+        counters.episodes += len(episodes)
         for episode in episodes:
             for each in training_callbacks(self._callback):
                 each.on_episode_end(episode)
