@@ -131,7 +131,7 @@ class ActionLog:
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._forms = [(_shape(group), group.action_space.dtype) for group in groups]
         sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._forms]
-        self._most = MAX_BYTES * sizes[0] // sum(sizes)  # bytes of the first log
+        self._most = MAX_BYTES * sizes[0] // max(sum(sizes), 1)  # bytes of the first log; actions may be empty
         self.begin()
 
     def begin(self) -> None:
