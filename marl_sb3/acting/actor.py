@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecTransposeImage
+from typing_extensions import override
 
 from marl_sb3.acting.policy import Decision, Policy, PolicyInputs
 from marl_sb3.errors import ConfigError, NumericError
@@ -243,8 +244,8 @@ class Actor(Stateful):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
+    @override
     def state_was_set(self) -> None:
-        """See `Stateful.state_was_set`."""
         self.policy.algorithm.policy.set_training_mode(False)
 
 

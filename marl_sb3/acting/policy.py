@@ -14,6 +14,7 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
+from typing_extensions import override
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.sb3.inference import States, initial_states, takes_masks
@@ -122,12 +123,12 @@ class PredictingPolicy(Policy):
         self.takes_masks = takes_masks(algorithm)
         self._deterministic = deterministic
 
+    @override
     def initial_states(self, rows: int) -> States:
-        """See `Policy.initial_states`."""
         return initial_states(self.algorithm, rows)
 
+    @override
     def act(self, inputs: PolicyInputs) -> Decision:
-        """See `Policy.act`."""
         more: dict[str, Any] = {} if inputs.masks is None else {"action_masks": inputs.masks}
         if inputs.states:
             more |= {"state": inputs.states, "episode_start": inputs.starts}
@@ -146,14 +147,14 @@ class RolloutPolicy(Policy):
         self.takes_masks = takes_masks
         self.refresh()
 
+    @override
     def refresh(self) -> None:
-        """See `Policy.refresh`."""
         self._kernels: Any = self.algorithm.acting_kernels() if hasattr(self.algorithm, "acting_kernels") else None
         if self._kernels is not None:
             self._kernels.read_parameters()
 
+    @override
     def act(self, inputs: PolicyInputs) -> Decision:
-        """See `Policy.act`."""
         if self._kernels is not None:
             return self._decision(*self._kernels.act(inputs))
         return self._act_by_torch(inputs)
@@ -174,8 +175,8 @@ class RolloutPolicy(Policy):
                 actions = np.clip(sampled, space.low, space.high)
         return Decision(actions, states, sampled, values, log_probs)
 
+    @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        """See `Policy.values`."""
         if self._kernels is not None:
             return self._kernels.values(inputs)  # type: ignore[no-any-return]
         return self._values(self._tensor(inputs.observations), inputs)
@@ -292,8 +293,8 @@ class ExploringPolicy(Policy):
         """See `Policy.refresh`; the kernels are looked up when they are next needed."""
         self._is_read = False
 
+    @override
     def act(self, inputs: PolicyInputs) -> Decision:
-        """See `Policy.act`."""
         chosen = self._chosen(inputs)
         if not isinstance(self.algorithm.action_space, spaces.Box):
             return Decision(chosen, (), chosen)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from typing_extensions import override
 
 from marl_sb3.acting.policy import Decision, PolicyInputs, RolloutPolicy
 from marl_sb3.sb3.inference import States
@@ -18,8 +19,8 @@ class RecurrentRolloutPolicy(RolloutPolicy):
     The states are hidden and cell state of the actor's LSTM, then those of the critic's.
     """
 
+    @override
     def initial_states(self, rows: int) -> States:
-        """See `Policy.initial_states`."""
         lstm: Any = self.algorithm.policy.lstm_actor
         return tuple(np.zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=np.float32) for _ in range(4))
 

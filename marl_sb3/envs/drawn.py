@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, install_words
@@ -231,8 +232,8 @@ class DrawnBatch(BatchedEnv):
         self._template = template
         self._not_terminated = np.zeros((num_envs, len(self.possible_agents)), dtype=np.bool_)
 
+    @override
     def render(self, env_index: int) -> Any:
-        """See `BatchedEnv.render`."""
         return self._template.render_state(self._state, env_index)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
@@ -194,8 +195,8 @@ class TurnAwareReplay(Lines):
             self.full = True
             self.pos -= self.buffer_size
 
+    @override
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `Lines._lines_of`."""
         return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
 
 
@@ -350,8 +351,8 @@ class ReplayExperience(Experience):
             return int(every.frequency) - self.steps
         return 0 if self.episodes >= every.frequency else 1
 
+    @override
     def begin_episodes(self) -> None:
-        """See `Experience.begin_episodes`."""
         self.give_up(np.ones(self.actor.rows.num_rows, dtype=np.bool_))
 
     def give_up(self, rows: BoolArray) -> None:
@@ -366,8 +367,8 @@ class ReplayExperience(Experience):
         """See `Experience.begin_rollout`; open transitions go on."""
         self.steps = self.episodes = self.agent_steps = 0
 
+    @override
     def begin(self, acted: Acted) -> None:
-        """See `Experience.begin`."""
         assert acted.decision.learned is not None
         self._open.begin(acted.acting, acted.seen, acted.decision.learned)
         number = int(np.count_nonzero(acted.acting))
@@ -375,8 +376,8 @@ class ReplayExperience(Experience):
         self.agent_steps += number
         self.steps += 1
 
+    @override
     def add(self, observed: Observed) -> None:
-        """See `Experience.add`."""
         step, _, ended = observed
         over = self._open.rows & (ended | self.actor.rows.of_agents(step.to_act))
         if np.count_nonzero(over):  # for few rows much faster than any()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
@@ -329,32 +330,32 @@ class RolloutExperience(Experience):
         """The rollout buffer."""
         return self.algorithm.rollout_buffer  # type: ignore[no-any-return]
 
+    @override
     def due_in(self) -> int:
-        """See `Experience.due_in`."""
         return int(self.algorithm.n_steps) - self.steps
 
     def is_under_way(self, steps: int) -> bool:
         """Whether a rollout is under way after so many steps: it has begun and is not complete."""
         return bool(0 < steps < self.algorithm.n_steps)
 
+    @override
     def begin_episodes(self) -> None:
-        """See `Experience.begin_episodes`."""
         self.carried = None
 
+    @override
     def give_up(self, rows: BoolArray) -> None:
-        """See `Experience.give_up`."""
         if self.is_under_way(self.steps):
             self.buffer.break_off(rows)
         if self.carried is not None:
             self.carried = replace(self.carried, rows=self.carried.rows & ~rows)
 
+    @override
     def begin_rollout(self) -> None:
-        """See `Experience.begin_rollout`."""
         self.buffer.reset()
         self.steps = 0
 
+    @override
     def begin(self, acted: Acted) -> None:
-        """See `Experience.begin`."""
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.begin_step(acted.inputs, acted.decision, acted.acting)
         if self.carried is not None:
@@ -363,15 +364,15 @@ class RolloutExperience(Experience):
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
         self.steps += 1
 
+    @override
     def add(self, observed: Observed) -> None:
-        """See `Experience.add`."""
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.add_rewards(observed.rewards)
         if np.count_nonzero(observed.ended):
             buffer.end(observed.ended)
 
+    @override
     def break_off(self) -> None:
-        """See `Experience.break_off`."""
         self.steps = self.algorithm.n_steps
 
     def complete(self, step: VecStep) -> None:

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+from typing_extensions import override
 
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.experience.replay import Lines, Transitions
@@ -128,8 +129,8 @@ class RowRings(Lines):
         "wrapped": array("_wrapped"),
     }
 
+    @override
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `Lines._lines_of`."""
         return self.buffer_size if values["wrapped"].any() else int(values["next"].max())
 
     def state_was_set(self) -> None:
@@ -222,8 +223,8 @@ class CompactBuffer(RowRings, ReplayBuffer):
         """All but the line that is overwritten next: it holds the next observation of the latest transition."""
         return self.counts - self._wrapped
 
+    @override
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """See `RowRings.sample`."""
         lines, columns = self._places(batch_size)
         missed = self.gaps[lines, columns]
         while missed.any():
@@ -383,8 +384,8 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         "episode_start": array("_current_ep_start", 0, lambda self: self.buffer_size - 1),
     }
 
+    @override
     def set_fields(self, values: Mapping[str, Any]) -> None:
-        """See `Stateful.set_fields`."""
         self._begin()  # lines beyond those of the file hold no episodes
         super().set_fields(values)
 

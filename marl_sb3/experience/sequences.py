@@ -15,6 +15,7 @@ from sb3_contrib.common.recurrent.type_aliases import (
     RNNStates,
 )
 from stable_baselines3.common.utils import obs_as_tensor
+from typing_extensions import override
 
 from marl_sb3.acting.policy import Decision, PolicyInputs
 from marl_sb3.experience.rollout import TurnAwareRollout
@@ -116,8 +117,8 @@ class _WithStates(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, *STATES, "episode_starts")
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
+    @override
     def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
-        """See `TurnAwareRollout.begin_step`."""
         for name, array in zip(STATES, inputs.states, strict=True):
             getattr(self, name)[self.pos] = array.swapaxes(0, 1)
         super().begin_step(inputs, decision, acted)
@@ -155,8 +156,8 @@ class _WithMasks(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, "action_masks")
     action_masks: Array  # (buffer_size, n_envs, n) float32, 1 where an action was allowed
 
+    @override
     def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
-        """See `TurnAwareRollout.begin_step`."""
         self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
         super().begin_step(inputs, decision, acted)
 

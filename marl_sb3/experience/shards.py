@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.replay import ReplayExperience, Transitions
@@ -138,8 +139,8 @@ class RecordingExperience(ReplayExperience):
         self._steps: list[Array] = []
         self._broken_off = np.zeros(actor.rows.num_rows, dtype=np.bool_)
 
+    @override
     def begin_rollout(self) -> None:
-        """See `Experience.begin_rollout`."""
         super().begin_rollout()
         self._transitions, self._steps = [], []
 
@@ -228,16 +229,16 @@ class ShardedRollout(ShardedExperience):
 
     _step = 0  # steps since the rollouts began
 
+    @override
     def due_in(self) -> int:
-        """See `Experience.due_in`."""
         return int(self.algorithm.n_steps) - self._step
 
+    @override
     def begin_episodes(self) -> None:
-        """See `Experience.begin_episodes`."""
         self._step = 0
 
+    @override
     def begin_rollout(self) -> None:
-        """See `Experience.begin_rollout`."""
         self.algorithm.policy.set_training_mode(False)
         self.algorithm.rollout_buffer.reset()
         self._step = 0
@@ -284,13 +285,13 @@ class ShardedReplay(ShardedExperience):
         """See `Experience.due_in`: an update is due at the end of every round, whatever its length."""
         return 0 if self._round else sys.maxsize
 
+    @override
     def begin_episodes(self) -> None:
-        """See `Experience.begin_episodes`."""
         self._round: list[tuple[int, float, list[Transitions]]] = []  # agent steps, progress, transitions of each step
         self.agent_steps = self.steps = self.episodes = 0
 
+    @override
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
-        """See `ShardedExperience.receive`."""
         super().receive(rollouts, acted, progress)
         recorded = [rollout.experience for rollout in rollouts]
         rows = self.rows.num_rows // len(recorded)
@@ -318,7 +319,7 @@ class ShardedReplay(ShardedExperience):
                 yield
                 self.agent_steps = self.steps = self.episodes = 0
 
+    @override
     def state_was_set(self) -> None:
-        """See `Stateful.state_was_set`."""
         self.algorithm.policy.set_training_mode(False)
         self._round = []

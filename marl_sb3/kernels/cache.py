@@ -19,6 +19,7 @@ import numba
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.misc.appdirs import AppDirs
+from typing_extensions import override
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class _ByContent(_CacheLocator):
         self._folder, self._content = found[0], content
 
     @classmethod
+    @override
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _ByContent | None:
-        """See `numba.core.caching._CacheLocator.from_function`."""
         try:
             return cls(py_func, py_file)
         except OSError:
@@ -134,8 +135,8 @@ class RebuildingCache(FunctionCache):
             self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
         )
 
+    @override
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """See `numba.core.caching.Cache.load_overload`."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling a damaged file may raise anything
@@ -143,8 +144,8 @@ class RebuildingCache(FunctionCache):
             self._forget()
             return None
 
+    @override
     def save_overload(self, sig: Any, data: Any) -> None:
-        """See `numba.core.caching.Cache.save_overload`."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:  # a full disk, a folder that can only be read

@@ -11,6 +11,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
+from typing_extensions import override
 
 from marl_sb3.learners.coverage import Reliance, why_not_policy
 from marl_sb3.learners.threads import blas_threads, load_blas
@@ -51,8 +52,8 @@ class FusedOffPolicy(_Base):
         """Return the networks that the kernels run."""
         return [getattr(self, name) for name in self.network_names]
 
+    @override
     def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
         reason = why_not_policy(self, self.covered_policy, self.network_names)
         return reason or self._coverage_of_nets(self.policy.activation_fn)  # type: ignore[arg-type]
 
@@ -70,8 +71,8 @@ class FusedOffPolicy(_Base):
         """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""
         return self.kernels() if type(self).predict is FusedOffPolicy.predict else None
 
+    @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """See `OffPolicyAlgorithm.train`."""
         update: FusedReplayUpdate | None = self.kernels()
         if update is None:
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)

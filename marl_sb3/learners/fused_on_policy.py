@@ -12,6 +12,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
 
 from marl_sb3.acting.policy import PolicyInputs, RolloutPolicy
 from marl_sb3.errors import NumericError
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 class FusedActing(TwoPaths, OnPolicyAlgorithm):
     """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
 
+    @override
     def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
         return acting_coverage(self)
 
     def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
@@ -49,8 +50,8 @@ class FusedOnPolicy(FusedActing):
 
     num_grad_updates: int = 0
 
+    @override
     def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
         return update_coverage(self)
 
     def train(self) -> None:
@@ -144,10 +145,10 @@ class FusedRollouts(FusedActing):
     all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
     """
 
+    @override
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        """See `OnPolicyAlgorithm.collect_rollouts`."""
         if not self.takes_fused_path():
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         self.policy.set_training_mode(False)

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
 from torch import nn
+from typing_extensions import override
 
 from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.errors import EnvError
@@ -162,16 +163,16 @@ class FusedRecurrentPolicy(FusedPolicy):
         moved = self.copies.addresses()
         self._lstm_tables = [_lstm_table(lstm, moved) for lstm in self._lstms]
 
+    @override
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
-        """See `FusedPolicy.act`."""
         seen, states = self.inputs(inputs.observations), inputs.states
         of_actor = self._remember(0, seen, inputs.starts, states[:2])
         of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
         outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
         return *self._sample(outputs, values, None), (*of_actor, *of_critic)
 
+    @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        """See `FusedPolicy.values`."""
         seen, own = self.inputs(inputs.observations), len(self._lstms) - 1
         return self._outputs(1, self._remember(own, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
+from typing_extensions import override
 
 from marl_sb3.kernels import q, sac, td3
 from marl_sb3.kernels.cache import note_compiling
@@ -88,16 +89,16 @@ class QUpdate(FusedReplayUpdate):
         nets = (linears(getattr(network, algorithm.network_names[0])) for network in networks)
         self._online, self._target = (Net(layer_table(layers), self._hidden, LINEAR) for layers in nets)
 
+    @override
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedReplayUpdate.step`."""
         limit = self._algorithm.max_grad_norm
         batch = batch_of(samples, self._network, self._algorithm.gamma)
         max_grad_norm = math.inf if limit is None else float(limit)
         loss, _ = q.update(self._online, self._target, self._present[0], batch, self._quantiles, max_grad_norm)
         self._stats.append(loss)
 
+    @override
     def recorded(self) -> dict[str, float]:
-        """See `FusedReplayUpdate.recorded`."""
         return {"train/loss": float(np.mean(self._stats))}
 
     def explore(self, observations: Any) -> Array:
@@ -128,8 +129,8 @@ class SACUpdate(FusedReplayUpdate):
         self._critics, self._targets = (_critics(each, hidden) for each in critics)
         self._moved = target_table(*(each.q_networks for each in critics))
 
+    @override
     def begin(self) -> None:
-        """See `FusedReplayUpdate.begin`."""
         super().begin()
         algorithm, learned = self._algorithm, self._present[2:]
         if learned:
@@ -140,8 +141,8 @@ class SACUpdate(FusedReplayUpdate):
         of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
         self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
 
+    @override
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedReplayUpdate.step`."""
         algorithm = self._algorithm
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         shape = batch.actions.shape
@@ -152,8 +153,8 @@ class SACUpdate(FusedReplayUpdate):
         settings = self._dropped, moved, float(algorithm.tau)
         self._stats.append(sac.update(*nets, self._entropy, batch, noise, next_noise, *settings))
 
+    @override
     def recorded(self) -> dict[str, float]:
-        """See `FusedReplayUpdate.recorded`."""
         means = np.mean(self._stats, axis=0)
         columns = {"ent_coef": sac.ENT_COEF, "actor_loss": sac.ACTOR_LOSS, "critic_loss": sac.CRITIC_LOSS}
         if len(self.optimizers) == 3:
@@ -188,14 +189,14 @@ class TD3Update(FusedReplayUpdate):
         nets = ([*critic.q_networks, actor.mu] for critic, actor in zip(critics, actors, strict=True))
         self._moved = target_table(*nets)
 
+    @override
     def begin(self) -> None:
-        """See `FusedReplayUpdate.begin`."""
         super().begin()
         self._updates_before = num_updates(self._algorithm)
         self._with_actor: list[bool] = []
 
+    @override
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedReplayUpdate.step`."""
         algorithm = self._algorithm
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()

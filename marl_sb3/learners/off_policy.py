@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
 from marl_sb3.acting.policy import ExploringPolicy, RowNoise
@@ -101,15 +102,15 @@ class OffPolicyLearner(Learner):
         return made(self.actor, stored_space(self.processing, self.algorithm), progress_remaining)
 
     @property
+    @override
     def pace(self) -> Pace:
-        """See `Learner.pace`."""
         every: Any = self.algorithm.train_freq
         return Pace(max(_ENV_STEPS_PER_REPORT // self.rows.num_envs, int(every.frequency), 1))
 
     # --- Update ------------------------------------------------------------------------------------------------------
 
+    @override
     def begin_update(self, progress_remaining: float) -> Update:
-        """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
         metrics: list[Result] = []
 

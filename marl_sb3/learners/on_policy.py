@@ -10,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
 from marl_sb3.acting.policy import RolloutPolicy
@@ -79,15 +80,15 @@ class OnPolicyLearner(Learner):
         return RolloutPolicy(self.algorithm)
 
     @property
+    @override
     def pace(self) -> Pace:
-        """See `Learner.pace`."""
         n_steps = self.algorithm.n_steps
         return Pace(n_steps * self.rollouts_per_report, n_steps)
 
     # --- Update ------------------------------------------------------------------------------------------------------
 
+    @override
     def begin_update(self, progress_remaining: float) -> Update:
-        """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
             return Update(lambda: None, self._finish_update)

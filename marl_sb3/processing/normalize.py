@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from typing_extensions import override
 
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
@@ -52,8 +53,8 @@ class RunningStatistics(Stateful, RunningMeanStd):
         """Begin to keep what comes in from now on."""
         self.recent = RunningStatistics(epsilon=0.0, shape=np.shape(self.mean))
 
+    @override
     def update_from_moments(self, batch_mean: Array, batch_var: Array, batch_count: float) -> None:
-        """See `RunningMeanStd.update_from_moments`."""
         super().update_from_moments(batch_mean, batch_var, batch_count)
         if self.recent is not None:
             self.recent.update_from_moments(batch_mean, batch_var, batch_count)
@@ -92,8 +93,8 @@ class NormalizeObservations(ObservationProcessor):
         normal = {key: spaces.Box(-self.clip, self.clip, box.shape, np.float32) for key, box in boxes.items()}
         self.space = with_parts(space, normal)
 
+    @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
         self.take_in(inputs)
         return self.normalized(inputs.seen), {}
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from typing_extensions import override
 
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.envs.gymnasium_envs import resize
@@ -128,8 +129,8 @@ class Resize(ObservationProcessor):
                   for key, box in self._images.items()}  # fmt: skip
         self.space = with_parts(space, {key: spaces.Box(*own, dtype=np.uint8) for key, own in bounds.items()})
 
+    @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
         return map_parts(inputs.seen, self._resized, self._images), {}
 
     def _resized(self, key: str, images: Array) -> Array:
@@ -150,8 +151,8 @@ class Grayscale(ObservationProcessor):
         boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in self._images.items()}
         self.space = with_parts(space, boxes)
 
+    @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
         return map_parts(inputs.seen, self._gray, self._images), {}
 
     def _gray(self, key: str, images: Array) -> Array:
@@ -196,12 +197,12 @@ class FrameStack(ObservationProcessor):
             self._axes[key] = axis
         self.space = with_parts(space, self._boxes)
 
+    @override
     def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
         return {_name(key): np.zeros((rows, *box.shape), dtype=box.dtype) for key, box in self._boxes.items()}
 
+    @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
         after: dict[str, Array] = {}
 
         def stacked(key: str, newest: Array) -> Array:
@@ -289,8 +290,8 @@ class Feature(ObservationProcessor):
     def values(self, inputs: ProcessorInput) -> Array:
         """Return the (rows, numbers) float32 that are appended."""
 
+    @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
         seen, values = inputs.seen, self.values(inputs)
         if isinstance(seen, dict):
             return {**seen, self.name: values}, {}
@@ -313,16 +314,16 @@ class PreviousAction(Feature):
         self._numbers = box.shape[0]
         super().__init__(space, spaces.Box(np.minimum(box.low, 0), np.maximum(box.high, 0), dtype=np.float32))
 
+    @override
     def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
         return {"action": np.zeros((rows, self._numbers), dtype=np.float32)}
 
+    @override
     def values(self, inputs: ProcessorInput) -> Array:
-        """See `Feature.values`."""
         return inputs.memory["action"]
 
+    @override
     def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
         return {"action": flat_values(self._actions, actions)}
 
 
@@ -334,12 +335,12 @@ class PreviousReward(Feature):
     def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
         super().__init__(space, spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
+    @override
     def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
         return {REWARD: np.zeros((rows, 1), dtype=np.float32)}
 
+    @override
     def values(self, inputs: ProcessorInput) -> Array:
-        """See `Feature.values`."""
         return inputs.memory[REWARD]
 
 
@@ -352,17 +353,17 @@ class TimeFeature(Feature):
         self._steps = settings.time_feature or 1
         super().__init__(space, spaces.Box(0, 1, (1,), np.float32))
 
+    @override
     def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
         return {"time": np.zeros(rows, dtype=np.int64)}
 
+    @override
     def values(self, inputs: ProcessorInput) -> Array:
-        """See `Feature.values`."""
         left = np.maximum(1 - inputs.memory["time"] / self._steps, 0)
         return left.astype(np.float32)[:, None]
 
+    @override
     def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
         return {"time": memory["time"] + 1}
 
 
@@ -375,7 +376,7 @@ class AgentIndicator(Feature):
         self._codes = np.eye(len(policy.agents), dtype=np.float32)
         super().__init__(space, spaces.Box(0, 1, (len(policy.agents),), np.float32))
 
+    @override
     def values(self, inputs: ProcessorInput) -> Array:
-        """See `Feature.values`."""
         codes: Array = self._codes[inputs.agents]
         return codes

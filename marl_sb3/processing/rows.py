@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing.normalize import NormalizeObservations
@@ -136,8 +137,8 @@ class ProcessedRows(RowProcessing):
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
         super().__init__(rows)
 
+    @override
     def begin_episodes(self) -> None:
-        """See `RowProcessing.begin_episodes`."""
         super().begin_episodes()
         self._memory: Memory = self._processing.initial(self._rows.num_rows)
         self._returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
@@ -149,8 +150,8 @@ class ProcessedRows(RowProcessing):
         self._seen: Observations | None = None
         self._taken_in = taken_in  # whether statistics know it already
 
+    @override
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `RowProcessing.restart_envs`."""
         super().restart_envs(env_indices)
         lost = self._rows.of_envs(env_indices)
         self._memory = self._reset(self._memory, lost)
@@ -165,8 +166,8 @@ class ProcessedRows(RowProcessing):
 
     # --- What comes --------------------------------------------------------------------------------------------------
 
+    @override
     def observe(self, step: VecStep, bootstrap: Bootstrap | None = None) -> Array:
-        """See `RowProcessing.observe`."""
         paid, over = self._sum(step, self._rows.of_agents(step.rewards))
         ended = self._rows.of_agents(step.terminated | step.truncated)
         if REWARD in self._memory:
@@ -198,8 +199,8 @@ class ProcessedRows(RowProcessing):
                 rewards = np.clip(rewards / np.sqrt(statistics.var + settings.normalize_epsilon), -limit, limit)
         return rewards.astype(np.float32)
 
+    @override
     def processed_observations(self, step: VecStep) -> Observations:
-        """See `RowProcessing.processed_observations`."""
         if self._seen is None:
             to_act = self._rows.of_agents(step.to_act)
             self._seen, self._after = self._process(self._rows.observations(step.observations), to_act)
@@ -234,8 +235,8 @@ class ProcessedRows(RowProcessing):
 
     # --- What goes ---------------------------------------------------------------------------------------------------
 
+    @override
     def acted(self, actions: Array, acting: BoolArray) -> None:
-        """See `RowProcessing.acted`."""
         after = self._processing.acted(self._after, actions)
         if not acting.all():
             after = {name: with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.shards import ShardPolicy
@@ -152,8 +153,8 @@ class LocalRunner(Runner):
         self._failed = False  # whether the latest step of the envs failed
 
     @property
+    @override
     def health(self) -> Health | None:
-        """See `Runner.health`."""
         return self.env.health
 
     def start(self) -> None:
@@ -175,8 +176,8 @@ class LocalRunner(Runner):
             actor.begin_rollout()
         return any(experience is not None for _, experience in due)
 
+    @override
     def collect(self, env_steps: int, listener: StepListener) -> bool:
-        """See `Runner.collect`."""
         assert self._latest is not None, "begin_rollouts() comes first"
         step = self._latest
         self._refresh()  # here and not earlier: callbacks may set weights when a rollout starts
@@ -230,8 +231,8 @@ class LocalRunner(Runner):
         """Whether episodes are running."""
         return self._latest is not None
 
+    @override
     def forget_episodes(self) -> None:
-        """See `Runner.forget_episodes`."""
         self._latest = None
 
     def _begin_episodes(self) -> None:
@@ -271,8 +272,8 @@ class LocalRunner(Runner):
         running = None if saved.value("running") is None else saved.fields("running")
         return lambda: self._set_running(running)
 
+    @override
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
-        """See `Runner.restart_lost`."""
         if self._latest is not None:
             self.tracker.restart(list(lost))
             for actor, experience in self._pairs:

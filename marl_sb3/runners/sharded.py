@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3.errors import RunnersLostError
 from marl_sb3.experience.shards import ShardedExperience
@@ -49,16 +50,16 @@ class ShardedRunner(Runner):
         self._new_episodes = True
 
     @property
+    @override
     def health(self) -> Health | None:
-        """See `Runner.health`."""
         return self._runners.health
 
     @cached_property
     def _plan(self) -> ShardPlan:
         return self._make_plan()
 
+    @override
     def start(self) -> None:
-        """See `Runner.start`."""
         self._runners.start(self._plan)
 
     # --- Rounds ------------------------------------------------------------------------------------------------------
@@ -123,8 +124,8 @@ class ShardedRunner(Runner):
                 return False
         return True
 
+    @override
     def forget_episodes(self) -> None:
-        """See `Runner.forget_episodes`."""
         self._new_episodes = True
 
     # --- Envs --------------------------------------------------------------------------------------------------------
@@ -146,8 +147,8 @@ class ShardedRunner(Runner):
         shards, why = self.episodes_to_save(states)
         return {"n_shards": self._plan.envs.n_shards, "shards": shards, "left_out": why}
 
+    @override
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
-        """See `Runner.read_state`."""
         envs = self._plan.envs
         if saved.num_envs == envs.n_envs:
             if "n_shards" not in saved:

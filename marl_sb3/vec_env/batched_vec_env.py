@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from typing_extensions import override
 
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
@@ -88,8 +89,8 @@ class BatchedVecEnv(InProcessVecEnv):
         self._begin_episodes(self._all_envs, given)
         return self._first_step()
 
+    @override
     def limit_episodes(self, env_steps: int) -> None:
-        """See `MultiAgentVecEnv.limit_episodes`."""
         self._horizon = env_steps
 
     def _first_step(self) -> VecStep:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3.config.values import Count, require
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
@@ -301,8 +302,8 @@ class InProcessVecEnv(MultiAgentVecEnv):
         for index in env_indices:
             self._settings[index].change(settings)
 
+    @override
     def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
         if not self._closed:
             self._closed = True
             self._close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.state import State, StateReader
@@ -77,13 +78,13 @@ class SyncVecEnv(InProcessVecEnv):
         self._all_stepped = np.ones(num_envs, dtype=np.bool_)
         self._none_done = np.zeros(num_envs, dtype=np.bool_)
 
+    @override
     def limit_episodes(self, env_steps: int) -> None:
-        """See `MultiAgentVecEnv.limit_episodes`."""
         for slot in self._slots:
             slot.horizon = env_steps
 
+    @override
     def show_env_state(self) -> None:
-        """See `MultiAgentVecEnv.show_env_state`."""
         super().show_env_state()
         for slot in self._slots:
             slot.shows_env_state = True

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, NoReturn, Protocol
 
+from typing_extensions import override
+
 from marl_sb3.config.ray import AnyRunners, RaySettings, either
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
@@ -133,8 +135,8 @@ class ShardedVecEnv(MultiAgentVecEnv):
         """Let calls go to the shards."""
         self._calls = calls
 
+    @override
     def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
         if self._calls is not None:
             self._calls.close()
         if self._example is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
@@ -122,8 +123,8 @@ class StackedFinalObservations(FinalObservations):
             raise KeyError(place)
         return map_arrays(lambda array: array[place], self._observations)
 
+    @override
     def stacked(self, wanted: BoolArray) -> Observations:
-        """See `FinalObservations.stacked`."""
         return map_arrays(lambda array: array[wanted], self._observations)
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from typing_extensions import override
 
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
@@ -182,8 +183,8 @@ class BatchedArena(DrawnBatch):
         if missing > 0:
             self._coins = np.pad(self._coins, ((0, 0), (0, missing)))
 
+    @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """See `BatchedEnv.reset`."""
         chosen = np.zeros(self.num_envs, dtype=np.bool_)
         for env_index, seed in zip(env_indices, seeds, strict=True):
             chosen[env_index] = True
@@ -191,8 +192,8 @@ class BatchedArena(DrawnBatch):
             self._coins[env_index, :limit] = rules.draw_coins(np.random.default_rng(seed), limit)
         rules.reset_envs(self._state, chosen)
 
+    @override
     def step(self, actions: Array) -> BatchedStep:
-        """See `BatchedEnv.step`."""
         if (actions >> 2).any():  # anything but 0 to 3, negative numbers too
             env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
             where = f"env {env_index}, step {self._state.timesteps[env_index]}"
@@ -216,16 +217,16 @@ class BatchedArena(DrawnBatch):
             },
         )
 
+    @override
     def observations(self) -> Array:
-        """See `BatchedEnv.observations`."""
         return rules.observations(self._state)
 
+    @override
     def env_states(self) -> Array:
-        """See `BatchedEnv.env_states`."""
         return np.concatenate((self._state.cells, self._state.visited), axis=1)
 
+    @override
     def get_state(self) -> State:
-        """See `BatchedEnv.get_state`."""
         state = self._state
         return {
             "cells": state.cells,
@@ -234,8 +235,8 @@ class BatchedArena(DrawnBatch):
             "coins": np.packbits(self._coins[:, : self._limits.max()], axis=1),
         }
 
+    @override
     def set_state(self, state: StateReader) -> None:
-        """See `BatchedEnv.set_state`."""
         size, limit = self.height * self.width, int(self._limits.max())
         cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
         if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():

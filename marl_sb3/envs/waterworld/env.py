@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box
+from typing_extensions import override
 
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, StepResult
@@ -146,14 +147,14 @@ class BatchedWaterworld(DrawnBatch):
         self._state = rules.empty_state(num_envs, self.parameters)
         self._rngs = [np.random.default_rng(0) for _ in range(num_envs)]
 
+    @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """See `BatchedEnv.reset`."""
         for env_index, seed in zip(env_indices, seeds, strict=True):
             self._rngs[env_index] = np.random.default_rng(seed)
             rules.begin_episode(self._state, env_index, self._pond, self._rngs[env_index])
 
+    @override
     def step(self, actions: Array) -> BatchedStep:
-        """See `BatchedEnv.step`."""
         accepted = np.abs(actions) <= 1  # not a NaN either
         if not accepted.all():
             env_index, column, _ = np.argwhere(~accepted)[0]
@@ -173,17 +174,17 @@ class BatchedWaterworld(DrawnBatch):
             },
         )
 
+    @override
     def observations(self) -> Array:
-        """See `BatchedEnv.observations`."""
         return self._sensors.observations(self._state)
 
+    @override
     def get_state(self) -> State:
-        """See `BatchedEnv.get_state`."""
         arrays = {name: getattr(self._state, name) for name in rules.PondState.__slots__}
         return {**arrays, "rngs": [generator_state(rng) for rng in self._rngs]}
 
+    @override
     def set_state(self, state: StateReader) -> None:
-        """See `BatchedEnv.set_state`."""
         bounds = {"timesteps": (0, self.parameters.max_cycles - 1)}
         read = {}
         for name in rules.PondState.__slots__:

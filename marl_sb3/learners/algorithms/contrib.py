@@ -8,6 +8,7 @@ import sb3_contrib
 from gymnasium import spaces
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.acting.policy import RolloutPolicy
@@ -41,8 +42,8 @@ class ContribPPOLearner(OnPolicyLearner):
     """Trains by sb3-contrib's variants of PPO, which normalise the advantages of each minibatch."""
 
     @property
+    @override
     def least_minibatch(self) -> int:
-        """See `OnPolicyLearner.least_minibatch`."""
         return self.least_transitions
 
 

@@ -14,6 +14,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
+from typing_extensions import override
 
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
 from marl_sb3.learners.coverage import has_replaced_methods
@@ -165,8 +166,8 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
                 stats["vf_loss_unclipped"] = F.mse_loss(batch.returns, values)
         return loss, stats
 
+    @override
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
-        """See `FusedOnPolicy.record_update`."""
         super().record_update(means, clip_range)
         self.update_stats = {
             name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
@@ -197,8 +198,8 @@ class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
 
+    @override
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
-        """See `FusedOnPolicy.record_update`."""
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("explained_variance", "entropy_loss", "policy_loss", "value_loss"):
             self.logger.record(f"train/{name}", means[name])

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import finalize
 
 import numpy as np
+from typing_extensions import override
 
 from marl_sb3 import stacks
 from marl_sb3.envs.registry import EnvFactory
@@ -91,16 +92,16 @@ class WorkersVecEnv(MultiAgentVecEnv):
         stacks.add_source(self._supervisor.stacks)
 
     @property
+    @override
     def health(self) -> Health:
-        """See `MultiAgentVecEnv.health`."""
         return Health(self._supervisor.num_healthy, self._supervisor.restarts)
 
+    @override
     def limit_episodes(self, env_steps: int) -> None:
-        """See `MultiAgentVecEnv.limit_episodes`."""
         self._supervisor.set_in_all("limit_episodes", env_steps)
 
+    @override
     def show_env_state(self) -> None:
-        """See `MultiAgentVecEnv.show_env_state`."""
         super().show_env_state()
         self._supervisor.set_in_all("show_env_state")
 
@@ -249,8 +250,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     # --- End ---------------------------------------------------------------------------------------------------------
 
+    @override
     def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
         if not self._closed:
             self._closed = True
             try:
