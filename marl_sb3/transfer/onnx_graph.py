@@ -327,7 +327,6 @@ def _quiet_exporter() -> Iterator[None]:
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    checked = th.distributions.Distribution._validate_args
     th.distributions.Distribution.set_default_validate_args(False)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
@@ -338,7 +337,7 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        th.distributions.Distribution.set_default_validate_args(checked)
+        th.distributions.Distribution.set_default_validate_args(__debug__)  # as PyTorch does
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:
