@@ -79,4 +79,4 @@ def _copied(result: Any) -> Any:
 
 
 def in_fake_pool(pool: FakePool, number: int, start_timeout_s: float = 5.0, round_timeout_s: float = 60.0) -> Any:
-    return ShardRunners(lambda: pool, number, start_timeout_s, round_timeout_s)
+    return ShardRunners(lambda: pool, number, start_timeout_s, round_timeout_s, poll_s=0.01)

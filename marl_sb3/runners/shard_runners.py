@@ -23,7 +23,6 @@ from marl_sb3.vec_env.interface import Health
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 1.0
 _MAX_FAILED_STARTS = 2  # in a row; after the next one, one process is started per round
 _MAX_LOSSES = 4  # processes that may end while they work on the same shard
 
@@ -53,6 +52,7 @@ class ShardRunners:
         number: number of processes.
         start_timeout_s: seconds that the start may take; later, seconds to wait for a process if none is left.
         round_timeout_s: seconds after which a process that does not answer is killed and replaced.
+        poll_s: longest time between two looks at the processes, and between tries to start one if none is left.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class ShardRunners:
         number: int = 1,
         start_timeout_s: float = 180.0,
         round_timeout_s: float = 3600.0,
+        poll_s: float = 1.0,
     ) -> None:
         self._make_pool, self._number = make_pool, number
-        self._start_timeout_s, self._round_timeout_s = start_timeout_s, round_timeout_s
+        self._start_timeout_s, self._round_timeout_s, self._poll_s = start_timeout_s, round_timeout_s, poll_s
         self._pool: Pool  # with the plan, from the start on
         self._plan: ShardPlan | None = None
         self._processes: dict[int, _Process] = {}
@@ -208,7 +209,7 @@ class ShardRunners:
             has ended owed an answer to, in order, and `Lost`.
         """
         found: list[tuple[list[list[int]], Any]] = []
-        for answer in self._pool.poll(_POLL_S):
+        for answer in self._pool.poll(self._poll_s):
             process = self._processes.get(answer.process)
             if process is None:
                 continue  # it was lost a moment ago
@@ -317,7 +318,7 @@ class ShardRunners:
             if time.monotonic() > deadline:
                 raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
             if not self._processes:  # several starts have failed, as on a node that was about to end
-                time.sleep(_POLL_S)
+                time.sleep(self._poll_s)
                 self._begin()
             self._poll()
         return self._ready()

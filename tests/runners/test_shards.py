@@ -20,7 +20,6 @@ from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostE
 from marl_sb3.metrics import Episode
 from marl_sb3.processes.pool import InProcessPool
 from marl_sb3.processing.normalize import RunningStatistics, add_recent, recent_state
-from marl_sb3.runners import shard_runners
 from marl_sb3.runners.shard import ShardHost
 from marl_sb3.runners.shard_runners import ShardRunners, balanced
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -277,7 +276,9 @@ def test_a_training_whose_runners_were_lost_is_resumed_exactly(
     kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
 ) -> None:
     undisturbed = trained(make(kind))
-    algorithm = make(kind, in_fake_pool(FakePool(dies=lambda runner, method: algorithm.iteration > 0), 2))
+    algorithm = make(
+        kind, in_fake_pool(FakePool(dies=lambda runner, method: algorithm.iteration > 0), 2, start_timeout_s=0.2)
+    )
     with pytest.raises(RunnersLostError):
         algorithm.learn(4 * STEPS * E)
     assert (algorithm.iteration, algorithm.between_iterations) == (1, True)
@@ -308,11 +309,8 @@ def test_it_goes_on_with_the_runners_that_are_left(make: Callable[..., MultiAgen
     assert trained(make(runners=in_fake_pool(FakePool(), 1))) == undisturbed
 
 
-def test_without_a_runner_starts_are_tried_again(
-    make: Callable[..., MultiAgentAlgorithm], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_runner_starts_are_tried_again(make: Callable[..., MultiAgentAlgorithm]) -> None:
     """All nodes have gone, and a new one comes."""
-    monkeypatch.setattr(shard_runners, "_POLL_S", 0.01)
     undisturbed = trained(make())
     pool = FakePool(lambda runner, method: runner < 7 and pool.sent.count((1, "work")) > 1)
     assert trained(make(runners=in_fake_pool(pool, 2))) == undisturbed
