@@ -166,7 +166,7 @@ class SACUpdate(FusedReplayUpdate):
         algorithm = self._algorithm
         inputs = features(algorithm.actor, observations)
         noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
-        return env_actions(algorithm, sac.sampled_actions(self._actor, inputs, noise))
+        return unscaled_actions(algorithm, sac.sampled_actions(self._actor, inputs, noise))
 
 
 def _critics(critic: Any, hidden: int) -> Critics:
@@ -216,7 +216,7 @@ class TD3Update(FusedReplayUpdate):
     def explore(self, observations: Any) -> Array:
         """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
         algorithm = self._algorithm
-        return env_actions(algorithm, td3.chosen_actions(self._actor, features(algorithm.actor, observations)))
+        return unscaled_actions(algorithm, td3.chosen_actions(self._actor, features(algorithm.actor, observations)))
 
 
 # --- What the kernels take -------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:
     )
 
 
-def env_actions(algorithm: Any, actions: FloatArray) -> Array:
+def unscaled_actions(algorithm: Any, actions: FloatArray) -> Array:
     """Return (rows, n) actions from -1 to 1 as the env takes them, (rows, *action shape)."""
     unscaled: Array = algorithm.policy.unscale_action(actions.reshape(-1, *algorithm.action_space.shape))
     return unscaled
