@@ -15,6 +15,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
+from marl_sb3.config.values import shown
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.types import AgentID, Array
@@ -122,7 +123,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
             raise ConfigError(
-                f"render_mode must be one of {', '.join(modes)} or None; received {render_mode!r}",
+                f"render_mode must be one of {', '.join(modes)} or None; received {shown(render_mode)}",
                 key="env.render_mode",
             )
         if render_mode == "human":

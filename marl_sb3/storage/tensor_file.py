@@ -28,6 +28,7 @@ from marl_sb3.types import Array
 SUFFIX = ".safetensors"
 _PIECE_BYTES = 2**24  # tensors are verified in pieces of this size
 _MAX_DIMENSIONS = 32  # of an array, in NumPy 1
+_MOST_SHOWN = 300  # characters of the reason why a file is refused
 
 _DTYPES = {
     **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
@@ -153,7 +154,9 @@ class StoredTensors(Mapping[str, Array]):
                 with safe_open(path, framework="np", backend="pread") as header:
                     self.forms = {name: self._form(name, header.get_slice(name)) for name in header.offset_keys()}
             except SafetensorError as error:
-                raise CheckpointError(f"{path.name} is not a valid safetensors file: {error}") from error
+                raise CheckpointError(
+                    f"{path.name} is not a valid safetensors file: {str(error)[:_MOST_SHOWN]}"
+                ) from error
         # One after the other behind the header, as the library has checked.
         ends = accumulate((form.nbytes for form in self.forms.values()), initial=begin)
         self._begins = dict(zip(self.forms, ends, strict=False))

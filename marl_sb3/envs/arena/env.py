@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
+from marl_sb3.config.values import shown
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
@@ -151,7 +152,7 @@ class ArenaEnv(DrawnEnv):
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"{name} must be an integer >= 1; received {size!r}", key=f"env.{name}")
+            raise ConfigError(f"{name} must be an integer >= 1; received {shown(size)}", key=f"env.{name}")
     if sizes["height"] * sizes["width"] < 2:
         raise ConfigError(
             f"height * width must be >= 2, a cell per agent; received {sizes['height']} * {sizes['width']}",

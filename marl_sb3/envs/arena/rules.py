@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import BoolArray
 
@@ -48,7 +49,7 @@ def checked_limit(max_timesteps: Any) -> int:
         or not 1 <= max_timesteps <= MOST_TIMESTEPS
     ):
         raise ConfigError(
-            f"max_timesteps must be an integer from 1 to {MOST_TIMESTEPS}; received {max_timesteps!r}",
+            f"max_timesteps must be an integer from 1 to {MOST_TIMESTEPS}; received {shown(max_timesteps)}",
             key="env.max_timesteps",
         )
     return max_timesteps

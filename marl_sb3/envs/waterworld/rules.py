@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -130,7 +131,7 @@ def _is_place(centre: Sequence[Any]) -> bool:
 
 
 def _refused(name: str, accepted: str, value: Any) -> ConfigError:
-    return ConfigError(f"{name} must be {accepted}; received {value!r}", key=f"env.{name}")
+    return ConfigError(f"{name} must be {accepted}; received {shown(value)}", key=f"env.{name}")
 
 
 FloatArray = npt.NDArray[np.float64]
