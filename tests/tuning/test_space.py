@@ -51,6 +51,25 @@ def test_a_space_is_the_same_after_it_was_written() -> None:
     assert parse_space(space.to_plain(), "there") == space
 
 
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("minibatch_size", "batch_size"),
+        ("lr", "learning_rate"),
+        ("lambda", "gae_lambda"),
+        ("pol1.lr", "pol1.learning_rate"),
+        ("fcnet_hiddens", "policy_kwargs.net_arch"),
+        ("policy_kwargs.net_arch", "policy_kwargs.net_arch"),
+        ("pol1.policy_kwargs.net_arch", "pol1.policy_kwargs.net_arch"),
+        ("env.height", "env.height"),
+        ("gamma", "gamma"),
+    ],
+)
+def test_names_of_rllib_are_understood(name: str, canonical: str) -> None:
+    (parameter,) = parse_space({name: {"choices": [1, 2]}}, "here").parameters
+    assert parameter.name == canonical
+
+
 def test_a_grid_has_every_combination_in_order() -> None:
     space = parse_grid(["minibatch_size=128,200", "gamma=0.9,0.99"])
     assert list(space.grid()) == [
