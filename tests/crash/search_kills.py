@@ -24,10 +24,12 @@ from typing import Any, Protocol
 import optuna
 from forked import ForkServer
 from optuna.trial import TrialState
-from waiting import writing_to
 
 from marl_sb3.tuning.storage import open_storage
 from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED
+
+sys.path.append(str(Path(__file__).parent.parent))  # as a command, only this folder is there
+from waiting import writing_to
 
 WORKERS = 2
 OPTIONS = ["--sampler", "random", "--pruner", "none", "--evaluations", "2", "--evaluation-episodes", "2"]
