@@ -1,4 +1,4 @@
-"""Numbers, durations and trends as short text."""
+"""Numbers, durations and trends as short text, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def number(value: Any, digits: int = 2) -> str:
 def short(value: Any) -> str:
     """Format a value of any kind; floats have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def one_line(text: object) -> str:
+    r"""Text on one line: white space becomes a space, and other unprintable characters are escaped, ESC as `\x1b`."""
+    words = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words)
 
 
 def duration(seconds: float | None) -> str:

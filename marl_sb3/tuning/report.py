@@ -5,13 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -19,7 +15,8 @@ from optuna.trial import FrozenTrial
 from marl_sb3.config import to_yaml
 from marl_sb3.config.schema import value_of
 from marl_sb3.config.values import counted
-from marl_sb3.errors import ConfigError, install_words
+from marl_sb3.display.page import Html, Page, note, require_plotly, shorter, table
+from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import (
     HEADER,
@@ -113,10 +110,6 @@ def _measured(search: Search) -> str:
 
 # --- report.html ------------------------------------------------------------------------------------------------------
 
-_HEIGHT = 480  # pixels of a figure
-_COLUMN, _ROW, _BEST = 'th scope="col"', 'th scope="row"', ' class="best"'
-_MANY_DIGITS = re.compile(r"(lin_)?(-?\d*\.\d{4,}(?:e-?\d+)?)")
-
 
 def html_report(study: TuneStudy) -> Path:
     """Write `report.html`: a summary, the results with fresh seeds, figures, and all trials.
@@ -124,25 +117,24 @@ def html_report(study: TuneStudy) -> Path:
     Raises:
         ConfigError: plotly is not installed; the message says how to install it.
     """
-    from optuna import visualization  # takes a second
+    require_plotly("report.html")
+    from marl_sb3.tuning.figures import draw_all  # imports plotly
 
-    if not visualization.is_available():
-        raise ConfigError(f"report.html needs the package plotly, which cannot be imported; {install_words('report')}")
     trials, won = study.trials, winner(study)
     best = None if won is None else won[0]
     number = None if best is None else best.number
-    template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=escape(f"study {one_line(study.search.name)}"),
-        summary=_summary(study, trials, best),
-        confirmed=_confirmed(study),
-        figures="\n".join(_figures(trials, study.search.mode, number)),
-        trials=_table((_cells(row(study.space, trial)) for trial in trials), header(study.space), number),
-    )
-    return write_whole(study.folder / "report.html", page)
+    page = Page(f"study {study.search.name}")
+    page.add("Summary", table(_summary(study, trials, best)))
+    page.add("Fresh seeds", *_confirmed(study))
+    for title, text, figure in draw_all(trials, study.search.mode, number):
+        page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
+    rows = (row(study.space, trial) for trial in trials)
+    text = "The winner stands out. Numbers are rounded; trials.csv has all digits."
+    page.add("Trials", note(text), table(rows, header(study.space), number))
+    return page.write(study.folder / "report.html")
 
 
-def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> str:
+def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> list[tuple[str, object]]:
     search = study.search
     rows: list[tuple[str, object]] = [
         ("study", search.name),
@@ -156,59 +148,19 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
         rows += [
-            ("its value", best.value),
-            ("its parameters", parameters_text({name: _short(value) for name, value in chosen.items()})),
+            ("its value", shorter(best.value)),
+            ("its parameters", parameters_text(chosen)),
             ("train with them", f"python -m marl_sb3.train {env}--hparams best.yml"),
         ]
-    return _table(_cells([name], _ROW) + _cells([value]) for name, value in rows)
+    return [(name, str(value)) for name, value in rows]
 
 
-def _confirmed(study: TuneStudy) -> str:
+def _confirmed(study: TuneStudy) -> list[Html]:
     """The best trials compared with the preset."""
     candidates = confirmed(study)
     if not candidates:
-        return _note("The best of many trials is partly luck. Not trained again with fresh seeds: see --confirm-seeds.")
-    note = _note("The best trials and the preset, trained again; in brackets 95 % confidence intervals.")
-    return f"{note}\n{_table(map(_cells, confirmed_rows(candidates, study.search.mode)), HEADER)}"
-
-
-def _figures(trials: Sequence[FrozenTrial], mode: str, best: int | None) -> Iterator[str]:
-    """A section for each figure; the first one that is drawn includes plotly.js."""
-    from marl_sb3.tuning.figures import draw_all
-
-    has_script = False
-    for index, (title, note, figure) in enumerate(draw_all(trials, mode, best)):
-        yield f"<h2>{escape(title)}</h2>\n{_note(note)}"
-        if figure is not None:
-            html = figure.to_html(
-                config={"displaylogo": False},  # the logo is a link
-                include_plotlyjs=not has_script,
-                full_html=False,
-                default_height=f"{figure.layout.height or _HEIGHT}px",
-                div_id=f"plot-{index}",
-            )
-            yield f'<div class="wide">{html}</div>'
-            has_script = True
-
-
-def _table(rows: Iterable[str], head: Sequence[str] = (), best: int | None = None) -> str:
-    """A table of rows of cells; the row `best` stands out."""
-    lines = [f"<tr>{_cells(head, _COLUMN)}</tr>"] if head else []
-    lines += [f"<tr{_BEST if index == best else ''}>{cells}</tr>" for index, cells in enumerate(rows)]
-    return "\n".join(["<table>", *lines, "</table>"])
-
-
-def _cells(values: Iterable[object], tag: str = "td") -> str:
-    texts = ("" if value is None else escape(one_line(_short(value))) for value in values)
-    return "".join(f"<{tag}>{text}</{tag[:2]}>" for text in texts)
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
-
-
-def _short(value: Any) -> Any:
-    """Round a number to four significant digits, also as text and in a linear schedule, `lin_0.001234`."""
-    if isinstance(value, str) and (match := _MANY_DIGITS.fullmatch(value)):
-        return f"{match[1] or ''}{float(match[2]):.4g}"
-    return rounded(value, 4)
+        return [
+            note("The best of many trials is partly luck. Not trained again with fresh seeds: see --confirm-seeds.")
+        ]
+    text = "The best trials and the preset, trained again; in brackets 95 % confidence intervals."
+    return [note(text), table(confirmed_rows(candidates, study.search.mode), HEADER)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from marl_sb3.display import text
 from marl_sb3.display.text import number, short, short_path
 from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.tuning.space import Space
@@ -26,10 +27,7 @@ KILLED, INTERRUPTED = "its process ended", "interrupted"
 # --- Text that is safe to print, even if an env's error has control characters ----------------------------------------
 
 
-def one_line(text: object) -> str:
-    r"""Text on one line: white space becomes a space, and other unprintable characters are escaped, ESC as `\x1b`."""
-    words = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words)
+one_line = text.one_line
 
 
 def trial_line(trial: FrozenTrial) -> str:

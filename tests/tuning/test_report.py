@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from plotly.offline import get_plotlyjs
@@ -233,7 +232,7 @@ def test_own_env_is_named_in_the_command(tmp_path: Path) -> None:
 
 
 def test_without_plotly_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optuna.visualization, "is_available", lambda: False)
+    monkeypatch.setattr("marl_sb3.display.page.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=re.escape("pip install -c constraints.txt '.[report]'")):
         html_report(new_study(tmp_path))
     assert not (tmp_path / "report.html").exists()
