@@ -1,31 +1,33 @@
-"""The figures of `report.html`, drawn by Optuna and adapted to the page."""
+"""The figures of a search's `report.html`."""
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import optuna
-from optuna import visualization
-from optuna.exceptions import ExperimentalWarning
+import numpy as np
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
-from plotly import graph_objects
+from plotly.graph_objects import Figure
+from plotly.subplots import make_subplots
 
-from marl_sb3.tuning.study import best_first
-from marl_sb3.tuning.trial import one_line
+from marl_sb3.display.page import words
+from marl_sb3.display.text import one_line
+from marl_sb3.metrics.importance import importances
+from marl_sb3.tuning.trial import value_text
 
 _N_NAMED = 10  # learning curves with colours and names
 _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
-_N_PARALLEL = 200  # lines of parallel coordinates, each a trace of its own
-_SLICES_PER_ROW, _SLICE_HEIGHT = 3, 260
-_HISTORY_NAMES = {"Objective Value": "trial", "Best Value": "best so far"}
+_SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
+_LONGEST_LABEL = 18  # characters
 _NONE_COMPLETE = "no trial was trained to its end"
 _DRAWN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-_STAR = {"symbol": "star", "size": 14, "color": "#d62728", "line": {"width": 1, "color": "white"}}
+_BLUE, _GREY, _RED = "#4c78a8", "#bbb", "#d62728"
+_STAR = {"symbol": "star", "size": 14, "color": _RED, "line": {"width": 1, "color": "white"}}
+_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#79706e", "#1f4e79")
+_STATES = {"COMPLETE": _BLUE, "PRUNED": "#f2b447", "FAIL": _RED, "RUNNING": "#54a24b"}  # with their colours
 
 
 @dataclass(frozen=True)
@@ -33,181 +35,196 @@ class _Drawing:
     """What the figures show; see `draw_all`.
 
     Attributes:
-        study: a copy in memory, see `_bare_copy`.
-        complete: the trials that Optuna draws, those with a finite value, best first.
+        values: the values of the complete trials that have a finite one, by number, best first.
     """
 
-    study: optuna.Study
-    mode: str
     trials: Sequence[FrozenTrial]
-    complete: Sequence[FrozenTrial]
     winner: int | None
+    values: dict[int, float]
+
+    @property
+    def complete(self) -> list[FrozenTrial]:
+        """The trials that have a value, in the order of `values`."""
+        return [self.trials[number] for number in self.values]
 
     def star(self, x: Any) -> dict[str, Any]:
         """A trace that marks the winner's value at `x`."""
-        value = None if self.winner is None else self.trials[self.winner].value
-        return {"x": [x], "y": [value], "mode": "markers", "marker": _STAR, "name": f"winner: trial {self.winner}"}
+        name = f"winner: trial {self.winner}"
+        return {"x": [x], "y": [self.values.get(self.winner or 0)], "mode": "markers", "marker": _STAR, "name": name}
 
 
-def draw_all(trials: Sequence[FrozenTrial], mode: str, winner: int | None) -> Iterator[tuple[str, str, Any | None]]:
+def draw_all(
+    trials: Sequence[FrozenTrial], mode: str, winner: int | None, value_of: Callable[[FrozenTrial], float | None]
+) -> Iterator[tuple[str, str, Any | None]]:
     """Draw all figures of a study.
 
     Args:
         trials: all trials of the study, ordered by number.
         mode: whether the objective is maximized, `max`, or minimized, `min`.
         winner: the number of the winner; None if there is none.
+        value_of: returns the value of a complete trial.
 
     Returns:
         For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figure or None.
     """
-    complete = [trial for trial in best_first(trials, mode) if math.isfinite(trial.value or 0.0)]
-    drawing = _Drawing(_bare_copy(trials, mode), mode, trials, complete, winner)
-    for title, note, plot in _FIGURES:
+    found = {trial.number: value_of(trial) for trial in trials if trial.state == TrialState.COMPLETE}
+    finite = {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
+    sign = -1.0 if mode == "max" else 1.0
+    best_first = sorted(finite, key=lambda number: (sign * finite[number], number))
+    drawing = _Drawing(trials, winner, {number: finite[number] for number in best_first})
+    for title, text, draw in _FIGURES:
         try:
-            figure = plot(drawing)
+            figure = draw(drawing)
         except Exception as error:  # the page is useful without this figure
             figure = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(figure, str):
             yield title, f"Not drawn: {figure}.", None
         else:
-            yield title, note, figure.update_layout(title=None, margin_t=40)  # the page has headings
+            margin = {"t": 20, "l": 70, "r": 20, "b": 50}
+            yield title, text, figure.update_layout(template="plotly_white", margin=margin, hovermode="closest")
 
 
-class _Uncopied(optuna.storages.InMemoryStorage):
-    """Gives its trials without copying them: Optuna's plots ask for all of them dozens of times."""
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        return super().get_all_trials(study_id, deepcopy=False, states=states)
-
-
-def _bare_copy(trials: Sequence[FrozenTrial], mode: str) -> optuna.Study:
-    """A study in memory with these trials, without attributes: Optuna puts these into labels, where plotly makes links.
-
-    Its trials are numbered anew.
-    """
-    bare = optuna.create_study(direction="maximize" if mode == "max" else "minimize", storage=_Uncopied())
-    for trial in trials:
-        without_attributes = copy.copy(trial)
-        without_attributes.user_attrs = {}
-        bare.add_trial(without_attributes)
-    return bare
-
-
-# --- Plots: each returns Plotly's figure, or why it cannot be drawn ---------------------------------------------------
+# --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
 
 
 def _history(drawing: _Drawing) -> Any:
-    if not drawing.complete:
+    if not drawing.values:
         return _NONE_COMPLETE
-    figure = visualization.plot_optimization_history(drawing.study)
-    figure.update_layout(yaxis_title="objective", xaxis_title="trial")
-    figure.for_each_trace(lambda trace: trace.update(name=_HISTORY_NAMES.get(trace.name, trace.name)))
+    numbers = sorted(drawing.values)
+    ranks = {number: rank for rank, number in enumerate(drawing.values)}
+    best = np.minimum.accumulate([ranks[number] for number in numbers])
+    so_far = np.array(list(drawing.values.values()))[best]
+    figure = _axes("trial", "objective")
+    values = [drawing.values[number] for number in numbers]
+    figure.add_scatter(x=numbers, y=so_far, mode="lines", line={"shape": "hv", "color": _GREY}, name="best so far")
+    figure.add_scatter(x=numbers, y=values, mode="markers", marker={"color": _BLUE}, name="trial")
     return figure if drawing.winner is None else figure.add_scatter(**drawing.star(drawing.winner))
 
 
 def _learning_curves(drawing: _Drawing) -> Any:
     """The best trials with colours and names, the winner thick and on top; all others are grey behind them."""
-    if not any(trial.intermediate_values for trial in drawing.trials if trial.state in _DRAWN):
+    shown = {trial.number: trial for trial in drawing.trials if trial.intermediate_values and trial.state in _DRAWN}
+    if not shown:
         return "no trial that did not fail was evaluated"
-    figure = graph_objects.Figure()
-    winner = [trial for trial in drawing.trials if trial.number == drawing.winner]
-    named = [trial for trial in (*drawing.complete[:_N_NAMED], *winner) if trial.intermediate_values]
-    ranks = {trial.number: rank for rank, trial in enumerate(named, start=2)}
-    others = [trial for trial in drawing.trials if trial.number not in ranks and trial.state in _DRAWN]
-    for dash, is_pruned in (("solid", False), ("dot", True)):
-        _add_grey(figure, [trial for trial in others if (trial.state == TrialState.PRUNED) == is_pruned], dash)
-    for number in sorted(ranks, key=lambda number: (number == drawing.winner, number)):
-        curve = sorted(drawing.trials[number].intermediate_values.items())
+    named = [number for number in [*drawing.values][:_N_NAMED] if number in shown and number != drawing.winner]
+    named += [drawing.winner] if drawing.winner in shown else []
+    figure = _axes("evaluation", "objective")
+    _add_grey(figure, [trial for number, trial in shown.items() if number not in named])
+    for rank, number in enumerate(named):
         won = number == drawing.winner
-        name, rank, width = (f"trial {number} (winner)", 1, 5) if won else (f"trial {number}", ranks[number], 2)
-        style = {"mode": "lines+markers", "marker": {"maxdisplayed": 10}, "line": {"width": width}}
-        x, y = [step for step, _ in curve], [value for _, value in curve]
-        figure.add_scatter(x=x, y=y, name=name, legendrank=rank, **style)
-    return figure.update_layout(xaxis_title="evaluation", yaxis_title="objective", showlegend=True)
+        steps, values = zip(*sorted(shown[number].intermediate_values.items()), strict=True)
+        style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank + 1}
+        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": _COLORS[rank % len(_COLORS)]}
+        figure.add_scatter(x=steps, y=values, mode="lines", line=line, **style)
+    return figure
 
 
-def _add_grey(figure: Any, trials: Sequence[FrozenTrial], dash: str) -> None:
+def _add_grey(figure: Any, trials: Sequence[FrozenTrial]) -> None:
     """Add the curves of trials as one trace with gaps: plotly takes a minute for a trace of each of 2,000 trials."""
     points: list[tuple[int | None, float | None, str]] = []
     for trial in trials:
-        label = f"trial {trial.number}{' (pruned)' if trial.state == TrialState.PRUNED else ''}"
+        label = f"trial {trial.number} ({trial.state.name})"
         points += [(step, value, label) for step, value in sorted(trial.intermediate_values.items())]
         points.append((None, None, ""))
     if points:
         x, y, text = zip(*points, strict=True)
-        line, marker = {"color": "#bbb", "width": 1, "dash": dash}, {"color": "#bbb", "size": 4}
-        style = {"mode": "lines+markers", "line": line, "marker": marker, "name": "others", "showlegend": False}
-        figure.add_scatter(x=x, y=y, text=text, **style)
+        line, marker = {"color": _GREY, "width": 1}, {"color": _GREY, "size": 4}
+        figure.add_scatter(x=x, y=y, text=text, mode="lines+markers", line=line, marker=marker, name="others")
 
 
 def _importances(drawing: _Drawing) -> Any:
-    if len(drawing.complete) < _LEAST_TO_COMPARE:
+    if len(drawing.values) < _LEAST_TO_COMPARE:
         missing = f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end"
         return f"{missing}, so that it would show chance"
-    if len({name for trial in drawing.complete for name in trial.params}) < 2:
-        return "there is one parameter only"
-    if len({trial.value for trial in drawing.complete}) == 1:
+    if len(set(drawing.values.values())) == 1:
         return "all trials have the same value"
-    with warnings.catch_warnings():
-        # Experimental in Optuna 4, whose default, fANOVA, needs scikit-learn.
-        warnings.filterwarnings("ignore", category=ExperimentalWarning)
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    return visualization.plot_param_importances(drawing.study, evaluator=evaluator)
+    names = sorted({name for trial in drawing.complete for name in trial.params})
+    columns = {name: [_plain(trial, name) for trial in drawing.complete] for name in names}
+    found = sorted(importances(columns).items(), key=lambda item: item[1])
+    bars, chance = zip(*(both for _, both in found), strict=True)
+    names = [words(name) for name, _ in found]
+    figure = _axes("importance", "").update_layout(height=130 + 28 * len(names), bargap=0.4)
+    figure.add_bar(x=bars, y=names, orientation="h", name="importance", marker={"color": _BLUE})
+    line = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": _RED}}
+    figure.add_scatter(x=chance, y=names, mode="markers", marker=line, name="chance")
+    return figure.update_xaxes(rangemode="tozero").update_yaxes(automargin=True)
 
 
-def _parallel_coordinates(drawing: _Drawing) -> Any:
-    if not drawing.complete:
-        return _NONE_COMPLETE
-    return visualization.plot_parallel_coordinate(_bare_copy(drawing.complete[:_N_PARALLEL], drawing.mode))
+def _plain(trial: FrozenTrial, name: str) -> float | str | None:
+    """The value of a parameter: a number, a choice as text, or None if the trial lacks it."""
+    value = trial.params.get(name)
+    return value_text(value) if isinstance(trial.distributions.get(name), CategoricalDistribution) else value
 
 
 def _slices(drawing: _Drawing) -> Any:
-    """Optuna's plot with its parts in rows that fit the page, and a star at the winner."""
-    if not drawing.complete:
+    """A part for each parameter, in rows that fit the page, with a star at the winner."""
+    if not drawing.values:
         return _NONE_COMPLETE
     names = sorted({name for trial in drawing.complete for name in trial.params})
-    figure = visualization.plot_slice(drawing.study)
-    columns = min(_SLICES_PER_ROW, len(names))
-    rows = math.ceil(len(names) / columns)
-    width, height = 1 / columns, 1 / rows
-    chosen = {} if drawing.winner is None else drawing.trials[drawing.winner].params
-    layout: dict[str, Any] = {}
+    n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
+    height, last = n_rows * _SLICE_HEIGHT + 70, len(drawing.trials)
+    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
+    figure = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes="all", **spacing)
     for index, name in enumerate(names):
-        row, column = divmod(index, columns)
-        axis = "" if index == 0 else str(index + 1)
-        layout[f"xaxis{axis}"] = {"domain": [column * width + 0.03, (column + 1) * width - 0.02], "title": name}
-        top = 1 - row * height
-        layout[f"yaxis{axis}"] = {"domain": [top - height * 0.72, top], "showticklabels": column == 0, "title": ""}
-        if name in chosen:
-            figure.add_scatter(xaxis=f"x{axis}", yaxis=f"y{axis}", showlegend=False, **drawing.star(chosen[name]))
-    return figure.update_layout(width=None, height=80 + rows * _SLICE_HEIGHT, **layout)
+        place = {"row": index // _SLICES_PER_ROW + 1, "col": index % _SLICES_PER_ROW + 1}
+        numbers = [number for number in sorted(drawing.values) if name in drawing.trials[number].params]
+        x, axis = _axis([drawing.trials[number] for number in numbers], name)
+        color = {"color": numbers, "colorscale": "Blues", "cmin": -0.3 * last, "cmax": last}
+        y, text = [drawing.values[number] for number in numbers], [f"trial {number}" for number in numbers]
+        figure.add_scatter(x=x, y=y, text=text, mode="markers", marker=color, name="", **place)
+        if drawing.winner in numbers:
+            figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]), **place)
+        figure.update_xaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
+    return figure.update_yaxes(title="objective", col=1).update_layout(height=height, showlegend=False)
+
+
+def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[str, Any]]:
+    """Where the values of a parameter are on its axis; choices are at 0, 1, ... in their order."""
+    values = [trial.params[name] for trial in trials]
+    domain = trials[-1].distributions[name]
+    if not isinstance(domain, CategoricalDistribution):
+        return values, {"type": "log" if getattr(domain, "log", False) else "linear", "exponentformat": "e"}
+    places = {value_text(value): place for place, value in enumerate(domain.choices)}
+    labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
+    ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
+    return [places[value_text(value)] for value in values], ticks
 
 
 def _timeline(drawing: _Drawing) -> Any:
-    if not any(trial.datetime_start for trial in drawing.trials):
+    """A bar for each trial from its start to its end; a trial that runs ends where the last news is."""
+    started = [trial for trial in drawing.trials if trial.datetime_start is not None]
+    if not started:
         return "no trial was started"
-    return visualization.plot_timeline(drawing.study)
+    news = max(time for trial in started for time in (trial.datetime_start, trial.datetime_complete) if time)
+    figure = _axes("", "trial").update_layout(barmode="overlay")
+    for state, color in _STATES.items():
+        trials = [trial for trial in started if trial.state.name == state]
+        spans = [(trial.datetime_start or news, trial.datetime_complete or news) for trial in trials]
+        seconds = [(end - start).total_seconds() for start, end in spans]
+        text, x = [f"{each:.4g} s" for each in seconds], [1000 * each for each in seconds]
+        y, style = [trial.number for trial in trials], {"orientation": "h", "width": 0.8, "marker": {"color": color}}
+        if trials:
+            figure.add_bar(x=x, base=[start for start, _ in spans], y=y, hovertext=text, name=state, **style)
+    return figure.update_xaxes(type="date").update_yaxes(autorange="reversed")
+
+
+def _axes(x: str, y: str) -> Any:
+    return Figure(layout={"xaxis": {"title": x}, "yaxis": {"title": y}, "showlegend": True})
 
 
 _CURVES = (
-    f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick; dotted where the trial was "
-    "pruned. Pointing at a line names its trial."
+    f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick. Point at a line for its trial."
 )
 _IMPORTANCES = (
-    "What distinguishes the best tenth of the trials from the others, by PED-ANOVA (Watanabe et al., IJCAI 2023)."
-)
-_COORDINATES = (
-    f"A line for each trial that was trained to its end, across its parameters; if there are more than {_N_PARALLEL}, "
-    "for the best."
+    "How far each parameter sets the best quarter of the trials apart, by PED-ANOVA (Watanabe et al., IJCAI 2023), as "
+    "a share of all. A bar that ends before its red line is no more than chance; of parameters that do not matter, one "
+    "in twenty passes its line."
 )
 _SLICES = "The value over each parameter; the darker, the later the trial. The star is the winner."
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     ("Optimization history", "The value of each trial, and the best so far. The star is the winner.", _history),
     ("Learning curves", _CURVES, _learning_curves),
     ("Parameter importances", _IMPORTANCES, _importances),
-    ("Parallel coordinates", _COORDINATES, _parallel_coordinates),
     ("Slices", _SLICES, _slices),
     ("Timeline", "When each trial ran, and what became of it.", _timeline),
 )

@@ -126,12 +126,17 @@ def html_report(study: TuneStudy) -> Path:
     page = Page(f"study {study.search.name}")
     page.add("Summary", table(_summary(study, trials, best)))
     page.add("Fresh seeds", *_confirmed(study))
-    for title, text, figure in draw_all(trials, study.search.mode, number):
+    for title, text, figure in draw_all(trials, study.search.mode, number, _value_of):
         page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
     rows = (row(study.space, trial) for trial in trials)
     text = "The winner stands out. Numbers are rounded; trials.csv has all digits."
     page.add("Trials", note(text), table(rows, header(study.space), number))
     return page.write(study.folder / "report.html")
+
+
+def _value_of(trial: FrozenTrial) -> float | None:
+    """The value of the first objective."""
+    return trial.values[0] if trial.values else None
 
 
 def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> list[tuple[str, object]]:
@@ -148,7 +153,7 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
         rows += [
-            ("its value", shorter(best.value)),
+            ("its value", shorter(_value_of(best))),
             ("its parameters", parameters_text(chosen)),
             ("train with them", f"python -m marl_sb3.train {env}--hparams best.yml"),
         ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import math
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from searches import trial_of
@@ -26,28 +29,54 @@ def trials_of(values: Sequence[float], space: Mapping[str, Any] = SPACE) -> list
     return [trial_of(parsed, n, value=value, curve=[0.0, value]) for n, value in enumerate(values)]
 
 
+def not_a_number(trial: FrozenTrial) -> FrozenTrial:
+    """The trial with a value that Optuna would not have made."""
+    trial.values, trial.intermediate_values[2] = [math.nan], math.nan
+    return trial
+
+
+def value_of(trial: FrozenTrial) -> float | None:
+    return trial.values[0] if trial.values else None
+
+
 def drawn(trials: Sequence[FrozenTrial], winner: int | None) -> dict[str, Any]:
-    return {title: figure for title, _, figure in draw_all(trials, "max", winner)}
+    return {title: figure for title, _, figure in draw_all(trials, "max", winner, value_of)}
 
 
 def missing(trials: Sequence[FrozenTrial]) -> list[str]:
     """The reasons why figures are not drawn."""
-    return [note for _, note, figure in draw_all(trials, "max", None) if figure is None]
+    return [note for _, note, figure in draw_all(trials, "max", None, value_of) if figure is None]
+
+
+def test_history_has_the_best_so_far_and_the_winner() -> None:
+    trials = trials_of([1.0, 5.0, 3.0, 9.0, math.inf, 7.0])
+    not_a_number(trials[3])
+    best, values, star = drawn(trials, 5)["Optimization history"].data
+    assert (tuple(best.x), tuple(best.y)) == ((0, 1, 2, 5), (1.0, 5.0, 5.0, 7.0))
+    assert tuple(values.y) == (1.0, 5.0, 3.0, 7.0)
+    assert (star.name, star.x, star.y) == ("winner: trial 5", (5,), (7.0,))
+    lowest = next(figure for _, _, figure in draw_all(trials, "min", None, value_of))
+    assert tuple(lowest.data[0].y) == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
     trials = trials_of([1.0, 5.0, 3.0])
-    shown = drawn(trials, 1)
-    slices = shown["Slices"]
+    slices = drawn(trials, 1)["Slices"]
     assert slices.layout.width is None
     axes = [slices.layout[f"{side}axis{n or ''}"].domain for side in "xy" for n in (0, 2, 3, 4, 5)]
     assert all(0 <= low < high <= 1 for low, high in axes)
     assert len({slices.layout[f"yaxis{n or ''}"].domain for n in (0, 2, 3, 4, 5)}) == 2  # rows
     stars = [trace for trace in slices.data if trace.name == "winner: trial 1"]
+    params = trials[1].params
     assert [(trace.x[0], trace.y[0]) for trace in stars] == [
-        (value, 5.0) for _, value in sorted(trials[1].params.items())
+        ([50, 100].index(params["batch_size"]), 5.0),
+        (params["gamma"], 5.0),
+        (params["learning_rate"], 5.0),
+        ([5, 6].index(params["n_epochs"]), 5.0),
+        (["[64, 64]", "[32]"].index(params["policy_kwargs.net_arch"]), 5.0),
     ]
-    assert [trace.name for trace in shown["Optimization history"].data][-1] == "winner: trial 1"
+    assert slices.layout.xaxis3.type == "log"
+    assert slices.layout.xaxis5.ticktext == ("[64, 64]", "[32]")
     assert len(drawn(trials, None)["Slices"].data) == len(SPACE)  # while there is none yet
 
 
@@ -55,32 +84,77 @@ def test_learning_curves_have_names() -> None:
     trials = trials_of(range(12))
     trials.append(trial_of(parse_space(SPACE, "space"), 12, TrialState.PRUNED, 9.0, curve=[9.0]))
     figure = drawn(trials, 11)["Learning curves"]
-    named = {trace.name: trace for trace in figure.data if trace.showlegend is None}
-    assert {*named} == {"trial 11 (winner)", *(f"trial {number}" for number in range(2, 11))}
-    assert figure.data[-1].name == "trial 11 (winner)"  # on top of the others
-    widths = [trace.line.width for trace in figure.data]
-    assert widths[-1] > max(widths[:-1])
-    (dotted,) = [trace for trace in figure.data if trace.line.dash == "dot"]
-    assert (dotted.text[0], dotted.y[0]) == ("trial 12 (pruned)", 9.0)
-    grey = figure.data[0]
-    assert (grey.text, grey.y) == (
-        ("trial 0", "trial 0", "", "trial 1", "trial 1", ""),
-        (0.0, 0.0, None, 0.0, 1.0, None),
-    )
+    others, *named = figure.data
+    assert {trace.name for trace in named} == {"trial 11 (winner)", *(f"trial {number}" for number in range(2, 11))}
+    assert named[-1].name == "trial 11 (winner)"  # on top of the others
+    assert named[-1].line.width > max(trace.line.width for trace in named[:-1])
+    assert sorted(named, key=lambda trace: trace.legendrank) == [named[-1], *named[:-1]]
+    label = "trial 0 (COMPLETE)", "trial 0 (COMPLETE)", "", "trial 1 (COMPLETE)", "trial 1 (COMPLETE)", ""
+    assert (others.text, others.y) == ((*label, "trial 12 (PRUNED)", ""), (0.0, 0.0, None, 0.0, 1.0, None, 9.0, None))
 
 
-def test_the_figures_of_many_trials_have_few_traces_and_copy_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(range(220))
-    copies: list[int] = []
-    deepcopy = copy.deepcopy
-    monkeypatch.setattr(
-        copy, "deepcopy", lambda x, *memo: (copies.append(1) if type(x) is FrozenTrial else None, deepcopy(x, *memo))[1]
-    )
-    shown = drawn(trials, 219)
-    assert len(copies) == 220 + 200  # each trial once into the study that is drawn, and into that of one figure
+def test_timeline_has_the_wall_time_of_each_trial() -> None:
+    trials = trials_of([1.0, 2.0, 3.0])
+    start = datetime(2026, 1, 1)
+    for trial, (state, begin, end) in zip(
+        trials, [(TrialState.COMPLETE, 0, 10), (TrialState.FAIL, 5, 25), (TrialState.RUNNING, 20, None)], strict=True
+    ):
+        trial.state = state
+        trial.datetime_start = start + timedelta(seconds=begin)
+        trial.datetime_complete = None if end is None else start + timedelta(seconds=end)
+    shown = {trace.name: trace for trace in drawn(trials, None)["Timeline"].data}
+    assert {name: (trace.y[0], trace.x[0] / 1000) for name, trace in shown.items()} == {
+        "COMPLETE": (0, 10.0),
+        "FAIL": (1, 20.0),
+        "RUNNING": (2, 5.0),  # to the last news
+    }
+
+
+def test_the_figures_of_many_trials_have_few_traces() -> None:
+    shown = drawn(trials_of(range(220)), 219)
     assert len(shown["Learning curves"].data) == 1 + 10
-    lines = [trace.customdata[0][1] for trace in shown["Parallel coordinates"].data if trace.customdata is not None]
-    assert sorted(map(float, lines)) == list(range(20, 220))
+    assert sum(len(figure.data) for figure in shown.values()) < 30
+
+
+def test_figures_of_trials_of_every_kind_are_drawn() -> None:
+    space = parse_space(SPACE, "space")
+    odd = {"activation": {"choices": [None, True, "<a href='https://evil.example'>tanh</a>" * 3]}}
+    trials = trials_of([9.0, math.inf, -math.inf, *range(32)])
+    not_a_number(trials[0])
+    trials += [
+        trial_of(space, 35, TrialState.PRUNED, 9.0, curve=[math.nan, math.inf]),
+        trial_of(space, 36, TrialState.FAIL),
+        trial_of(space, 37, TrialState.RUNNING, curve=[2.0]),
+        trial_of(parse_space(odd, "space"), 38, TrialState.COMPLETE, 3.0),
+    ]
+    shown = drawn(trials, 34)
+    assert None not in shown.values()
+    assert [trace.y for trace in shown["Slices"].data if trace.y == (3.0,)]  # a parameter that the others lack
+    for figure in shown.values():
+        assert "<a" not in "".join(str(axis.ticktext) for axis in [*figure.select_xaxes()])
+        assert not re.search(r"NaN|Infinity", figure.to_json())
+
+
+def test_figures_of_several_objectives_are_those_of_the_one_that_is_asked_for() -> None:
+    trials = []
+    for number in range(30):
+        trial = trials_of(range(number + 1))[-1]
+        drawn_again = optuna.create_trial(
+            values=[float(number), -float(number)], params=trial.params, distributions=trial.distributions
+        )
+        drawn_again.number = number
+        trials.append(drawn_again)
+    assert missing(trials) == [NO_CURVE]
+
+
+def test_importance_figure_has_bars_and_chance_levels() -> None:
+    trials = trials_of([0.0] * 40)
+    for rank, trial in enumerate(sorted(trials, key=lambda trial: trial.params["gamma"])):
+        trial.values = [float(rank)]
+    bars, chance = drawn(trials, None)["Parameter importances"].data
+    assert bars.y == chance.y
+    assert bars.y[-1] == "gamma"  # on top
+    assert bars.x[-1] > chance.x[-1]
 
 
 NONE_ENDED = "Not drawn: no trial was trained to its end."
@@ -91,25 +165,23 @@ NO_CURVE = "Not drawn: no trial that did not fail was evaluated."
 @pytest.mark.parametrize(
     ("trials", "reasons"),
     [
-        ([], [NONE_ENDED, NO_CURVE, TOO_FEW, NONE_ENDED, NONE_ENDED, "Not drawn: no trial was started."]),
-        (
-            [trial_of(parse_space(SPACE, "space"), 0, TrialState.FAIL)],
-            [NONE_ENDED, NO_CURVE, TOO_FEW, NONE_ENDED, NONE_ENDED],
-        ),
+        ([], [NONE_ENDED, NO_CURVE, TOO_FEW, NONE_ENDED, "Not drawn: no trial was started."]),
+        ([trial_of(parse_space(SPACE, "space"), 0, TrialState.FAIL)], [NONE_ENDED, NO_CURVE, TOO_FEW, NONE_ENDED]),
+        (trials_of([1.0]), [TOO_FEW]),
         (trials_of(range(29)), [TOO_FEW]),
         (trials_of(range(30)), []),
         (trials_of([2.0] * 30), ["Not drawn: all trials have the same value."]),
-        (trials_of(range(30), {"gamma": {"uniform": [0.8, 0.9]}}), ["Not drawn: there is one parameter only."]),
+        (trials_of(range(30), {"gamma": {"uniform": [0.8, 0.9]}}), []),
     ],
-    ids=["no trial", "a failed one", "too few", "enough", "equal ones", "one parameter"],
+    ids=["no trial", "a failed one", "one", "too few", "enough", "equal ones", "one parameter"],
 )
 def test_figures_that_cannot_be_drawn_say_why(trials: Sequence[FrozenTrial], reasons: list[str]) -> None:
     assert missing(trials) == reasons
 
 
-def test_a_figure_that_optuna_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Any) -> None:
+def test_a_figure_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("</script>\n\x1b")
 
-    monkeypatch.setattr(figures.visualization, "plot_slice", refuse)
+    monkeypatch.setattr(figures, "make_subplots", refuse)
     assert missing(trials_of(range(30))) == [r"Not drawn: ValueError: </script> \x1b."]

@@ -192,7 +192,7 @@ def test_page_has_a_summary_plots_and_all_trials(tmp_path: Path) -> None:
     some_of_each(study)
     add(study, value=1 / 3, seconds=2 / 3)
     page = page_of(study)
-    assert page.plots() == 5
+    assert page.plots() == 4
     rate = study.trials[1].params["learning_rate"]
     for words in (
         "study lr",
@@ -217,9 +217,9 @@ def test_hostile_words_are_words(tmp_path: Path) -> None:
         add(study, value=float(value), curve=[value], checkpoint=HOSTILE)
     add(study, TrialState.FAIL, error=HOSTILE)
     page = page_of(study)
-    assert page.plots() == 6
+    assert page.plots() == 5
     assert "Not drawn" not in page.text
-    assert len(page.scripts) == 1 + 1 + 6  # plotly.js, its settings, a plot each
+    assert len(page.scripts) == 1 + 1 + 5  # plotly.js, its settings, a plot each
     assert page.text.count("<script>alert(1)</script>") >= 4
     assert not re.search(r"[\x00\x1b]", page.text)
 
