@@ -19,6 +19,8 @@ Html = NewType("Html", str)
 """HTML whose text is escaped."""
 
 _COLUMN, _ROW = 'th scope="col"', 'th scope="row"'
+# The logo is a link, and a button would send the figure to plotly's server.
+_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
 _HEIGHT = 480  # pixels of a figure that has no height of its own
 _MANY_DIGITS = re.compile(r"\d+\.\d{4,}(e[-+]?\d+)?")
 
@@ -42,7 +44,7 @@ class Page:
     def figure(self, figure: Any) -> Html:
         """A plotly figure as HTML; the first one of a page, which must come first on it, includes plotly.js."""
         html = figure.to_html(
-            config={"displaylogo": False, "responsive": True},  # the logo is a link
+            config=_CONFIG,
             include_plotlyjs=self._n_figures == 0,
             full_html=False,
             default_height=f"{figure.layout.height or _HEIGHT}px",

@@ -34,6 +34,16 @@ def test_the_first_figure_includes_plotly() -> None:
     assert ["plot-0" in figures[0], "plot-1" in figures[1]] == [True, True]
 
 
+def test_figures_can_be_sent_nowhere() -> None:
+    page = Page("figures")
+    first, second = [page.figure(Figure().add_scatter(x=[1], y=[2])) for _ in range(2)]
+    own = first.replace(get_plotlyjs(), "")
+    for html in (own, second):
+        assert '"showSendToCloud": false' in html
+        assert '"displaylogo": false' in html
+        assert "http" not in html
+
+
 def test_words_are_escaped_wherever_they_are() -> None:
     expected = "&lt;/p&gt;&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[31m &amp;amp;"
     assert words(HOSTILE) == expected
