@@ -115,7 +115,7 @@ def _learning_curves(drawing: _Drawing) -> Any:
         steps, values = zip(*sorted(shown[number].intermediate_values.items()), strict=True)
         style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank + 1}
         line = {"width": 5, "color": _RED} if won else {"width": 2, "color": _COLORS[rank % len(_COLORS)]}
-        figure.add_scatter(x=steps, y=values, mode="lines", line=line, **style)
+        figure.add_scatter(x=steps, y=values, mode="lines+markers", line=line, **style)
     return figure
 
 
