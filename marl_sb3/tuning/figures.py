@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
@@ -23,7 +23,6 @@ _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mos
 _SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
 _LONGEST_LABEL = 18  # characters
 _NONE_COMPLETE = "no trial was trained to its end"
-_DRAWN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _BLUE, _GREY, _RED = "#4c78a8", "#bbb", "#d62728"
 _STAR = {"symbol": "star", "size": 14, "color": _RED, "line": {"width": 1, "color": "white"}}
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#79706e", "#1f4e79")
@@ -39,6 +38,7 @@ class _Drawing:
     """
 
     trials: Sequence[FrozenTrial]
+    mode: str
     winner: int | None
     values: dict[int, float]
 
@@ -71,7 +71,7 @@ def draw_all(
     finite = {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
     sign = -1.0 if mode == "max" else 1.0
     best_first = sorted(finite, key=lambda number: (sign * finite[number], number))
-    drawing = _Drawing(trials, winner, {number: finite[number] for number in best_first})
+    drawing = _Drawing(trials, mode, winner, {number: finite[number] for number in best_first})
     for title, text, draw in _FIGURES:
         try:
             figure = draw(drawing)
@@ -80,8 +80,7 @@ def draw_all(
         if isinstance(figure, str):
             yield title, f"Not drawn: {figure}.", None
         else:
-            margin = {"t": 20, "l": 70, "r": 20, "b": 50}
-            yield title, text, figure.update_layout(template="plotly_white", margin=margin, hovermode="closest")
+            yield title, text, figure.update_layout(template="plotly_white", margin_t=20, hovermode="closest")
 
 
 # --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
@@ -90,12 +89,9 @@ def draw_all(
 def _history(drawing: _Drawing) -> Any:
     if not drawing.values:
         return _NONE_COMPLETE
-    numbers = sorted(drawing.values)
-    ranks = {number: rank for rank, number in enumerate(drawing.values)}
-    best = np.minimum.accumulate([ranks[number] for number in numbers])
-    so_far = np.array(list(drawing.values.values()))[best]
+    numbers, values = zip(*sorted(drawing.values.items()), strict=True)
+    so_far = list(accumulate(values, max if drawing.mode == "max" else min))
     figure = _axes("trial", "objective")
-    values = [drawing.values[number] for number in numbers]
     figure.add_scatter(x=numbers, y=so_far, mode="lines", line={"shape": "hv", "color": _GREY}, name="best so far")
     figure.add_scatter(x=numbers, y=values, mode="markers", marker={"color": _BLUE}, name="trial")
     return figure if drawing.winner is None else figure.add_scatter(**drawing.star(drawing.winner))
@@ -103,39 +99,35 @@ def _history(drawing: _Drawing) -> Any:
 
 def _learning_curves(drawing: _Drawing) -> Any:
     """The best trials with colours and names, the winner thick and on top; all others are grey behind them."""
-    shown = {trial.number: trial for trial in drawing.trials if trial.intermediate_values and trial.state in _DRAWN}
+    shown = {
+        trial.number: trial for trial in drawing.trials if trial.intermediate_values and trial.state.name != "FAIL"
+    }
     if not shown:
         return "no trial that did not fail was evaluated"
     named = [number for number in [*drawing.values][:_N_NAMED] if number in shown and number != drawing.winner]
     named += [drawing.winner] if drawing.winner in shown else []
     figure = _axes("evaluation", "objective")
-    _add_grey(figure, [trial for number, trial in shown.items() if number not in named])
-    for rank, number in enumerate(named):
+    others = [trial for number, trial in shown.items() if number not in named]
+    _add_curves(figure, others, line={"color": _GREY, "width": 1}, name="others")
+    for rank, number in enumerate(named, start=1):
         won = number == drawing.winner
-        steps, values = zip(*sorted(shown[number].intermediate_values.items()), strict=True)
-        style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank + 1}
+        style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
         line = {"width": 5, "color": _RED} if won else {"width": 2, "color": _COLORS[rank % len(_COLORS)]}
-        figure.add_scatter(x=steps, y=values, mode="lines+markers", line=line, **style)
+        _add_curves(figure, [shown[number]], line=line, **style)
     return figure
 
 
-def _add_grey(figure: Any, trials: Sequence[FrozenTrial]) -> None:
+def _add_curves(figure: Any, trials: Sequence[FrozenTrial], **style: Any) -> None:
     """Add the curves of trials as one trace with gaps: plotly takes a minute for a trace of each of 2,000 trials."""
-    points: list[tuple[int | None, float | None, str]] = []
-    for trial in trials:
-        label = f"trial {trial.number} ({trial.state.name})"
-        points += [(step, value, label) for step, value in sorted(trial.intermediate_values.items())]
-        points.append((None, None, ""))
-    if points:
-        x, y, text = zip(*points, strict=True)
-        line, marker = {"color": _GREY, "width": 1}, {"color": _GREY, "size": 4}
-        figure.add_scatter(x=x, y=y, text=text, mode="lines+markers", line=line, marker=marker, name="others")
+    curves = [[*sorted(trial.intermediate_values.items()), (None, None)] for trial in trials]
+    text = [f"trial {t.number} ({t.state.name})" for t, curve in zip(trials, curves, strict=True) for _ in curve]
+    x, y = zip(*(point for curve in curves for point in curve), strict=True) if curves else ((), ())
+    figure.add_scatter(x=x, y=y, text=text, mode="lines+markers", marker={"size": 4}, **style)
 
 
 def _importances(drawing: _Drawing) -> Any:
     if len(drawing.values) < _LEAST_TO_COMPARE:
-        missing = f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end"
-        return f"{missing}, so that it would show chance"
+        return f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end, so that it would show chance"
     if len(set(drawing.values.values())) == 1:
         return "all trials have the same value"
     names = sorted({name for trial in drawing.complete for name in trial.params})
@@ -212,9 +204,7 @@ def _axes(x: str, y: str) -> Any:
     return Figure(layout={"xaxis": {"title": x}, "yaxis": {"title": y}, "showlegend": True})
 
 
-_CURVES = (
-    f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick. Point at a line for its trial."
-)
+_CURVES = f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick. A line tells its trial."
 _IMPORTANCES = (
     "How far each parameter sets the best quarter of the trials apart, by PED-ANOVA (Watanabe et al., IJCAI 2023), as "
     "a share of all. A bar that ends before its red line is no more than chance; of parameters that do not matter, one "

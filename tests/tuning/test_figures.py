@@ -89,8 +89,8 @@ def test_learning_curves_have_names() -> None:
     assert named[-1].name == "trial 11 (winner)"  # on top of the others
     assert named[-1].line.width > max(trace.line.width for trace in named[:-1])
     assert sorted(named, key=lambda trace: trace.legendrank) == [named[-1], *named[:-1]]
-    label = "trial 0 (COMPLETE)", "trial 0 (COMPLETE)", "", "trial 1 (COMPLETE)", "trial 1 (COMPLETE)", ""
-    assert (others.text, others.y) == ((*label, "trial 12 (PRUNED)", ""), (0.0, 0.0, None, 0.0, 1.0, None, 9.0, None))
+    labels = ["trial 0 (COMPLETE)"] * 3 + ["trial 1 (COMPLETE)"] * 3 + ["trial 12 (PRUNED)"] * 2
+    assert (list(others.text), others.y) == (labels, (0.0, 0.0, None, 0.0, 1.0, None, 9.0, None))
 
 
 def test_timeline_has_the_wall_time_of_each_trial() -> None:
