@@ -18,6 +18,7 @@ from marl_sb3.display.text import one_line
 from marl_sb3.metrics.importance import importances
 from marl_sb3.tuning.trial import value_text
 
+_LAYOUT = {"template": "plotly_white", "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
 _N_NAMED = 10  # learning curves with colours and names
 _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
 _SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
@@ -80,7 +81,11 @@ def draw_all(
         if isinstance(figure, str):
             yield title, f"Not drawn: {figure}.", None
         else:
-            yield title, text, figure.update_layout(template="plotly_white", margin_t=20, hovermode="closest")
+            yield (
+                title,
+                text,
+                figure.update_layout(_LAYOUT),
+            )
 
 
 # --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
@@ -108,7 +113,7 @@ def _learning_curves(drawing: _Drawing) -> Any:
     named += [drawing.winner] if drawing.winner in shown else []
     figure = _axes("evaluation", "objective")
     others = [trial for number, trial in shown.items() if number not in named]
-    _add_curves(figure, others, line={"color": _GREY, "width": 1}, name="others")
+    _add_curves(figure, others, line={"color": _GREY, "width": 1}, opacity=0.5, name="others")
     for rank, number in enumerate(named, start=1):
         won = number == drawing.winner
         style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
@@ -194,9 +199,10 @@ def _timeline(drawing: _Drawing) -> Any:
         spans = [(trial.datetime_start or news, trial.datetime_complete or news) for trial in trials]
         seconds = [(end - start).total_seconds() for start, end in spans]
         text, x = [f"{each:.4g} s" for each in seconds], [1000 * each for each in seconds]
-        y, style = [trial.number for trial in trials], {"orientation": "h", "width": 0.8, "marker": {"color": color}}
+        y, marker = [trial.number for trial in trials], {"color": color, "line": {"width": 0}}
+        style = {"name": state, "orientation": "h", "width": 0.8, "marker": marker}
         if trials:
-            figure.add_bar(x=x, base=[start for start, _ in spans], y=y, hovertext=text, name=state, **style)
+            figure.add_bar(x=x, base=[start for start, _ in spans], y=y, hovertext=text, **style)
     return figure.update_xaxes(type="date").update_yaxes(autorange="reversed")
 
 
