@@ -81,11 +81,7 @@ def draw_all(
         if isinstance(figure, str):
             yield title, f"Not drawn: {figure}.", None
         else:
-            yield (
-                title,
-                text,
-                figure.update_layout(_LAYOUT),
-            )
+            yield title, text, figure.update_layout(_LAYOUT)
 
 
 # --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
