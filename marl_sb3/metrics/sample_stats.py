@@ -69,3 +69,32 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = Non
     except ImportError:
         return complete
     return pandas.DataFrame(complete, columns=names)
+
+
+def difference_interval(
+    ours: Sequence[float], theirs: Sequence[float], level: float = 0.95, comparisons: int = 1
+) -> tuple[float, float]:
+    """The confidence interval of the difference of two means.
+
+    Welch, "The generalization of 'Student's' problem when several different population variances are involved",
+    Biometrika 34, 1947: t = difference / sqrt(v1 + v2), where v = sd^2 / n, with
+    (v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1)) degrees of freedom (Satterthwaite, Biometrics Bulletin 2, 1946).
+    Of several comparisons, all intervals together hold with the probability `level`: Dunn, "Multiple comparisons among
+    means", Journal of the American Statistical Association 56, 1961.
+
+    Args:
+        ours, theirs: the samples; with fewer than two values in one of them the interval is unbounded.
+        level: probability that the interval holds the true difference.
+        comparisons: the number of intervals that are to hold together.
+    """
+    first, second = sample_stats(ours), sample_stats(theirs)
+    if first.sd is None or second.sd is None or first.mean is None or second.mean is None:
+        return -math.inf, math.inf
+    difference = first.mean - second.mean
+    v1, v2 = first.sd**2 / first.n, second.sd**2 / second.n
+    if v1 + v2 == 0:
+        return difference, difference
+    share = v1 / (v1 + v2)
+    freedom = 1 / (share**2 / (first.n - 1) + (1 - share) ** 2 / (second.n - 1))
+    margin = float(stdtrit(freedom, 1 - (1 - level) / 2 / comparisons)) * math.sqrt(v1 + v2)
+    return difference - margin, difference + margin
