@@ -12,6 +12,7 @@ from .errors import EnvError as EnvError
 from .errors import EnvRaisedError as EnvRaisedError
 from .errors import MarlSb3Error as MarlSb3Error
 from .errors import NumericError as NumericError
+from .evaluation import evaluate_against_random as evaluate_against_random
 from .evaluation import evaluate_policies as evaluate_policies
 from .learners.algorithms.contrib import QRDQN as QRDQN
 from .learners.algorithms.contrib import TQC as TQC

@@ -5,15 +5,18 @@ The numbers are those of `metrics.EpisodeTracker`, under the names that a traini
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, product
+from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium.spaces import MultiDiscrete, Space
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
@@ -26,7 +29,7 @@ from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 
@@ -84,6 +87,7 @@ def play_episodes(
     seed: int | None = None,
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    acting: Collection[AgentID] | None = None,
 ) -> Evaluation:
     """Let the policies play complete episodes.
 
@@ -105,6 +109,7 @@ def play_episodes(
         n_env_steps: number of env steps over all envs together, instead of `n_episodes`; rounded up to a multiple of
             the number of envs.
         on_episode: called with each counted episode.
+        acting: the agents whose policies act; the others take random actions, those that their masks allow. None: all.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
@@ -124,7 +129,9 @@ def play_episodes(
             algo.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        by_step = _finished_by_step(bundle, env, tracker, deterministic)
+        random_agents = () if acting is None else [agent for agent in env.agents if agent not in acting]
+        at_random = RandomActions(env, random_agents, seed)
+        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -135,6 +142,62 @@ def play_episodes(
             if on_episode is not None:
                 on_episode(episode)
     return Evaluation(_metrics(tracker, counted), tuple(counted))
+
+
+def evaluate_against_random(
+    algo: MultiAgentAlgorithm | PolicyBundle,
+    env: MultiAgentVecEnv,
+    n_episodes: int = 20,
+    deterministic: Deterministic | None = None,
+    seed: int | None = None,
+    n_env_steps: int | None = None,
+    baseline: Mapping[AgentID, float | None] | None = None,
+) -> Result:
+    """Measure what each policy gains over a random one in its seat, where all other agents act at random.
+
+    It tells how good policies are in games in which one agent wins what the others lose.
+
+    Args:
+        algo, env, deterministic, seed: see `play_episodes`.
+        n_episodes: episodes for each agent, and as many in which all act at random.
+        n_env_steps: instead of `n_episodes`.
+        baseline: the result of `random_returns`; None: it is measured.
+
+    Returns:
+        `gain_mean` over all agents, `agent_gains_mean` by agent and `module_gains_mean` by policy: mean returns beyond
+        those of random agents; None where no episode has a value.
+    """
+    options: dict[str, Any] = {"n_episodes": n_episodes, "n_env_steps": n_env_steps, "seed": seed}
+    alone = random_returns(algo, env, **options) if baseline is None else baseline
+    options["deterministic"] = deterministic
+    gains: dict[AgentID, float | None] = {}
+    for agent in env.agents:
+        found = _mean(play_episodes(algo, env, acting=[agent], **options).agent_returns(agent))
+        without = alone[agent]
+        gains[agent] = None if found is None or without is None else found - without
+    policy_of = _bundle(algo).policy_of
+    by_policy = {
+        policy_id: _mean(gains[agent] for agent in env.agents if policy_of[agent] == policy_id)
+        for policy_id in _bundle(algo).policies
+    }
+    return {"gain_mean": _mean(gains.values()), "agent_gains_mean": gains, "module_gains_mean": by_policy}
+
+
+def random_returns(
+    algo: MultiAgentAlgorithm | PolicyBundle,
+    env: MultiAgentVecEnv,
+    n_episodes: int = 20,
+    seed: int | None = None,
+    n_env_steps: int | None = None,
+) -> dict[AgentID, float | None]:
+    """Measure each agent's mean return where all agents act at random; see `evaluate_against_random`."""
+    played = play_episodes(algo, env, n_episodes, seed=seed, n_env_steps=n_env_steps, acting=())
+    return {agent: _mean(played.agent_returns(agent)) for agent in env.agents}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
@@ -227,8 +290,51 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
             return
 
 
+class RandomActions:
+    """Draws random actions for some agents, uniformly among those that their masks allow.
+
+    The draws depend on the seed, the number of envs and the agents alone.
+
+    Args:
+        env: the envs.
+        agents: those that act at random.
+        seed: of the draws; None: from the operating system's entropy.
+    """
+
+    def __init__(self, env: MultiAgentVecEnv, agents: Collection[AgentID], seed: int | None) -> None:
+        seeds = np.random.SeedSequence(seed).generate_state(len(env.groups)).tolist()
+        self._columns = [
+            [column for column, agent in enumerate(group.agents) if agent in agents] for group in env.groups
+        ]
+        self._spaces = [copy.deepcopy(group.action_space) for group in env.groups]
+        for space, of_group in zip(self._spaces, seeds, strict=True):
+            space.seed(int(of_group) >> 1)
+
+    def put(self, masks: Sequence[BoolArray | None], actions: Sequence[Array]) -> None:
+        """Write the agents' actions into the arrays of all groups, (E, A_group, ...).
+
+        Args:
+            masks: per group, (E, A_group, n) bool, or None.
+        """
+        for columns, space, mask, of_group in zip(self._columns, self._spaces, masks, actions, strict=True):
+            for env_index, column in product(range(len(of_group)), columns):
+                allowed = None if mask is None else _mask_of(space, mask[env_index, column])
+                of_group[env_index, column] = space.sample(mask=allowed)
+
+
+def _mask_of(space: Space[Any], allowed: BoolArray) -> Any:
+    """A mask in Gymnasium's form, from one over all actions, or over those of each part of a `MultiDiscrete`."""
+    if isinstance(space, MultiDiscrete):
+        return tuple(np.split(allowed.astype(np.int8), np.cumsum(space.nvec)[:-1]))
+    return allowed.astype(np.int8)
+
+
 def _finished_by_step(
-    bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: Deterministic
+    bundle: PolicyBundle,
+    env: MultiAgentVecEnv,
+    tracker: EpisodeTracker,
+    deterministic: Deterministic,
+    at_random: RandomActions,
 ) -> Iterator[list[Episode]]:
     """Yield the episodes finished by each step of all envs, endlessly."""
     step = env.reset()
@@ -241,6 +347,7 @@ def _finished_by_step(
         actions = zero_actions(env)
         for actor in actors:
             actor.rows.put_actions(actor.act(step).actions, actions)
+        at_random.put(step.action_masks, actions)
         step = env.step(actions)
         for actor in actors:
             actor.observe(step)

@@ -8,20 +8,24 @@ from typing import Any, Literal
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import (
+    evaluate_against_random,
     evaluate_policies,
     evaluation_seed,
     metric_names,
     preserve_training_state,
+    random_returns,
     require_same_agents,
 )
 from marl_sb3.metrics import Result, finite_or_none
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
+from marl_sb3.types import AgentID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
 
 EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
 
 _PREFIX = "evaluation/env_runners/"
+_AGAINST_RANDOM = "evaluation/against_random/"
 _IntervalUnit = Literal["iterations", "timesteps"]
 _DurationUnit = Literal["episodes", "timesteps"]
 _ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
@@ -44,6 +48,8 @@ class EvaluationCallback(MultiAgentCallback):
         seed: seed of the episodes and the actions. None: it follows from the seed of the training.
         interval_unit: unit of the interval: `iterations`, or `timesteps`: an evaluation follows the iteration that
             completes that many env steps, or a multiple of them.
+        against_random: also measure what each policy gains over a random one, among random ones, as
+            `evaluation/against_random/...`: see `evaluate_against_random`. It plays the `duration` for each agent.
         evaluation_function: called with the policies and the seeded envs instead of the built-in evaluation. It
             returns the metrics, nested or flat, for `evaluation/env_runners`, and may ignore `duration` and
             `deterministic`.
@@ -63,6 +69,7 @@ class EvaluationCallback(MultiAgentCallback):
         seed: int | None = None,
         evaluation_function: EvaluationFunction | None = None,
         interval_unit: str = "iterations",
+        against_random: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(env, MultiAgentVecEnv) and not callable(env):
@@ -78,12 +85,19 @@ class EvaluationCallback(MultiAgentCallback):
         self._options: dict[str, Any] = {_ARGUMENT_OF_UNIT[duration_unit]: duration, "deterministic": deterministic}
         self._seed = seed
         self._evaluation_function = evaluation_function
+        self._against_random = require("evaluation: against_random", against_random, bool, "against_random")
+        self._random_returns: Mapping[AgentID, float | None] | None = None  # the same each time
 
     def metric_names(self, algorithm: MultiAgentAlgorithm) -> list[str]:
-        """Return the flat names that it adds to a result; none with an `evaluation_function`: they are not known."""
-        if self._evaluation_function is not None:
-            return []
-        return [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
+        """Return the flat names that it adds to a result, without those of an `evaluation_function`: not known."""
+        names: list[str] = []
+        if self._evaluation_function is None:
+            names = [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
+        if self._against_random:
+            gains = [f"agent_gains_mean/{agent}" for agent in self._open(algorithm).agents]
+            gains += [f"module_gains_mean/{policy_id}" for policy_id in algorithm.policies]
+            names += [f"{_AGAINST_RANDOM}{name}" for name in ("gain_mean", *gains)]
+        return names
 
     def _init_callback(self) -> None:
         self._open(self.algorithm)
@@ -104,6 +118,8 @@ class EvaluationCallback(MultiAgentCallback):
         """Evaluate if an evaluation is due."""
         if self._is_due(result):
             result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
+            if self._against_random:
+                result["evaluation"]["against_random"] = finite_or_none(self._evaluate_against_random())
 
     def _is_due(self, result: Result) -> bool:
         now, latest = (
@@ -121,6 +137,13 @@ class EvaluationCallback(MultiAgentCallback):
         with preserve_training_state(self.algorithm, self._seed):
             env.seed(self._seed)
             return self._evaluation_function(self.algorithm, env)
+
+    def _evaluate_against_random(self) -> Mapping[str, Any]:
+        env, options = self._open(self.algorithm), {**self._options, "seed": self._seed}
+        if self._random_returns is None:
+            alone = {name: value for name, value in options.items() if name != "deterministic"}
+            self._random_returns = random_returns(self.algorithm, env, **alone)
+        return evaluate_against_random(self.algorithm, env, **options, baseline=self._random_returns)
 
     def _on_training_end(self) -> None:
         self.close()

@@ -206,6 +206,8 @@ class EvaluationSettings:
         seed: seed of the episodes of every evaluation. None: it follows from the run's seed.
         deterministic: whether evaluations take the most likely actions (true) or sample them (false); or a mapping of
             policies to these, in which policies that are left out are true.
+        against_random: also measure what each policy gains over a random one in its place, where the other agents act
+            at random: `evaluation/against_random/gain_mean`. It plays the `duration` once more for each agent.
     """
 
     interval: Count = 0
@@ -214,6 +216,7 @@ class EvaluationSettings:
     duration_unit: Literal["episodes", "timesteps"] = "episodes"
     seed: Seed | None = None
     deterministic: bool | _ByPolicyTrue = True
+    against_random: bool = False
 
 
 @dataclass(frozen=True)
