@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.config import parse_value, preset_path, read_yaml
+from marl_sb3.config import TrainConfig, parse_value, preset_path, read_yaml
+from marl_sb3.config.schema import ACCEPTED, value_of
 from marl_sb3.config.settings import as_integer, canonical_name, canonical_value
 from marl_sb3.config.values import plain_numbers
 from marl_sb3.errors import ConfigError
@@ -30,17 +32,83 @@ class Parameter:
         name: the setting's key, as after `--set`.
         kind: `choices`, `uniform`, `log_uniform` or `int`.
         bounds: the choices, or the lowest and the highest value.
-        linear: whether a value X becomes the linear schedule `lin_X`.
+        linear: whether a value X becomes the linear schedule `lin_X`; None: if it is one in the preset.
     """
 
     name: str
     kind: str
     bounds: tuple[Any, ...]
-    linear: bool = False
+    linear: bool | None = None
 
     def suggest(self, trial: optuna.trial.Trial) -> Any:
         """Let Optuna choose a value; returns it as Optuna stores it."""
         return _SUGGEST[self.kind](trial, self.name, self.bounds)
+
+    def at(self, value: Any) -> Any:
+        """The parameter, as Optuna stores it, at which the setting has this value.
+
+        Raises:
+            ValueError: there is none; the message says why, after the name of the setting.
+        """
+        start = _start_of_line(value)
+        if self.linear and start is None:
+            raise ValueError(f"{value}, and no linear schedule")
+        if not self.linear and start is not None:
+            raise ValueError(f"the linear schedule {value}")
+        found = _choice(value if start is None else start)
+        if self.kind == "choices":
+            if found not in self.bounds:
+                raise ValueError(f"{found}, none of {', '.join(map(str, self.bounds))}")
+            return self.bounds[self.bounds.index(found)]
+        low, high = self.bounds
+        if isinstance(found, (str, bool)) or found is None or not low <= found <= high:
+            raise ValueError(f"{found}, outside {low} to {high}")
+        return found
+
+    def with_value(self, value: Any) -> Parameter:
+        """The parameter with a value of the setting added to its choices or its range, if it may be there."""
+        try:
+            self.at(value)
+        except ValueError:
+            start = _start_of_line(value)
+            added = _choice(value if start is None else start)
+            if (start is None) == bool(self.linear) or added is None:
+                return self
+            if self.kind != "choices":
+                return replace(self, bounds=(min(added, self.bounds[0]), max(added, self.bounds[1])))
+            numbers = all(isinstance(bound, (int, float)) for bound in (*self.bounds, added))
+            return replace(self, bounds=tuple(sorted((*self.bounds, added)) if numbers else (*self.bounds, added)))
+        return self
+
+    def at_most(self, largest: int | None) -> Parameter:
+        """The parameter without choices above a number; None: there is no such number."""
+        kept = tuple(bound for bound in self.bounds if largest is None or bound <= largest)
+        return replace(self, bounds=kept) if self.kind == "choices" else self
+
+    def edge_of(self, values: Sequence[Any]) -> str | None:
+        """`lower` or `upper` if the values, as Optuna stores them, lie at that end of the range; else None.
+
+        Of a range, these are all but one of the values in its outer tenth; of three or more numbers to choose from, all
+        of them. A lower end of 0 or an upper end of 1 is no end, because nothing may lie beyond.
+        """
+        numbers = [bound for bound in self.bounds if isinstance(bound, (int, float)) and not isinstance(bound, bool)]
+        if len(numbers) < len(self.bounds) or len(values) < _LEAST_AT_AN_EDGE:
+            return None
+        low, high = min(numbers), max(numbers)
+        if self.kind == "choices":
+            lower, upper = (sum(value == end for value in values) for end in (low, high))
+            needed = len(values) if len(numbers) > 2 else len(values) + 1
+        else:
+            scale: Callable[[float], float] = math.log if self.kind == "log_uniform" else float
+            places = [(scale(value) - scale(low)) / (scale(high) - scale(low)) for value in values]
+            lower, upper = sum(place <= 0.1 for place in places), sum(place >= 0.9 for place in places)
+            needed = len(values) - 1
+        return "lower" if lower >= needed and low != 0 else "upper" if upper >= needed and high != 1 else None
+
+
+def _start_of_line(value: Any) -> float | None:
+    """The start X of a linear schedule `lin_X`; None for other values."""
+    return float(value[4:]) if isinstance(value, str) and _LINE.fullmatch(value) else None
 
 
 def _choice(value: Any) -> Any:
@@ -71,6 +139,19 @@ _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
 }
 
 
+_LINE = re.compile(r"lin_\d*\.?\d+(?:e-?\d+)?")
+_LEAST_AT_AN_EDGE = 5  # trials
+# The networks that SB3 makes if `policy_kwargs.net_arch` is not given, by algorithm; with `CnnPolicy`, there is none
+# but the convolutions.
+_NETWORKS: Mapping[str, Any] = {
+    **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "dqn", "qrdqn")},
+    **{name: [256, 256] for name in ("sac", "tqc")},
+    **{name: [400, 300] for name in ("td3", "ddpg")},
+    "crossq": {"pi": [256, 256], "qf": [1024, 1024]},
+}
+_OF_NETWORKS: Mapping[str, Any] = {"n_quantiles": 200, "lstm_hidden_size": 256}  # SB3's defaults of others
+
+
 @dataclass(frozen=True)
 class Space:
     """Parameters to search, and constants that are set in every trial."""
@@ -95,6 +176,57 @@ class Space:
                 value = _unlisted(params[parameter.name])
                 chosen[parameter.name] = f"lin_{value!r}" if parameter.linear else value
         return chosen
+
+    def params_of(self, config: TrainConfig) -> dict[str, Any] | None:
+        """The parameters of a trial with the settings of a configuration, as Optuna stores them; None: it has none.
+
+        Args:
+            config: with the defaults of SB3.
+        """
+        return None if self.missing(config) else {p.name: p.at(setting(config, p.name)) for p in self.parameters}
+
+    def missing(self, config: TrainConfig) -> str:
+        """Say why no trial has the settings of a configuration: `gamma is 0.9, outside 0.95 to 0.99`; else empty.
+
+        Args:
+            config: with the defaults of SB3.
+        """
+        for name, value in self.constants.items():
+            if (found := setting(config, name)) != value:
+                return f"{name} is {found}, and {value} in all trials"
+        for parameter in self.parameters:
+            try:
+                parameter.at(setting(config, parameter.name))
+            except ValueError as error:
+                return f"{parameter.name} is {error}"
+        return ""
+
+    def following(self, config: TrainConfig) -> Space:
+        """The space in which a setting stays a linear schedule if it is one in a configuration."""
+        decided = [
+            replace(p, linear=True) if p.linear is None and _start_of_line(setting(config, p.name)) is not None else p
+            for p in self.parameters
+        ]
+        return replace(self, parameters=tuple(decided))
+
+    def containing(self, config: TrainConfig, longest: int) -> Space:
+        """The space with the settings of a configuration added, and without rollouts and minibatches that are too long.
+
+        A rollout has to fit into a trial, and a minibatch into a rollout.
+
+        Args:
+            longest: env steps of the longest rollout that fits.
+        """
+        if "gae_lambda" not in config.hyperparameters:  # it has no rollouts
+            return replace(self, parameters=tuple(p.with_value(setting(config, p.name)) for p in self.parameters))
+        order = [p.name for p in self.parameters]
+        largest, fitting = {"n_steps": longest // config.n_envs}, []
+        for parameter in sorted(self.parameters, key=lambda p: p.name == "batch_size"):
+            known = setting(config, parameter.name)
+            fitting.append(parameter.at_most(largest.get(parameter.name)).with_value(known))
+            if parameter.name == "n_steps":
+                largest["batch_size"] = config.n_envs * min(fitting[-1].bounds)
+        return replace(self, parameters=tuple(sorted(fitting, key=lambda p: order.index(p.name))))
 
     def without(self, names: Collection[str]) -> Space:
         """The space without some keys, which are set by other means.
@@ -139,10 +271,46 @@ class Space:
     def to_plain(self) -> dict[str, Any]:
         """The space as plain data, in the form of a space file."""
         ranges = {
-            p.name: {p.kind: list(map(_unlisted, p.bounds)), **({"linear": True} if p.linear else {})}
+            p.name: {p.kind: list(map(_unlisted, p.bounds)), **({} if p.linear is None else {"linear": p.linear})}
             for p in self.parameters
         }
         return {**ranges, **self.constants}
+
+
+def setting(config: TrainConfig, name: str) -> Any:
+    """The value of a setting, as after `--set`; None if it has none.
+
+    Args:
+        config: with the defaults of SB3.
+    """
+    if name in ACCEPTED:
+        return value_of(config, name)
+    first, _, rest = name.partition(".")
+    if first == "env":
+        return config.env_kwargs.get(rest)
+    of_one = first in config.single_policies()
+    policy = config.of_policy(first) if of_one else config
+    found: Any = {"algo": policy.algo, **policy.hyperparameters}
+    for part in (rest if of_one else name).split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if found is None and name.endswith("policy_kwargs.net_arch"):
+        return [] if policy.policy == "CnnPolicy" else _NETWORKS.get(policy.algo)
+    return _OF_NETWORKS.get(name.rpartition(".")[2]) if found is None and "policy_kwargs." in name else found
+
+
+def edge_warnings(space: Space, best: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which parameters of the best trials lie at an end of their range.
+
+    Args:
+        best: the parameters of the best trials as Optuna stores them, best first.
+    """
+    ends = {p: p.edge_of([each[p.name] for each in best if p.name in each]) for p in space.parameters}
+    return [
+        f"{p.name}: the best {len(best)} trials lie at the {end} end of {min(p.bounds)} to {max(p.bounds)}; a wider "
+        "range in a file for --space may hold better values"
+        for p, end in ends.items()
+        if end is not None
+    ]
 
 
 def read_space(env: str, algo: str, path: str | Path | None) -> Space:
@@ -208,8 +376,8 @@ _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [
 def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
     name = canonical_name(key)
     kinds = [kind for kind in _SUGGEST if kind in spec]
-    linear = spec.get("linear", False)
-    if len(kinds) != 1 or set(spec) - {kinds[0], "linear"} or not isinstance(linear, bool):
+    linear = spec.get("linear")
+    if len(kinds) != 1 or set(spec) - {kinds[0], "linear"} or not isinstance(linear, bool | None):
         raise ConfigError(f"{where}: is {dict(spec)!r}; accepted: {_ACCEPTED}", key="space")
     kind = kinds[0]
     bounds = spec[kind]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
+from marl_sb3.config import TrainConfig, preset_path, read_yaml
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.space import parse_grid, parse_space, read_space
+from marl_sb3.runs.build import resolved
+from marl_sb3.tuning.prepare import _search
+from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.space import Space, edge_warnings, parse_grid, parse_space, read_space
 
 
 def chosen(space: Any, **fixed: Any) -> dict[str, Any]:
@@ -139,3 +144,99 @@ def test_a_file_that_is_no_space_is_refused(content: str, tmp_path: Path) -> Non
     (tmp_path / "bad.yml").write_text(content)
     with pytest.raises(ConfigError):
         read_space("arena", "ppo", tmp_path / "bad.yml")
+
+
+# --- The preset in a space --------------------------------------------------------------------------------------------
+
+PRESET_FILES = sorted(path for path in preset_path("ppo").parent.glob("*.yml") if not path.name.endswith(".space.yml"))
+SHIPPED = [(path.stem, env) for path in PRESET_FILES for env in (*read_yaml(path), "without:preset")]
+
+
+@pytest.mark.parametrize(("algo", "env"), SHIPPED)
+def test_every_shipped_space_contains_its_preset(algo: str, env: str, in_tmp: Path) -> None:
+    search = shipped_search(algo, env)
+    params = search.preset_params()
+    assert params is not None, search.space.missing(search.preset())
+    assert 6 <= len(params) <= 10
+    assert search.evaluations == 10
+    again = search.config(search.space.settings(params))
+    assert replace(resolved(replace(again, seed=0)), sources={}) == replace(search.preset(), sources={}) or (
+        differing(again, search) <= {"policy_kwargs"}  # the default network, written out
+    )
+    rate = next(parameter for parameter in search.space.parameters if parameter.name == "learning_rate")
+    assert bool(rate.linear) == str(search.preset().hyperparameters["learning_rate"]).startswith("lin_")
+
+
+def shipped_search(algo: str, env: str) -> Search:
+    return _search(None, {"env": env, "name": "s", "algo": algo}, None, ())
+
+
+def differing(config: TrainConfig, search: Search) -> set[str]:
+    ours, theirs = (each.hyperparameters for each in (resolved(replace(config, seed=0)), search.preset()))
+    return {
+        name for name in ours if str(ours[name]).removeprefix("lin_") != str(theirs[name]).removeprefix("lin_")
+        and not (str(ours[name]).startswith("lin_") and float(ours[name][4:]) == float(theirs[name][4:]))
+    }  # fmt: skip
+
+
+def space_of(**parameters: Any) -> Space:
+    return parse_space(parameters, "space")
+
+
+def test_a_space_says_why_it_does_not_contain_the_preset() -> None:
+    preset = shipped_search("ppo", "arena").preset()
+    rate = {"log_uniform": [1e-5, 1e-4]}
+    for parameters, words in (
+        ({"batch_size": {"choices": [50, 200]}}, "batch_size is 100, none of 50, 200"),
+        ({"lr": {**rate, "linear": True}}, "learning_rate is 0.001, outside 1e-05 to 0.0001"),
+        ({"lr": {**rate, "linear": False}}, "learning_rate is the linear schedule lin_1e-3"),
+        ({"gamma": {"uniform": [0.1, 0.95]}, "ent_coef": 0.5}, "ent_coef is 0.003, and 0.5 in all trials"),
+        ({"clip_range": {"uniform": [0.1, 0.3], "linear": True}}, "clip_range is 0.2, and no linear schedule"),
+        ({"n_envs": {"choices": [20, 40]}, "policy_kwargs.net_arch": {"choices": [[64, 64]]}}, ""),
+        ({"policy_kwargs.net_arch": {"choices": [[32]]}}, "policy_kwargs.net_arch is [64, 64], none of [32]"),
+        ({"env.height": {"int": [3, 9]}}, "env.height is None, outside 3 to 9"),
+    ):
+        space = space_of(**parameters)
+        assert space.missing(preset) == words
+        assert (space.params_of(preset) is None) == bool(words)
+    followed = space_of(lr={"log_uniform": [1e-4, 1e-2]}).following(preset)
+    assert followed.params_of(preset) == {"learning_rate": 0.001}
+    assert followed.settings({"learning_rate": 0.002}) == {"learning_rate": "lin_0.002"}
+
+
+def test_a_shipped_space_takes_the_preset_in_and_leaves_out_what_no_rollout_fills() -> None:
+    preset = shipped_search("ppo", "CartPole-v1").preset()  # 8 envs, 500 steps, minibatches of 128
+    space = space_of(
+        n_steps={"choices": [16, 128, 8192]}, batch_size={"choices": [64, 256]}, gamma={"uniform": [0.8, 0.9]}
+    )
+    found = space.containing(preset, longest=8 * 1000)
+    assert [parameter.bounds for parameter in found.parameters] == [(16, 128, 500), (64, 128), (0.8, 0.99)]
+
+
+# --- Ends of ranges ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "values", "end"),
+    [
+        ("log_uniform", [1e-4, 1e-2], [9e-3, 8e-3, 7e-3, 1e-2, 1e-3], "upper"),  # the outer tenth: from 6.3e-3 on
+        ("log_uniform", [1e-4, 1e-2], [9e-3, 8e-3, 7e-3, 6e-3, 1e-3], None),
+        ("uniform", [0.1, 1.1], [0.1, 0.15, 0.19, 0.2, 0.9], "lower"),
+        ("uniform", [0.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0], None),  # nothing lies below 0
+        ("uniform", [0.5, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0], None),  # nor a discount above 1
+        ("int", [3, 13], [13, 12, 12, 13, 3], "upper"),
+        ("choices", [64, 32, 128], [128, 128, 128, 128, 128], "upper"),
+        ("choices", [64, 32, 128], [128, 128, 128, 128, 64], None),
+        ("choices", [64, 128], [128] * 5, None),  # one of two is no sign
+        ("choices", ["relu", "tanh"], ["relu"] * 5, None),
+    ],
+)
+def test_the_best_trials_may_lie_at_an_end(kind: str, bounds: list[Any], values: list[Any], end: str | None) -> None:
+    space = space_of(vf_coef={kind: bounds})
+    found = edge_warnings(space, [{"vf_coef": value} for value in values])
+    low, high = (min(bounds), max(bounds)) if kind != "choices" or isinstance(bounds[0], int) else ("", "")
+    words = (
+        f"vf_coef: the best 5 trials lie at the {end} end of {low} to {high}; a wider range in a file for --space may "
+    )
+    assert found == ([] if end is None else [f"{words}hold better values"])
+    assert edge_warnings(space, [{"vf_coef": value} for value in values[:4]]) == []
