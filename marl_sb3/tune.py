@@ -50,7 +50,7 @@ RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are accepted.
 
 examples
   python -m marl_sb3.tune --trials 50
-  python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
+  python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 20
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
   python -m marl_sb3.tune --study NAME      continue a study
 
@@ -58,7 +58,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
 
 # Options that a study does not keep.
-OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best", "ray", "runner_cpus", "ray_runtime_env")
+OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best", "no_confirm", "ray", "runner_cpus", "ray_runtime_env")
 
 
 def build_parser() -> CommandParser:
@@ -74,10 +74,12 @@ def build_parser() -> CommandParser:
     parser.section("how it is searched")
     _add(parser, "--trials N", "--seed S", "--sampler NAME", "--pruner NAME", "--objective WHAT", "--mode M")
     _add(parser, "--over WHICH", "--evaluations N", "--evaluation-episodes N")
-    words = "train the best trials and the preset again with K fresh seeds each; default: 0, none"
-    parser.option("--confirm-seeds K", words, type=integer, default=0)
-    words = "number of trials that --confirm-seeds trains again; default: 1"
-    parser.option("--confirm-best B", words, type=integer, default=1)
+    words = "train the best trials and the preset again with up to K fresh seeds each, for whole trainings; default: 10"
+    parser.option("--confirm-seeds K", words, type=integer, default=10)
+    words = "number of trials that --confirm-seeds trains again; default: 3"
+    parser.option("--confirm-best B", words, type=integer, default=3)
+    words = "train none again: best.yml has the best trial, which may be a lucky one; default: off"
+    parser.option("--no-confirm", words)
     parser.section("study")
     _add(parser, "--study NAME", "--new-study", "--storage URL")
     parser.section("how it runs")
@@ -130,11 +132,11 @@ def command_to_continue(search: Search, arguments: argparse.Namespace) -> str:
     """
     default = build_parser().parse_args([])
     given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]
-    options = [("study", shlex.quote(search.name))]
+    options: list[tuple[str, object]] = [("study", shlex.quote(search.name))]
     options += [("storage", shlex.quote(url))] if (url := search.to_plain()["storage"]) else []
     options += [("import", module) for module in arguments.imports]
     options += [(option.replace("_", "-"), getattr(arguments, option)) for option in given]
-    words = "".join(f" --{option} {value}" for option, value in options)
+    words = "".join(f" --{option}" if value is True else f" --{option} {value}" for option, value in options)
     return f"python -m marl_sb3.tune {shlex.quote(search.env)}{words}"
 
 
@@ -152,19 +154,21 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     with without_collections():
         from marl_sb3.tuning.api import prepared
+    from marl_sb3.tuning.finals import cost_words
     from marl_sb3.tuning.jobs.trials import require_any_complete
 
     console = standard_console()
-    counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)
-    with prepared(study_options(arguments), *counts, ray_settings(arguments)) as (study, run):
+    seeds, best = 0 if arguments.no_confirm else arguments.confirm_seeds, arguments.confirm_best
+    with prepared(study_options(arguments), arguments.workers, seeds, best, ray_settings(arguments)) as (study, run):
         if not arguments.quiet:
             done = f", {study.n_done()} of {study.search.trials} trials done" if study.continued else ""
             start = f"{'continuing' if study.continued else 'new'} study {study.search.name}{done}"
             console.print(f"{start}: {short_path(study.folder)}", soft_wrap=True)
+            console.print(cost_words(study, best, seeds), soft_wrap=True)
         try:
             run(console=None if arguments.quiet else console)
-        except BaseException:
-            _report_unfinished(study, arguments, console)
+        except BaseException as error:
+            _report_unfinished(study, arguments, console, error)
             raise
     _report(study, arguments, console)
     require_any_complete(study)
@@ -182,13 +186,15 @@ def _report(study: TuneStudy, arguments: argparse.Namespace, console: Console) -
         print_outcome(console, study, files)
 
 
-def _report_unfinished(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
+def _report_unfinished(
+    study: TuneStudy, arguments: argparse.Namespace, console: Console, reason: BaseException
+) -> None:
     """Report after an interruption or an error, which remains the reason why the command ends."""
     try:
         _report(study, arguments, console)
     except Exception as error:  # a full disk, for example
         console.print(f"the report cannot be written: {error}", soft_wrap=True)
-    if not arguments.quiet:
+    if not arguments.quiet and getattr(reason, "key", None) != "objective":  # which a study keeps
         console.print(f"continue with: {command_to_continue(study.search, arguments)}", soft_wrap=True)
 
 

@@ -20,22 +20,34 @@ from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import parse_space
 
-TINY = ["--timesteps", "80", "--evaluations", "2", "--evaluation-episodes", "1", "--trials", "2", "--pruner", "none"]
+TINY = [
+    "--set",
+    "n_timesteps=80",
+    "--evaluations",
+    "2",
+    "--evaluation-episodes",
+    "1",
+    "--trials",
+    "2",
+    "--pruner",
+    "none",
+]
 TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
 MODULE = ["-m", "marl_sb3.tune"]
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--study", "mine", "--confirm-seeds", "1", "--over", "best"]) == 0
+    assert main([*TINY, "--study", "mine", "--confirm-seeds", "2", "--over", "best"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     folder = Path("runs", "tune", "arena", "mine")
     assert lines[0] == f"new study mine: {folder}"
-    assert [line for line in lines if re.match(r"trial \d: COMPLETE -?\d+\.\d\d \(learning_rate=", line)] == lines[1:3]
-    assert lines[3:5] == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)] or lines[3].endswith(
-        "2 of 2"
+    assert lines[1].startswith(
+        "2 trials of up to 80 env steps, then the best 2 and the preset with up to 2 fresh seeds"
     )
+    assert [line for line in lines if re.match(r"trial \d: COMPLETE -?\d+\.\d\d \(learning_rate=", line)] == lines[2:4]
+    assert any(line.startswith("finalists, trained with fresh seeds: ") for line in lines)
     assert any(line.startswith("preset ") for line in lines)
     assert lines[-5:] == [*(str(folder / name) for name in ("trials.csv", "confirm.csv", "best.yml", "report.html")),
         str(folder)]  # fmt: skip
@@ -63,7 +75,7 @@ def test_trials_whose_envs_are_stepped_by_workers_are_those_without(in_tmp: Path
 def test_defaults_in_the_help_are_those_of_a_search() -> None:
     search = Search("arena", parse_space({"gamma": {"uniform": [0.8, 0.9]}}, "space"), "s")
     shown = " ".join(build_parser().format_help().split())
-    for option in ("trials", "objective", "mode", "over", "evaluations", "evaluation-episodes", "seed"):
+    for option in ("trials", "objective", "mode", "evaluations", "evaluation-episodes", "seed"):
         default = getattr(search, option.replace("-", "_"))
         assert re.search(rf"--{option} [A-Z]+ [^-]*default: {default}\b", shown), option
 
@@ -73,6 +85,11 @@ def test_defaults_in_the_help_are_those_of_a_search() -> None:
     [
         (["--workers", "0"], "--workers is 0; accepted: an integer of at least 1"),
         (["--confirm-seeds", "-1"], "--confirm-seeds is -1; accepted: an integer of at least 0"),
+        (["--confirm-seeds", "1"], "--confirm-seeds is 1; accepted: 0, or at least 2, for an interval"),
+        (["--objective", "agent1,"], "--objective is 'agent1,'; accepted: different names, A or A,B"),
+        (["--objective", "agent1,agent3"], "--objective is 'agent3'; accepted: sum, min, against_random, an agent"),
+        (["--objective", "agent1,agent2", "--mode", "max,min,max"], "--mode is 'max,min,max'; accepted: one of max"),
+        (["--objective", "agent1,agent2", "--pruner", "asha"], "--pruner is 'asha'; accepted with several objectives"),
         (["--confirm-best", "0"], "--confirm-best is 0; accepted: an integer of at least 1"),
         (["--trials", "many"], "argument --trials: received 'many'; accepted: an integer, such as 100000, 1e5 or 100k"),
         (["--space", "nowhere.yml"], "cannot read nowhere.yml: No such file or directory"),
@@ -161,7 +178,7 @@ def test_a_terminal_sees_what_is_running(in_tmp: Path, server: ForkServer) -> No
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
     arguments = ["--timesteps", "4000", "--evaluations", "2", "--evaluation-episodes", "2", "--trials", "2"]
-    arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
+    arguments += ["--set", "n_envs=2", "--set", "batch_size=100", "--no-confirm"]
     search = server.run([*MODULE, *arguments], os.ttyname(theirs), environment=environment)
     os.close(theirs)
     seen = b""

@@ -12,7 +12,9 @@ from rich.console import Console
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.tuning.jobs.trials import Watcher, confirm, run_trials
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.finals import CONFIRM_BEST, CONFIRM_SEEDS, plan_race
+from marl_sb3.tuning.jobs.trials import Watcher, run_finals, run_trials
 from marl_sb3.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tuning.prepare import prepare_study, require_trainable_preset
 from marl_sb3.tuning.report import write_files
@@ -28,8 +30,8 @@ def tune(
     env: str | EnvFactory | None = None,
     *,
     workers: int = 1,
-    confirm_seeds: int = 0,
-    confirm_best: int = 1,
+    confirm_seeds: int = CONFIRM_SEEDS,
+    confirm_best: int = CONFIRM_BEST,
     watch: Watcher | None = None,
     progress_bar: bool | None = None,
     ray: RaySettings | None = None,
@@ -43,8 +45,9 @@ def tune(
     Args:
         env: an env id, or a factory of a `ParallelEnv`; None: the arena, or the study's env.
         workers: the number of processes that run trials.
-        confirm_seeds: train the best trials and the preset again with this many fresh seeds each; see
-            `marl_sb3.tuning.confirmed.confirmed` for the results.
+        confirm_seeds: train the best trials and the preset again with up to this many fresh seeds each, as long as
+            `best.yml` would train them, and use a trial's settings only if they are better; see
+            `marl_sb3.tuning.finals`. 0: use the best trial's as they are.
         confirm_best: the number of trials to train again.
         watch: called twice a second with the study.
         progress_bar: show the progress: a live view on terminals and in notebooks, a line for each trial elsewhere.
@@ -54,7 +57,8 @@ def tune(
 
     Returns:
         The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's study. Its
-        folder has `best.yml`, `trials.csv` and, with plotly, `report.html`.
+        folder has `best.yml`, `trials.csv` and, with plotly, `report.html`. `marl_sb3.tuning.finals.decide(study)` says
+        whose settings `best.yml` has, and why.
 
     Raises:
         ConfigError: a setting is wrong; no trial was run.
@@ -83,12 +87,14 @@ def prepared(
         arguments: those of `prepare_study`.
 
     Returns:
-        The study, and a function that runs its trials, then its confirmations. Its arguments are `watch` of `tune`,
+        The study, and a function that runs its trials, then its finalists. Its arguments are `watch` of `tune`,
         the `console` that shows the progress, if any, and `keep`, whether the last picture is left there.
     """
     require_integer("workers", workers, 1)
     require_integer("confirm_seeds", confirm_seeds, 0)
     require_integer("confirm_best", confirm_best, 1)
+    if confirm_seeds == 1:
+        raise ConfigError("--confirm-seeds is 1; accepted: 0, or at least 2, for an interval", key="confirm_seeds")
     with ExitStack() as stack:
         trainer = None
         if ray is not None:
@@ -96,10 +102,12 @@ def prepared(
 
             trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers)))).work
         study = prepare_study(**arguments)
-        if confirm_seeds:
+        races = confirm_seeds > 0 and len(study.search.objectives()) == 1
+        if races:
             require_trainable_preset(study)
 
         def run(watch: Watcher | None = None, console: Console | None = None, *, keep: bool = False) -> None:
+            plan_race(study, confirm_best, confirm_seeds)
             with SearchView(console, study, keep=keep) as view:
 
                 def look(study: TuneStudy) -> None:
@@ -108,8 +116,8 @@ def prepared(
                         watch(study)
 
                 run_trials(study, workers, look, trainer)
-            if confirm_seeds:
+            if races:
                 with SearchView(console, keep=keep) as view:
-                    confirm(study, confirm_best, confirm_seeds, workers, view.update_confirmations, trainer)
+                    run_finals(study, workers, view.update_finals, trainer)
 
         yield study, run

@@ -1,4 +1,4 @@
-"""The objective of a search: a number computed from the evaluations of a trial."""
+"""The objectives of a search: numbers computed from the evaluations of a trial."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.types import Array
 
 _EVALUATED = "evaluation/env_runners/"
 _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
+_POLICIES = f"{_EVALUATED}module_episode_returns_mean/"
+_AGAINST_RANDOM = "evaluation/against_random/"
+_SHORT = {"sum": f"{_EVALUATED}episode_return_mean", "against_random": f"{_AGAINST_RANDOM}gain_mean"}
 _MEAN = re.compile(r"mean_of_last_0*([1-9][0-9]{0,8})")
+NOT_TOGETHER = ("sum", "min")  # objectives that combine the returns of all agents
 
 
 @dataclass(frozen=True)
@@ -21,8 +28,8 @@ class Objective:
     """What a search maximizes or minimizes.
 
     Attributes:
-        of: `sum` or `min` of the agents' returns, an agent's id, the name of a custom metric, or the flat name of any
-            metric.
+        of: `sum` or `min` of the agents' returns, `against_random`, an agent's or a policy's id, the name of a custom
+            metric, or the flat name of any metric.
         over: which evaluations of a trial count: `last`, `best`, or the mean of the last k, as `mean_of_last_3`.
     """
 
@@ -35,6 +42,16 @@ class Objective:
             raise ConfigError(f"--mode is {self.mode!r}; accepted: max or min", key="mode")
         if self.over not in ("last", "best") and not _MEAN.fullmatch(self.over):
             raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
+
+    @property
+    def sign(self) -> float:
+        """1 where more is better, -1 where less is."""
+        return 1.0 if self.mode == "max" else -1.0
+
+    @property
+    def plays_random(self) -> bool:
+        """Whether it needs evaluations against random policies."""
+        return _SHORT.get(self.of, self.of).startswith(_AGAINST_RANDOM)
 
     def require_enough(self, evaluations: int) -> None:
         """Refuse a mean over more evaluations than a trial has."""
@@ -49,18 +66,21 @@ class Objective:
     def require_known(self, names: Sequence[str]) -> None:
         """Refuse an objective that is not among the names of metrics."""
         if self.of != "min" and self.metric(names) not in names:
-            agents = [name.removeprefix(_AGENTS) for name in names if name.startswith(_AGENTS)]
+            agents, policies = (
+                ", ".join(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+                for prefix in (_AGENTS, _POLICIES)
+            )
             raise ConfigError(
-                f"--objective is {self.of!r}; accepted: sum, min, an agent ({', '.join(agents)}), a custom metric or "
-                "the name of any metric",
+                f"--objective is {self.of!r}; accepted: sum, min, against_random, an agent ({agents}), a policy "
+                f"({policies}), a custom metric or the name of any metric",
                 key="objective",
             )
 
     def metric(self, names: Sequence[str]) -> str:
         """The flat name of the objective's metric; `names` are those of all metrics."""
-        if self.of == "sum":
-            return f"{_EVALUATED}episode_return_mean"
-        candidates = (f"{_AGENTS}{self.of}", f"{_EVALUATED}custom_metrics/{self.of}_mean")
+        if self.of in _SHORT:
+            return _SHORT[self.of]
+        candidates = (f"{_AGENTS}{self.of}", f"{_POLICIES}{self.of}", f"{_EVALUATED}custom_metrics/{self.of}_mean")
         return next((name for name in candidates if name in names), self.of)
 
     def value(self, result: Mapping[str, Any]) -> float | None:
@@ -82,3 +102,62 @@ class Objective:
             return max(values) if self.mode == "max" else min(values)
         last = values[-self._n_last() :]
         return math.fsum(last) / len(last)
+
+    def of_training(self, results: Sequence[Mapping[str, Any]]) -> float:
+        """The objective of a complete training, from the results of its iterations.
+
+        Raises:
+            ConfigError: no evaluation has a value.
+        """
+        values = [self.value(result) for result in results if "evaluation" in result]
+        return self.final([value for value in values if value is not None])
+
+
+def parse_objectives(objective: str, mode: str, over: str) -> list[Objective]:
+    """The objectives with these names, separated by commas; `mode` is that of all, or a list of the same length."""
+    names = [name.strip() for name in objective.split(",")]
+    modes = [name.strip() for name in mode.split(",")]
+    modes = modes * len(names) if len(modes) == 1 else modes
+    if len(modes) != len(names):
+        raise ConfigError(f"--mode is {mode!r}; accepted: one of max and min, or {len(names)} of them", key="mode")
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError(f"--objective is {objective!r}; accepted: different names, A or A,B", key="objective")
+    return [Objective(name, each, over) for name, each in zip(names, modes, strict=True)]
+
+
+_LEAST_ITERATIONS = 3  # for a sum that counts as constant
+_CONSTANT = 0.01  # SD of the sum of agents' returns that counts as constant, as a share of the largest SD of a return
+_NEARLY_CONSTANT = 0.5  # how far the sum of policies' returns may go, as a share of how far the farthest one goes
+
+
+def opposition(results: Sequence[Mapping[str, Any]], *, is_whole: bool) -> str | None:
+    """Say how the returns of a training oppose each other, so that their sum tells nothing; None if they do not.
+
+    They do where the sum of the agents' returns is always the same while these change: a zero-sum game. And where, from
+    the first third of a training to the last, one policy gains what another one loses, as where a team hunts another.
+
+    Args:
+        results: those of the iterations with finished episodes.
+        is_whole: whether the training is at its end.
+    """
+    of_agents = _returns(results, "agent_episode_returns_mean")
+    if len(of_agents) < _LEAST_ITERATIONS or of_agents.shape[1] < 2:
+        return None
+    total = of_agents.sum(axis=1)
+    if of_agents.std(axis=0).max() > 0.0 and total.std() <= _CONSTANT * of_agents.std(axis=0).max():
+        return f"the agents' returns oppose each other: their sum is always about {total.mean():.4g}"
+    of_policies = _returns(results, "module_episode_returns_mean")
+    third = len(of_policies) // 3
+    gained = (
+        of_policies[-third:].mean(axis=0) - of_policies[:third].mean(axis=0) if is_whole and third else of_policies[:0]
+    )
+    if gained.size > 1 and gained.any() and abs(gained.sum()) <= _NEARLY_CONSTANT * np.abs(gained).max():
+        words = ", ".join(f"{gain:+.4g}" for gain in gained)
+        return f"the policies' returns oppose each other: what one gains in the training, others lose ({words})"
+    return None
+
+
+def _returns(results: Sequence[Mapping[str, Any]], name: str) -> Array:
+    """The returns of the iterations in which all have one, (iterations, agents or policies)."""
+    rows = [list(result["env_runners"][name].values()) for result in results]
+    return np.array([row for row in rows if None not in row], float).reshape(-1, len(rows[0]) if rows else 0)

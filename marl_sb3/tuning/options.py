@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from marl_sb3.config.values import documented
 
@@ -40,11 +40,12 @@ class SearchOptions(TypedDict, total=False):
             algorithm.
         grid: the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`.
         sampler: how settings are chosen: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` with a grid.
-        pruner: which trials end early: `median`, `asha` or `none`; None: `median`, or `none` with a grid.
-        objective: `sum` or `min` of all agents' returns, an agent, a custom metric or the flat name of any metric;
-            None: `sum`.
-        mode: whether the objective is maximized or minimized: `max` or `min`; None: `max`.
-        over: which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `last`.
+        pruner: which trials end early: `asha`, `median` or `none`; None: `asha`, or `none` with a grid or several
+            objectives.
+        objective: `sum` or `min` of all agents' returns, `against_random`, an agent, a policy, a custom metric or the
+            flat name of any metric; or several of these with commas between them; None: `sum`.
+        mode: whether the objective is maximized or minimized: `max` or `min`, or one for each objective; None: `max`.
+        over: which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `mean_of_last_3`.
         evaluations: evaluations of a trial, equally spaced; None: 10, or fewer in a short trial.
         evaluation_episodes: episodes of an evaluation; None: 10.
         study: name of the study; an existing one is continued, and one that may be a typo of another is refused; None:
@@ -71,7 +72,7 @@ class SearchOptions(TypedDict, total=False):
     sampler: Sampler | None
     pruner: Pruner | None
     objective: str | None
-    mode: Literal["max", "min"] | None
+    mode: str | None
     over: str | None
     evaluations: int | None
     evaluation_episodes: int | None

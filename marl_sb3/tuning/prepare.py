@@ -70,6 +70,10 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
         _require_same(before, search, folder)
     where = "--grid " if grid else f"{space}, " if isinstance(space, (str, Path)) else "the space, "
     warnings = _check_trials(search, factory, where)
+    if before is None and space is None and not grid:
+        warnings.clear()  # the user has not chosen these values
+    if search.sampler != "grid" and (missing := search.space.missing(search.preset())):
+        warnings.append(f"the space does not contain the preset: {missing}; no trial has its settings")
     with path_is_usable("cannot write to the study folder", folder, "root"):
         folder.mkdir(parents=True, exist_ok=True)
     with study_lock(folder):
@@ -158,13 +162,23 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
         fields["space"] = _space(fields, space, grid)
         if grid:
             fields["sampler"] = given.get("sampler", "grid")
+    if "," in str(fields.get("objective")):
+        fields.setdefault("pruner", "none")  # Optuna prunes no trial with several objectives
     if fields.get("sampler") == "grid":
         fields.setdefault("pruner", "none")  # with a grid, all results are wanted
         fields["trials"] = combinations = fields["space"].combinations()
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
-    return search if "evaluations" in fields else search.with_fitting_evaluations()
+    preset = search.preset()
+    followed = search.space.following(preset)
+    if before is None and space is None and not grid:
+        followed = followed.containing(preset, (search.timesteps or preset.n_timesteps) // search.evaluations)
+    search = replace(search, space=followed)
+    search = search if "evaluations" in fields else search.with_fitting_evaluations()
+    if "over" in fields:
+        return search
+    return replace(search, over=f"mean_of_last_{min(3, search.evaluations)}" if search.evaluations > 1 else "last")
 
 
 def _require_same(before: Search, search: Search, folder: Path) -> None:
@@ -213,15 +227,17 @@ def _check_trials(search: Search, factory: EnvFactory | None, where: str) -> lis
     Args:
         where: the origin of the space, put before the names of parameters in messages.
     """
-    space, objective = search.space, search.parsed_objective()
-    objective.require_enough(search.evaluations)
+    space, objectives = search.space, search.objectives()
+    for objective in objectives:
+        objective.require_enough(search.evaluations)
     searches_batch_size = any(parameter.name.rpartition(".")[2] == "batch_size" for parameter in space.parameters)
     uneven: _Uneven = {}
     for settings in space.corners():
         config = search.trial_config(settings, 0, where)
         try:
             with _built(config, factory) as run:
-                objective.require_known(metric_names(run))
+                for objective in objectives:
+                    objective.require_known(metric_names(run))
                 _check_minibatches(run, uneven, searches_batch_size=searches_batch_size)
         except ConfigError as error:
             if error.key in _OF_ALL_TRIALS - space.names:
@@ -236,12 +252,12 @@ def _check_trials(search: Search, factory: EnvFactory | None, where: str) -> lis
 
 
 def require_trainable_preset(study: TuneStudy) -> None:
-    """Refuse a search with confirmations whose preset cannot be trained."""
+    """Refuse a search with finalists whose preset cannot be trained."""
     try:
-        with _built(study.search.trial_config({}, seed=0), study.factory):
+        with _built(study.search.final_config({}, 0), study.factory):
             pass
     except ConfigError as error:
-        raise ConfigError(f"the preset: {error}", key=error.key) from error
+        raise ConfigError(f"the preset: {error} (--no-confirm searches without it)", key=error.key) from error
 
 
 @contextmanager

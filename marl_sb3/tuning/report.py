@@ -13,25 +13,33 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from marl_sb3.config import to_yaml
-from marl_sb3.config.schema import value_of
 from marl_sb3.config.values import counted
 from marl_sb3.display.page import Html, Page, note, require_plotly, shorter, table
+from marl_sb3.display.text import one_line
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs.build import resolved
 from marl_sb3.storage.atomic import write_whole
-from marl_sb3.tuning.confirmed import (
-    HEADER,
-    candidate_name,
-    confirmed,
-    confirmed_line,
-    confirmed_rows,
-    outcomes,
-    winner,
-)
-from marl_sb3.tuning.search import THE_SEARCH, Search
+from marl_sb3.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
+from marl_sb3.tuning.finals import rows as race_rows
+from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import SEED, header, one_line, parameters_text, rounded, row, states
+from marl_sb3.tuning.trial import (
+    ERROR,
+    OF_A_FINAL,
+    PRESET,
+    SEED,
+    final_folder,
+    header,
+    parameters_text,
+    rounded,
+    row,
+    states,
+    stored_text,
+    value_of,
+)
 
 _log = logging.getLogger(__name__)
+_DIRECTIONS = {"max": "more is better (max)", "min": "less is better (min)"}
 
 
 def write_files(study: TuneStudy) -> list[Path]:
@@ -40,7 +48,7 @@ def write_files(study: TuneStudy) -> list[Path]:
     Returns:
         The paths of the files.
     """
-    paths = [trials_csv(study), confirm_csv(study), best_yml(study)]
+    paths = [trials_csv(study), confirm_csv(study), *best_files(study)]
     try:
         paths.append(html_report(study))
     except ConfigError as error:
@@ -50,16 +58,18 @@ def write_files(study: TuneStudy) -> list[Path]:
 
 def trials_csv(study: TuneStudy) -> Path:
     """Write `trials.csv`, a row for each trial; a value that a trial lacks is empty."""
-    rows = [row(study.space, trial) for trial in study.trials]
-    return _write_csv(study.folder / "trials.csv", header(study.space), rows)
+    rows = [row(study.search, trial) for trial in study.trials]
+    return _write_csv(study.folder / "trials.csv", header(study.search), rows)
 
 
 def confirm_csv(study: TuneStudy) -> Path | None:
-    """Write `confirm.csv`, a row for each training with a fresh seed; None if there are none."""
-    rows = [
-        [candidate_name(trial), each.seed, rounded(each.objective), one_line(each.error or ""), folder.as_posix()]
-        for trial, folder, each in outcomes(study)
-    ]
+    """Write `confirm.csv`, a row for each training of a finalist or the preset; None if there are none."""
+    rows = []
+    for training in filter(lambda training: training.state.is_finished(), trainings(study)):
+        candidate, index = (training.user_attrs[name] for name in OF_A_FINAL)
+        name = "preset" if candidate == PRESET else f"trial {candidate}"
+        value, error = rounded(value_of(training)), stored_text(training, ERROR)
+        rows.append([name, training.user_attrs.get(SEED), value, error, final_folder(candidate, index).as_posix()])
     head = ["candidate", "seed", "objective", "error", "folder"]
     return _write_csv(study.folder / "confirm.csv", head, rows) if rows else None
 
@@ -70,36 +80,41 @@ def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -
     return write_whole(path, text.getvalue())
 
 
-def best_yml(study: TuneStudy) -> Path | None:
-    """Write `best.yml`: the winner's configuration, for `python -m marl_sb3.train --hparams best.yml`.
+def best_files(study: TuneStudy) -> list[Path]:
+    """Write `best.yml`: the settings that should be used, for `python -m marl_sb3.train --hparams best.yml`.
 
-    It is the trial's configuration without what made it a trial: each run gets a new seed, and env steps, evaluations
-    and checkpoints are those of the preset or of `--set`. Stop conditions, which end trials, are left out.
+    It is the configuration of a whole training, and each run gets a new seed. With several objectives, each trial that
+    no other one beats in all of them has a file, `best-NUMBER.yml`.
 
     Returns:
-        The path; None if no trial is complete, and nothing is written.
+        The paths; empty if no trial is complete, or the finalists are not trained to their end.
     """
-    won = winner(study)
-    if won is None:
-        return None
-    (best, candidate), search = won, study.search
-    chosen = study.space.settings(best.params)
-    trial, usual = search.trial_config(chosen, search.seed), search.config(chosen)
-    of_the_search = [name for name, source in trial.sources.items() if source.label == THE_SEARCH]
-    trained = study.config_of(best)
-    config = trained.changed({**{name: value_of(usual, name) for name in of_the_search}, "seed": None, "stop": {}})
-    comment = (
-        f"# Trial {best.number} of study {one_line(search.name)}: {best.value:.7g} ({search.mode}) of "
-        f"{_measured(search)}, in one training run with seed {best.user_attrs.get(SEED)}."
-    )
-    if candidate is not None:
-        comment += f"\n# Trained again: {confirmed_line(confirmed(study), best.number, search.mode)}."
-    if trained.n_timesteps != config.n_timesteps:
-        comment += f"\n# The trial had {trained.n_timesteps} env steps; n_timesteps is that of a whole training."
-    if trained.stop:
-        ends = " or ".join(f"{one_line(metric)} was at least {value:g}" for metric, value in trained.stop.items())
-        comment += f"\n# Trials ended when {ends}; a whole training does not."
-    return write_whole(study.folder / "best.yml", f"{comment}\n{to_yaml(config)}")
+    decision = decide(study)
+    if decision is not None:
+        return [_settings_file(study, "best.yml", decision.trial, decision.sentence)]
+    front = study.front() if len(study.search.objectives()) > 1 else []
+    words = "No other trial beats it in all objectives."
+    return [_settings_file(study, f"best-{trial.number}.yml", trial, words) for trial in front]
+
+
+def _settings_file(study: TuneStudy, name: str, trial: FrozenTrial | None, words: str) -> Path:
+    """Write the configuration of a whole training with a trial's settings, or the preset's."""
+    search = study.search
+    settings = {} if trial is None else study.space.settings(trial.params)
+    config = resolved(search.whole_config(settings)).changed({"seed": None, "n_parallel_updates": None})
+    comment = [f"Study {one_line(search.name)}: {words}"]
+    if trial is not None:
+        values, seed = ", ".join(f"{value:.7g}" for value in trial.values), trial.user_attrs.get(SEED)
+        comment.append(f"Trial {trial.number}: {values} ({search.mode}) of {_measured(search)}, with seed {seed}.")
+        trained = study.config_of(trial)
+        if trained.n_timesteps != config.n_timesteps:
+            words = f"The trial had {trained.n_timesteps} env steps; n_timesteps is that of a whole training."
+            comment.append(words)
+        if trained.stop:
+            ends = " or ".join(f"{one_line(metric)} was at least {value:g}" for metric, value in trained.stop.items())
+            comment.append(f"Trials ended when {ends}; a whole training does not.")
+    text = "".join(f"# {line}\n" for line in comment)
+    return write_whole(study.folder / name, f"{text}{to_yaml(config)}")
 
 
 def _measured(search: Search) -> str:
@@ -120,52 +135,50 @@ def html_report(study: TuneStudy) -> Path:
     require_plotly("report.html")
     from marl_sb3.tuning.figures import draw_all  # imports plotly
 
-    trials, won = study.trials, winner(study)
-    best = None if won is None else won[0]
+    trials, decision = study.trials, decide(study)
+    best = None if decision is None else decision.trial
     number = None if best is None else best.number
     page = Page(f"study {study.search.name}")
     page.add("Summary", table(_summary(study, trials, best)))
-    page.add("Fresh seeds", *_confirmed(study))
-    for title, text, figure in draw_all(trials, study.search.mode, number, _value_of):
+    page.add("Finalists", *_finalists(study))
+    for title, text, figure in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
         page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
-    rows = (row(study.space, trial) for trial in trials)
-    text = "The winner stands out. Numbers are rounded; trials.csv has all digits."
-    page.add("Trials", note(text), table(rows, header(study.space), number))
+    rows = (row(study.search, trial) for trial in trials)
+    text = "The trial whose settings are used stands out. Numbers are rounded; trials.csv has all digits."
+    page.add("Trials", note(text), table(rows, header(study.search), number))
     return page.write(study.folder / "report.html")
 
 
-def _value_of(trial: FrozenTrial) -> float | None:
-    """The value of the first objective."""
-    return trial.values[0] if trial.values else None
-
-
 def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> list[tuple[str, object]]:
-    search = study.search
+    search, decision = study.search, decide(study)
     rows: list[tuple[str, object]] = [
         ("study", search.name),
         ("env", search.env),
         ("objective", _measured(search)),
-        ("direction", "more is better (max)" if search.mode == "max" else "less is better (min)"),
+        ("direction", ", ".join(_DIRECTIONS[objective.mode] for objective in search.objectives())),
         ("trials", f"{len(trials)}: {states(trials)}" if trials else "0"),
-        ("winner", "none: no trial was trained to its end" if best is None else f"trial {best.number}"),
+        ("result", outcome_words(study) or "none: no trial was trained to its end"),
     ]
     if best is not None:
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
+        rows += [("its value", shorter(value_of(best))), ("its parameters", parameters_text(chosen))]
+        if (likely := shrunk_value(study, best)) is not None:
+            rows += [
+                ("without its luck", f"{shorter(likely)}, shrunk towards the mean of all trials by the noise of seeds")
+            ]
+    if decision is not None:
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
-        rows += [
-            ("its value", shorter(_value_of(best))),
-            ("its parameters", parameters_text(chosen)),
-            ("train with them", f"python -m marl_sb3.train {env}--hparams best.yml"),
-        ]
+        rows += [("train with it", f"python -m marl_sb3.train {env}--hparams best.yml")]
     return [(name, str(value)) for name, value in rows]
 
 
-def _confirmed(study: TuneStudy) -> list[Html]:
-    """The best trials compared with the preset."""
-    candidates = confirmed(study)
-    if not candidates:
-        return [
-            note("The best of many trials is partly luck. Not trained again with fresh seeds: see --confirm-seeds.")
-        ]
-    text = "The best trials and the preset, trained again; in brackets 95 % confidence intervals."
-    return [note(text), table(confirmed_rows(candidates, study.search.mode), HEADER)]
+def _finalists(study: TuneStudy) -> list[Html]:
+    """The race of the best trials and the preset."""
+    race = race_of(study)
+    if race is None:
+        return [note("None: the best trials were not trained again beside the preset.")]
+    text = (
+        "The best trials and the preset, trained with fresh seeds as long as best.yml trains. The intervals of the "
+        "differences hold together; a trial is better if its interval lies above 0."
+    )
+    return [note(text), table(race_rows(race), HEADER)]

@@ -14,7 +14,7 @@ from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.values import Count, Named, PositiveInt, at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
-from marl_sb3.tuning.objective import Objective
+from marl_sb3.tuning.objective import Objective, parse_objectives
 from marl_sb3.tuning.space import Space, parse_space
 from marl_sb3.tuning.storage import is_inner_database, require_own_study, without_password
 
@@ -45,10 +45,10 @@ class Search:
     device: str | None = None
     settings: Named = field(default_factory=dict)
     sampler: Sampler = "tpe"
-    pruner: Pruner = "median"
+    pruner: Pruner = "asha"
     objective: str = "sum"
     mode: str = "max"
-    over: str = "last"
+    over: str = "mean_of_last_3"
     evaluations: PositiveInt = 10
     evaluation_episodes: PositiveInt = 10
     storage: str | None = None
@@ -60,9 +60,13 @@ class Search:
             # All trials and all confirmations would have the same seed.
             raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
 
-    def parsed_objective(self) -> Objective:
-        """The objective, checked."""
-        return Objective(self.objective, self.mode, self.over)
+        if len(self.objectives()) > 1 and self.pruner != "none":
+            words = f"--pruner is {self.pruner!r}; accepted with several objectives: none"
+            raise ConfigError(words, key="pruner")
+
+    def objectives(self) -> list[Objective]:
+        """The objectives, checked. Of several, the first decides where one number is needed."""
+        return parse_objectives(self.objective, self.mode, self.over)
 
     def trial_seed(self, index: int) -> int:
         """The run seed of the trial with this index, in [0, 2**31); retries have the index of the first attempt."""
@@ -94,27 +98,69 @@ class Search:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
         config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed)
-        interval, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
-        if interval < rollout:
+        self._require_long_enough(config, "a trial")
+        return self._evaluated(config, seed, self.evaluation_seed())
+
+    def whole_config(self, settings: Mapping[str, Any]) -> TrainConfig:
+        """The configuration of a whole training with these settings, as in `best.yml`.
+
+        Its env steps are those of the preset or of `--set`; where neither says them, those of a trial. It has no stop
+        conditions, which end trials.
+        """
+        config = self.config(settings)
+        if self.timesteps is not None and "n_timesteps" not in config.sources:
+            config = self.config(settings, n_timesteps=self.timesteps)
+        return config.changed({"seed": None, "stop": {}})
+
+    def final_config(self, settings: Mapping[str, Any], seed_index: int) -> TrainConfig:
+        """The configuration of a whole training with a fresh seed.
+
+        The episodes of its evaluations are new, too: the finalists were chosen by those of the trials.
+
+        Raises:
+            ConfigError: a setting is wrong, or the training is too short for the evaluations.
+        """
+        config = self.whole_config(settings)
+        self._require_long_enough(config, "a finalist's training")
+        return self._evaluated(config, self.fresh_seed(seed_index), self.fresh_evaluation_seed(seed_index))
+
+    def _require_long_enough(self, config: TrainConfig, training: str) -> None:
+        rollout = _rollout_steps(config)
+        if config.n_timesteps // self.evaluations < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
             raise ConfigError(
-                f"a trial of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
+                f"{training} of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
                 "env steps; accepted: more --timesteps or fewer --evaluations",
                 key="timesteps",
             )
+
+    def _evaluated(self, config: TrainConfig, seed: int, evaluation_seed: int) -> TrainConfig:
+        """A configuration with a seed, and with the evaluations of the search."""
         set_by_search = {
             "seed": seed,
             "n_timesteps": config.n_timesteps,
             "extensions": None,
             "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
             "checkpoints.every": 0,
-            "evaluation.interval": interval,
+            "evaluation.interval": config.n_timesteps // self.evaluations,
             "evaluation.interval_unit": "timesteps",
             "evaluation.duration": self.evaluation_episodes,
             "evaluation.duration_unit": "episodes",
-            "evaluation.seed": self.evaluation_seed(),
+            "evaluation.seed": evaluation_seed,
         }
+        if any(objective.plays_random for objective in self.objectives()):
+            set_by_search["evaluation.against_random"] = True
         return replace(config.changed(set_by_search, THE_SEARCH), notes=())  # shown once, when the search starts
+
+    def preset_params(self) -> dict[str, Any] | None:
+        """The parameters of a trial with the settings of the preset; None if the space does not contain it."""
+        return self.space.params_of(self.preset())
+
+    def preset(self) -> TrainConfig:
+        """The configuration that the search starts from and is compared with, with all defaults of SB3."""
+        from marl_sb3.runs.build import resolved
+
+        return resolved(replace(self.config({}), seed=0))
 
     def config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
         """The configuration of a training with these settings; without a budget, that of a full one."""

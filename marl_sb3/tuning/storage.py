@@ -22,7 +22,7 @@ _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.
 _OWN = (
     *("study.yaml", _JOURNAL, f"{_JOURNAL}.lock", ".search.lock", ".trials.lock"),
-    *("workers/", "workers/*", "trials/", "trials/*/", "confirm/", "confirm/*/", "confirm/*/*.lock"),
+    *("workers/", "workers/*", "trials/", "trials/*/", "confirm/", "confirm/*/"),
     "confirm/*/seed-*[0-9]/",
 )
 

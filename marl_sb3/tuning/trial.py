@@ -6,38 +6,39 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.display import text
-from marl_sb3.display.text import number, short, short_path
+from marl_sb3.display.text import number, one_line, short, short_path
 from marl_sb3.runs.folder import TRACEBACK_FILE
-from marl_sb3.tuning.space import Space
+from marl_sb3.tuning.search import Search
 
 # The names of Optuna's user attributes that a study stores with a trial.
 WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
 FOLDER, SEED, ERROR = "folder", "seed", "error"
 ITERATIONS, ENV_STEPS, SECONDS, RETURN, CHECKPOINT = "iterations", "env_steps", "seconds", "return", "checkpoint"
+CPU_SECONDS = "cpu_seconds"
+# With a training of a finalist: the number of the trial with its settings, or `PRESET`, and which fresh seed it has.
+CANDIDATE, SEED_INDEX, PRESET = "candidate", "seed_index", -1
+OF_A_FINAL = (CANDIDATE, SEED_INDEX)
 
 # Errors of trials that did not fail because of their settings.
-KILLED, INTERRUPTED = "its process ended", "interrupted"
+KILLED: Final = "its process ended"
+INTERRUPTED: Final = "interrupted"
 
 
 # --- Text that is safe to print, even if an env's error has control characters ----------------------------------------
 
 
-one_line = text.one_line
-
-
 def trial_line(trial: FrozenTrial) -> str:
     """The state, value, parameters and error of a trial on one line."""
     parameters = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
-    values = trial.intermediate_values
-    latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
-    state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
+    curve = trial.intermediate_values
+    values = ", ".join(map(number, trial.values or [curve[max(curve)] if curve else None]))
+    state = trial.state.name if trial.state.is_finished() else f"evaluation {len(curve)}"
     failure = failure_text(trial)
-    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){f': {failure}' if failure else ''}"
+    return f"trial {trial.number}: {state} {values} ({parameters}){f': {failure}' if failure else ''}"
 
 
 def failure_text(trial: FrozenTrial) -> str:
@@ -79,19 +80,21 @@ def states(trials: Iterable[FrozenTrial]) -> str:
 
 # --- Rows of `trials.csv`, `report.html` and data frames --------------------------------------------------------------
 
-_BEFORE = ("number", "state", "value")  # columns before those of the parameters
-_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "return", "evaluations", "retry_of", "worker",
-    "folder", "checkpoint", "error")  # fmt: skip
+_BEFORE = ("number", "state")  # columns before those of the values and the parameters
+_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "cpu_seconds", "return", "evaluations",
+    "retry_of", "worker", "folder", "checkpoint", "error")  # fmt: skip
 
 
-def header(space: Space) -> list[str]:
+def header(search: Search) -> list[str]:
     """The names of the columns; a parameter named like another column becomes `params_NAME`."""
-    taken = {*_BEFORE, *_AFTER}
-    parameters = [one_line(parameter.name) for parameter in space.parameters]
-    return [*_BEFORE, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
+    objectives = search.objectives()
+    values = ["value"] if len(objectives) == 1 else [f"value_{one_line(each.of)}" for each in objectives]
+    taken = {*_BEFORE, *values, *_AFTER}
+    parameters = [one_line(parameter.name) for parameter in search.space.parameters]
+    return [*_BEFORE, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
 
 
-def row(space: Space, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
+def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
     """The values of a trial in the order of `header`; None if there is no value.
 
     Parameters are as drawn: 0.001, not `lin_0.001`; other numbers have seven significant digits. Paths are relative to
@@ -103,14 +106,15 @@ def row(space: Space, trial: FrozenTrial, parameter: Callable[[Any], Any] = valu
     stored = trial.user_attrs
     folder = run_folder(trial.number) if FOLDER in stored else None
     checkpoint = folder and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
-    names = [searched.name for searched in space.parameters]
+    names = [searched.name for searched in search.space.parameters]
+    values = trial.values or [None] * len(search.objectives())
     return [
         trial.number,
         trial.state.name,
-        rounded(trial.value),
+        *map(rounded, values),
         *(parameter(trial.params[name]) if name in trial.params else None for name in names),
         *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
-        *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(RETURN))),
+        *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(CPU_SECONDS), stored.get(RETURN))),
         len(trial.intermediate_values),
         stored.get(RETRY_OF),
         stored_text(trial, WORKER),
@@ -123,6 +127,16 @@ def row(space: Space, trial: FrozenTrial, parameter: Callable[[Any], Any] = valu
 def run_folder(number: int) -> Path:
     """The run folder of a trial, relative to the study's folder."""
     return Path("trials", f"{number:05d}")
+
+
+def final_folder(candidate: int, seed_index: int) -> Path:
+    """The run folder of a training with a fresh seed, relative to the study's folder."""
+    return Path("confirm", "preset" if candidate == PRESET else f"trial-{candidate}", f"seed-{seed_index:02d}")
+
+
+def value_of(trial: FrozenTrial) -> float | None:
+    """The value of a trial, of several objectives that of the first; None if it has none."""
+    return None if trial.values is None else trial.values[0]
 
 
 def rounded(value: Any, digits: int = 7) -> Any:

@@ -16,25 +16,26 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from marl_sb3.display.screen import Guard, Screen, ScreenSize, cut_line, screen_for
-from marl_sb3.display.text import duration, number, packed, short_path
+from marl_sb3.display.text import duration, number, one_line, packed, short_path
 from marl_sb3.display.training_view import ProgressClock
 from marl_sb3.tuning import trial as key
-from marl_sb3.tuning.confirmed import HEADER, confirmed, confirmed_rows
+from marl_sb3.tuning.finals import HEADER, outcome_words, race_of, rows
+from marl_sb3.tuning.space import edge_warnings
 from marl_sb3.tuning.study import TuneStudy, best_first
-from marl_sb3.tuning.trial import one_line, parameters_text, rounded, states, stored_text, trial_line, value_text
+from marl_sb3.tuning.trial import parameters_text, rounded, states, stored_text, trial_line, value_text
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
 
 class SearchView:
-    """The progress of trials, or of trainings with fresh seeds: a live view with a bar if the console supports it.
+    """The progress of trials, or of finalists: a live view with a bar if the console supports it.
 
     Otherwise, a line is printed for each that has finished. A context manager. An error of the view is logged, and ends
     nothing but the view.
 
     Args:
         console: where to draw; None: nowhere.
-        study: whose trials are shown; None: trainings with fresh seeds are.
+        study: whose trials are shown; None: finalists are.
         keep: leave the last picture on the screen.
     """
 
@@ -68,16 +69,16 @@ class SearchView:
         fresh = [trial for trial in self._trials if trial.state.is_finished() and trial.number not in before]
         self._advance(study.n_done(), map(trial_line, fresh))
 
-    def update_confirmations(self, done: int, total: int) -> None:
-        """Show how many trainings with fresh seeds are finished; see `confirm`."""
+    def update_finals(self, done: int, total: int) -> None:
+        """Show how many trainings of finalists are finished, of those that are planned so far; see `run_finals`."""
         if self._console is not None:
-            self._show(self._update_confirmations, done, total)
+            self._show(self._update_finals, done, total)
 
-    def _update_confirmations(self, done: int, total: int) -> None:
+    def _update_finals(self, done: int, total: int) -> None:
         if self._total == 0:  # trainings of an earlier search do not count for the pace
             self._clock.begin(done)
         self._total = total
-        line = f"trained again with fresh seeds: {done} of {total}"
+        line = f"finalists, trained with fresh seeds: {done} of {total} so far"
         self._advance(done, [line] if done > self._done else [])
 
     def _advance(self, done: int, lines: Iterable[str]) -> None:
@@ -97,7 +98,7 @@ class SearchView:
         lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
-        ranked = [] if self._search is None else best_first(self._trials, self._search.mode)
+        ranked = [] if self._search is None else best_first(self._trials, self._search.objectives()[0].sign)
         best = [cut_line(f"best     {trial_line(trial)}", style="bold") for trial in ranked[:1]]
         all_running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
         shown = all_running[: max(1, size.height - len(lines) - len(best) - 2)]
@@ -109,7 +110,7 @@ class SearchView:
     def _parts(self) -> list[str]:
         """What is done, as text."""
         if self._search is None:
-            return ["training the best trials and the preset again", f"{self._done} of {self._total or '-'}"]
+            return ["finalists and the preset, with fresh seeds", f"{self._done} of {self._total or '-'} so far"]
         counts = Counter(trial.state for trial in self._trials)
         retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
         unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
@@ -131,17 +132,22 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
     trials = study.trials
     if not trials:  # interrupted before the first trial
         return
-    console.print(trials_table(trials, study.search.mode, console.width))
-    if candidates := confirmed(study):
-        rows = confirmed_rows(candidates, study.search.mode)
+    console.print(trials_table(study, console.width))
+    if race := race_of(study):
+        cells = rows(race)
         columns: list[_Cells] = [
-            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in rows])
+            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in cells])
             for i, name in enumerate(HEADER)
         ]
         console.print()
-        console.print(_table(columns, [""] * len(rows)))
+        console.print(_table(columns, [""] * len(cells)))
+    best = [trial.params for trial in study.completed()[:_N_AT_AN_EDGE]]
+    for line in filter(None, [*edge_warnings(study.space, best), outcome_words(study)]):
+        console.print()
+        console.print(Text(line))
 
 
+_N_AT_AN_EDGE = 5  # best trials that are looked at for parameters at the ends of their ranges
 _Cells = tuple[Column, list[str]]  # a column of a table, and its cells
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
@@ -149,38 +155,38 @@ _OTHER_COLUMNS = 70  # width of all columns but the parameters
 # Columns of results with the digits after the point.
 _RESULTS: Mapping[str, tuple[Callable[[FrozenTrial], Any], int]] = {
     "iter": (lambda trial: trial.user_attrs.get(key.ITERATIONS), 0),
-    "seconds": (lambda trial: trial.user_attrs.get(key.SECONDS), 1),
     "wall\nseconds": (key.wall_seconds, 1),
+    "CPU\nseconds": (lambda trial: trial.user_attrs.get(key.CPU_SECONDS), 1),
     "env\nsteps": (lambda trial: trial.user_attrs.get(key.ENV_STEPS), 0),
     "training\nreturn": (lambda trial: trial.user_attrs.get(key.RETURN), 2),
-    "objective": (lambda trial: trial.value, 2),
 }
 
 
-def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 80) -> RenderableType:
+def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
     """A table of all trials, or of the best 10 of more than 30; a `*` marks the best, and errors are below.
 
-    Parameters that do not fit have a table of their own, or a line for each trial. The objective of a pruned trial is
-    that of its last evaluation, and it is not ranked.
-
-    Args:
-        trials: all trials of a study, ordered by number.
+    Of several objectives, it marks the trials that no other one beats in all of them, and those come first. Parameters
+    that do not fit have a table of their own, or a line for each trial. The objective of a pruned trial is that of its
+    last evaluation, and it is not ranked.
     """
-    ranked = best_first(trials, mode)
+    trials, best = study.trials, study.front()
+    ranked = [*best, *(trial for trial in study.completed() if trial not in best)]
     others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
     shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
-    best = next(iter(ranked), None)
     below = [line for trial in shown for line in _error_lines(trial)]
     if len(shown) < len(trials):
         below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
-    return Group(*_in_layout(shown, best, width), *below)
+    names = [objective.of for objective in study.search.objectives()]
+    return Group(*_in_layout(shown, best, ["objective"] if len(names) == 1 else names, width), *below)
 
 
-def _in_layout(shown: Sequence[FrozenTrial], best: FrozenTrial | None, width: int) -> list[RenderableType]:
+def _in_layout(
+    shown: Sequence[FrozenTrial], best: Sequence[FrozenTrial], objectives: Sequence[str], width: int
+) -> list[RenderableType]:
     """One table of the trials if the parameters fit beside the results; else two, or a table and lines."""
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
-    styles = ["bold" if trial is best else "" for trial in shown]
-    marks = [f"{'* ' if trial is best else ''}{trial.number}" for trial in shown]
+    styles = ["bold" if trial in best else "" for trial in shown]
+    marks = [f"{'* ' if trial in best else ''}{trial.number}" for trial in shown]
     mark: _Cells = (Column("trial", justify="right", no_wrap=True), marks)
     status: _Cells = (Column("status", no_wrap=True), [trial.state.name for trial in shown])
     parameters = [
@@ -190,6 +196,9 @@ def _in_layout(shown: Sequence[FrozenTrial], best: FrozenTrial | None, width: in
         (Column(name, justify="right", no_wrap=True), [number(value_of(trial), digits) for trial in shown])
         for name, (value_of, digits) in _RESULTS.items()
     ]
+    for index, name in enumerate(objectives):
+        values = [number(trial.values and trial.values[index]) for trial in shown]
+        results.append((Column(Text(_in_lines(name)), justify="right", no_wrap=True), values))
     needed = sum(2 + max(map(len, [*str(column.header).split("\n"), *cells])) for column, cells in parameters)
     if needed + _OTHER_COLUMNS <= width:
         return [_table([mark, status, *parameters, *results], styles)]

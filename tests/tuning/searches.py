@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.config import TrainConfig
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import TrialQueue
+from marl_sb3.tuning.jobs.trials import TRIALS
 from marl_sb3.tuning.jobs.workers import Train, TrainedRun, train_here, work
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.study import TuneStudy
@@ -29,6 +29,7 @@ SPACE = {"batch_size": {"choices": [10, 20]}, "learning_rate": {"log_uniform": [
 GRID = {"batch_size": {"choices": [10, 20]}, "learning_rate": {"choices": [1e-4, 1e-3, 1e-2]}}
 SMALL: dict[str, Any] = {
     "space": SPACE, "settings": SETTINGS, "timesteps": 160, "evaluations": 2, "evaluation_episodes": 2, "trials": 3,
+    "pruner": "none",
 }  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any])
     results: list[Result] = []
     for env_steps in range(config.evaluation.interval, config.n_timesteps + 1, config.evaluation.interval):
         evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
-        results.append({"num_env_steps_sampled_lifetime": env_steps, "evaluation": evaluated})
+        sampled = {"num_env_steps_sampled_lifetime": env_steps, "env_runners": {"num_episodes": 0}}
+        results.append({**sampled, "evaluation": evaluated})
         (report,) = callbacks
         if not report.on_iteration_end(results[-1]):
             break
@@ -47,8 +49,7 @@ def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any])
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:
     """All of its trials, without worker processes."""
-    with study.working("here"):
-        assert work(TrialQueue(study), "here", train=train)
+    assert work(study, TRIALS, "here", train=train)
 
 
 def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:

@@ -15,7 +15,7 @@ from searches import SMALL, in_this_process, work_on
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.runs import start as start_module
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
+from marl_sb3.tuning.jobs.trials import TRIALS, run_trial
 from marl_sb3.tuning.jobs.workers import Workers
 from marl_sb3.tuning.trial import DEATHS, ERROR, INTERRUPTED
 
@@ -61,7 +61,7 @@ def test_what_the_user_can_change_is_no_trials_fault(
         for _ in range(2):
             with pytest.raises(type(why)):
                 work_on(study)
-            study.requeue_dead()
+            study.queue.requeue_dead()
     work_on(study)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
     assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, INTERRUPTED, None]
@@ -81,10 +81,10 @@ def test_workers_that_the_search_ended_lose_no_trial(in_tmp: Path) -> None:
         def free(self) -> None:
             holding.__exit__(None, None, None)
 
-    holding = study.working("w")
+    holding = study.queue.working("w")
     holding.__enter__()
-    assert study.next_trial("w") is not None
-    workers = Workers(study, 1, TrialQueue(study))
+    assert study.queue.claim("w") is not None
+    workers = Workers(study, 1, TRIALS)
     workers._running["w"] = Endless()  # type: ignore[assignment]
     workers._stop()
     assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, None]
@@ -135,7 +135,7 @@ def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
 
     study = prepare_study(**SMALL)
     study.optuna.pruner = Always()
-    while (trial := study.next_trial("here")) is not None:
+    while (trial := study.queue.claim("here")) is not None:
         run_trial(study, trial)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
     assert len(study.trials[1].intermediate_values) == 1

@@ -13,7 +13,6 @@ from searches import SMALL
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.confirmed import outcomes
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def study(made_study: Path, in_tmp: Path) -> Path:
 
 OF_A_STUDY = [
     *("study.yaml", "journal.log", "journal.log.lock", ".search.lock", ".trials.lock", "workers", "workers/w.lock"),
-    *("trials", "trials/00000", "confirm", "confirm/preset", "confirm/preset/seed-00", "confirm/preset/seed-00.lock"),
+    *("trials", "trials/00000", "confirm", "confirm/preset", "confirm/preset/seed-00"),
 ]
 
 
@@ -40,13 +39,6 @@ def test_a_study_is_not_continued_if_it_would_write_outside_or_wait(name: str, s
         put(kind, study / name, outside)
         with in_time(), pytest.raises(ConfigError, match=r"cannot open the study in .*: it is a"):
             prepare_study(study="s")
-
-
-@pytest.mark.parametrize("kind", ["a link to a file", "a pipe"])
-def test_an_outcome_that_is_no_file_is_none(kind: str, study: Path, outside: Path) -> None:
-    put(kind, study / "confirm/preset/seed-00/objective.json", outside)
-    with in_time():
-        assert outcomes(prepare_study(study="s")) == []
 
 
 def kept_in(url: str, study: Path) -> None:

@@ -18,23 +18,23 @@ from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RET
 
 def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
-    with study.working("one"):
-        first = study.next_trial("one")
+    with study.queue.working("one"):
+        first = study.queue.claim("one")
         assert first is not None
-        assert study.requeue_dead() == 0
-        assert study.in_flight()
-    assert study.requeue_dead() == 1
-    assert not study.in_flight()
+        assert study.queue.requeue_dead() == 0
+        assert study.queue.in_flight()
+    assert study.queue.requeue_dead() == 1
+    assert not study.queue.in_flight()
     assert study.n_done() == 0
-    with study.working("other"):
-        again = study.next_trial("other")
+    with study.queue.working("other"):
+        again = study.queue.claim("other")
         assert again is not None
         assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
-        study.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
-        once_more = study.next_trial("other")
+        study.queue.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
+        once_more = study.queue.claim("other")
         assert once_more is not None
         assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
-    assert study.requeue_dead() == 1
+    assert study.queue.requeue_dead() == 1
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
     assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
     assert study.n_done() == 1
@@ -45,9 +45,9 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
 def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_takes(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
     for number in range(3):
-        with study.working(f"process-{number}"):
+        with study.queue.working(f"process-{number}"):
             (study.folder / "workers" / f"process-{number}.log").touch()  # that of a worker process
-            assert study.next_trial(f"process-{number}") is not None
+            assert study.queue.claim(f"process-{number}") is not None
         study = prepare_study(study="s")
     assert study.n_done() == 0
     assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED] * 3 + [None]
@@ -56,18 +56,18 @@ def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_take
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
 def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
     space, trials = (GRID, 6) if sampler == "grid" else (SPACE, 4)
-    options = {"trials": trials, "sampler": sampler, "pruner": "median", "space": space}
+    options = {"trials": trials, "sampler": sampler, "space": space}
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
-        with study.working("killed"):
-            trial = study.next_trial("killed")
+        with study.queue.working("killed"):
+            trial = study.queue.claim("killed")
             assert trial is not None
             for parameter in study.space.parameters[:n_drawn]:
                 parameter.suggest(trial)
         study = prepare_study(study="killed")
-        with study.working("nobody kills this"):
-            trial = study.next_trial("nobody kills this")
+        with study.queue.working("nobody kills this"):
+            trial = study.queue.claim("nobody kills this")
             assert trial is not None
             run_trial(study, trial, pretend)
     work_on(study, pretend)
@@ -104,8 +104,8 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
     killed_before: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = prepare_study(**{**SMALL, "trials": 1}, study="s")
-    with study.working("one"):
-        assert study.next_trial("one") is not None
+    with study.queue.working("one"):
+        assert study.queue.claim("one") is not None
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -113,6 +113,6 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
     with monkeypatch.context() as patch:
         patch.setattr(study.optuna, killed_before, killed)
         with pytest.raises(KeyboardInterrupt):
-            study.requeue_dead()
+            study.queue.requeue_dead()
     work_on(prepare_study(study="s"), pretend)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]

@@ -10,8 +10,8 @@ from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
-from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
-from marl_sb3.tuning.jobs.workers import TrainerLostError, train_here
+from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.jobs.workers import TrainerLostError
 from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
 
 
@@ -22,22 +22,21 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> No
         raise TrainerLostError("its node is gone")
 
     for _ in range(2):
-        trial = study.next_trial("worker")
+        trial = study.queue.claim("worker")
         assert trial is not None
         assert run_trial(study, trial, lost)
     assert [(trial.state.name, trial.user_attrs[ERROR]) for trial in study.trials] == [("FAIL", KILLED)] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1
-    assert study.next_trial("worker") is None
+    assert study.queue.claim("worker") is None
 
 
 def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     """The trial of one thread is begun before that of another draws: each has the sampler of its own trial."""
     settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 2, "sampler": "random"}
     one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
-    expected = [one.space.suggest(one.next_trial("worker")) for _ in range(2)]
-    queues = [TrialQueue(other).again(other.reopened()) for _ in range(2)]
-    jobs: list[Any] = [queue.claim("worker", train_here) for queue in queues]
-    assert [job.args[0].space.suggest(job.args[1]) for job in jobs] == expected
+    expected = [one.space.suggest(one.queue.claim("worker")) for _ in range(2)]
+    trials: list[Any] = [each.queue.claim("worker") for each in (other.reopened(), other.reopened())]
+    assert [other.space.suggest(trial) for trial in trials] == expected
 
 
 def test_a_pruning_server_that_was_started_again_forgets_questions() -> None:

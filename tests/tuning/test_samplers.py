@@ -18,9 +18,9 @@ def search(**options: Any) -> Search:
     return Search("arena", parse_space(SPACE, "space"), "s", **options)
 
 
-@pytest.mark.parametrize(("evaluations", "first"), [(9, 4), (2, 2)])
+@pytest.mark.parametrize(("evaluations", "first"), [(9, 3), (2, 1)])
 def test_the_median_pruner_gives_a_trial_up_after_its_first_third(evaluations: int, first: int) -> None:
-    study = optuna.create_study(direction="maximize", pruner=pruner(search(evaluations=evaluations)))
+    study = optuna.create_study(direction="maximize", pruner=pruner(search(evaluations=evaluations, pruner="median")))
     steps = range(1, evaluations + 1)
     for _ in range(5):
         study.add_trial(optuna.create_trial(value=1.0, intermediate_values=dict.fromkeys(steps, 1.0)))

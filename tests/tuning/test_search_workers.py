@@ -16,7 +16,7 @@ import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import TrialQueue, run_trials
+from marl_sb3.tuning.jobs.trials import TRIALS, run_trials
 from marl_sb3.tuning.jobs.workers import SearchError, Workers
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import ERROR, RETRY_OF, WORKER
@@ -61,7 +61,7 @@ def test_an_env_that_no_other_process_can_import_is_searched_in_this_one(in_tmp:
         pass
 
     seen: list[int] = []
-    study = marl_sb3.tune(Mine, **SMALL, watch=lambda watched: seen.append(watched.n_done()))
+    study = marl_sb3.tune(Mine, **SMALL, confirm_seeds=0, watch=lambda watched: seen.append(watched.n_done()))
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
     assert seen == [1, 2, 3, 3]
     assert str(study.trials[0].user_attrs[WORKER]).startswith("here-")
@@ -117,10 +117,9 @@ def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pyte
 
 def test_three_workers_may_die_in_a_row_and_a_finished_trial_begins_the_count_anew(in_tmp: Path) -> None:
     study = prepare_study(**SMALL)
-    queue = TrialQueue(study)
     finished_trials = iter([0, 0, 1, 1, 1, 1])
-    queue.n_done = lambda: next(finished_trials)
-    workers = Workers(study, 1, queue)
+    study.queue.n_done = lambda: next(finished_trials)  # type: ignore[method-assign]
+    workers = Workers(study, 1, TRIALS)
     (study.folder / "workers").mkdir()
     (study.folder / "workers" / "w.log").write_text("out of luck\n")
     for _ in range(5):

@@ -50,8 +50,8 @@ def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"garbage\n", b'{"op_code": 77}\n', b"[]\n", bytes(range(128, 256)) + b"\n"])
 def test_a_damaged_journal_is_named(line: bytes, in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
-    with study.working("one"):
-        assert study.next_trial("one") is not None
+    with study.queue.working("one"):
+        assert study.queue.claim("one") is not None
     journal = study.folder / "journal.log"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:4], line, *lines[5:]]))
@@ -124,11 +124,11 @@ def test_another_machine_may_take_the_trial_that_was_meant(
     ask, theirs = here.optuna.ask, []
 
     def too_late() -> Any:
-        theirs.append(there.next_trial("there"))  # between our look and our grasp
+        theirs.append(there.queue.claim("there"))  # between our look and our grasp
         return ask()
 
     monkeypatch.setattr(here.optuna, "ask", too_late)
-    ours = here.next_trial("here")
+    ours = here.queue.claim("here")
     assert ours is not None
     assert theirs[0] is not None
     assert {ours.user_attrs["index"], theirs[0].user_attrs["index"]} == {0, 1}
@@ -140,12 +140,12 @@ def test_another_machine_may_take_the_trial_that_was_meant(
 def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path, storage: str) -> None:
     here = prepare_study(**SMALL, study="s", storage=storage, root="here")
     there = prepare_study(**SMALL, study="s", storage=storage, root="there")
-    with here.working("one"):
-        begun = here.next_trial("one")
+    with here.queue.working("one"):
+        begun = here.queue.claim("one")
         assert begun is not None
-    assert there.requeue_dead() == 0
-    assert not there.in_flight()
-    assert here.requeue_dead() == 1
+    assert there.queue.requeue_dead() == 0
+    assert not there.queue.in_flight()
+    assert here.queue.requeue_dead() == 1
     work_on(there, pretend)
     work_on(here, pretend)
     assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]

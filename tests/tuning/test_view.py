@@ -16,7 +16,9 @@ from searches import trial_of
 
 from marl_sb3.display.screen import ScreenSize
 from marl_sb3.tuning import api
+from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
+from marl_sb3.tuning.study import best_first
 from marl_sb3.tuning.view import SearchView, print_outcome, trials_table
 
 SPACE = parse_space(
@@ -30,18 +32,23 @@ SPACE = parse_space(
 
 
 class Study:
-    """Two trials are done, 20 are running."""
+    """Trials that nobody trained; by default two are done, and 20 are running."""
 
-    def __init__(self) -> None:
-        self.search: Any = SimpleNamespace(trials=30, mode="max")
+    def __init__(self, trials: Sequence[FrozenTrial] | None = None, *objectives: Objective) -> None:
+        self._objectives = objectives or (Objective(),)
+        self.search: Any = SimpleNamespace(trials=30, objectives=lambda: self._objectives)
         complete = [trial_of(SPACE, number, value=float(number)) for number in range(2)]
-        self.trials = [*complete, *(trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))]
+        running = (trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))
+        self.trials = [*complete, *running] if trials is None else list(trials)
 
     def n_done(self) -> int:
         return 2
 
     def completed(self) -> list[FrozenTrial]:
-        return self.trials[1::-1]
+        return best_first(self.trials, self._objectives[0].sign)
+
+    def front(self) -> list[FrozenTrial]:
+        return self.completed()[:1]
 
 
 def console() -> Console:
@@ -74,7 +81,7 @@ def test_a_view_that_fails_ends_no_search() -> None:
         search_view.update(None)  # type: ignore[arg-type]
         search_view.update(study)  # type: ignore[arg-type]
     with SearchView(shown) as confirm_view:
-        confirm_view.update_confirmations(None, 3)  # type: ignore[arg-type]
+        confirm_view.update_finals(None, 3)  # type: ignore[arg-type]
     assert text_of(shown) == ""
 
 
@@ -82,8 +89,10 @@ def test_trainings_with_fresh_seeds_are_counted() -> None:
     shown = console()
     with SearchView(shown) as view:
         for done in (0, 1, 1, 2):
-            view.update_confirmations(done, 2)
-    assert text_of(shown).splitlines() == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)]
+            view.update_finals(done, 2)
+    assert text_of(shown).splitlines() == [
+        f"finalists, trained with fresh seeds: {done} of 2 so far" for done in (1, 2)
+    ]
 
 
 def test_files_are_named_whatever_cannot_be_shown() -> None:
@@ -94,8 +103,7 @@ def test_files_are_named_whatever_cannot_be_shown() -> None:
 
 def test_a_study_without_trials_has_no_table() -> None:
     shown = console()
-    study: Any = SimpleNamespace(trials=[], search=SimpleNamespace(mode="max"))
-    print_outcome(shown, study, [Path("trials.csv")])
+    print_outcome(shown, Study([]), [Path("trials.csv")])  # type: ignore[arg-type]
     assert text_of(shown) == "trials.csv\n"
 
 
@@ -103,8 +111,10 @@ def test_a_study_without_trials_has_no_table() -> None:
 def test_a_search_of_the_library_shows_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress_bar: bool | None, is_shown: bool
 ) -> None:
-    study, before, seen = Study(), Study(), []
-    before.trials = []
+    study, before, seen = Study(), Study([]), []
+    monkeypatch.setattr(api, "require_trainable_preset", lambda study: None)
+    monkeypatch.setattr(api, "plan_race", lambda *_: None)
+    monkeypatch.setattr(api, "run_finals", lambda *_: None)
     monkeypatch.setattr(api, "prepare_study", lambda env, **_: before)
     monkeypatch.setattr(api, "run_trials", lambda _, workers, watch, trainer: watch(study))
     monkeypatch.setattr(api, "write_files", lambda study: [])
@@ -121,12 +131,12 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
 
 def shown(trials: Sequence[FrozenTrial], width: int = 200, mode: str = "max") -> list[str]:
     drawn = Console(width=width, record=True, file=io.StringIO())
-    drawn.print(trials_table(trials, mode, width))
+    drawn.print(trials_table(Study(trials, Objective(mode=mode)), width))  # type: ignore[arg-type]
     return [line.rstrip() for line in drawn.export_text().splitlines()]
 
 
 def some_of_each() -> list[FrozenTrial]:
-    trained = {"iterations": 2, "env_steps": 100, "seconds": 1.5, "return": 30.25}
+    trained = {"iterations": 2, "env_steps": 100, "seconds": 1.5, "cpu_seconds": 0.9, "return": 30.25}
     complete = [trial_of(SPACE, number, value=value, **trained) for number, value in enumerate((1.0, 5.0, 3.0))]
     return [
         *complete,
@@ -141,7 +151,7 @@ def test_table_marks_the_best_and_tells_errors_below() -> None:
     trials = some_of_each()
     lines = shown(trials)
     (best,) = [line for line in lines if line.lstrip().startswith("* 1 ")]
-    assert re.search(r"COMPLETE .* 2 +1\.5 +0\.\d +100 +30\.25 +5\.00$", best)
+    assert re.search(r"COMPLETE .* 2 +0\.\d +0\.9 +100 +30\.25 +5\.00$", best)
     assert f"{trials[1].params['learning_rate']:.4g}" in best
     assert lines[-1] == "trial 4: ConfigError: batch_size is 7; accepted: 5"
     assert [line.split()[0] for line in lines[-8:-1]] == ["0", "*", "2", "3", "4", "5", "6"]

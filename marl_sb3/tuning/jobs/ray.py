@@ -32,7 +32,7 @@ from marl_sb3.processes.messages import Failed, known_error
 from marl_sb3.processes.pool import differing, versions
 from marl_sb3.processes.ray import Connection
 from marl_sb3.training.callback import TrainingCallback
-from marl_sb3.tuning.jobs.workers import GRACE_S, JobQueue, TrainedRun, TrainerLostError, train_here, work
+from marl_sb3.tuning.jobs.workers import GRACE_S, Jobs, TrainedRun, TrainerLostError, train_here, work
 from marl_sb3.tuning.study import TuneStudy
 
 _POLL_S = 0.2
@@ -85,8 +85,8 @@ class RayTrainer:
 
     # --- Threads -----------------------------------------------------------------------------------------------------
 
-    def work(self, study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None]) -> None:
-        """Run all jobs of a queue, `workers` at the same time.
+    def work(self, study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None]) -> None:
+        """Run all jobs, `workers` at the same time.
 
         Args:
             look: called several times a second.
@@ -94,12 +94,12 @@ class RayTrainer:
         Raises:
             KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
         """
-        queue.requeue_dead()
+        jobs.queue_of(study).requeue_dead()
         threads = ThreadPoolExecutor(workers)
         working: list[Future[None]] = []
         try:
             for _ in range(workers):
-                working.append(threads.submit(self._work, study, queue))
+                working.append(threads.submit(self._work, study, jobs))
             while wait(working, _POLL_S).not_done:
                 look()
         except BaseException:
@@ -111,14 +111,12 @@ class RayTrainer:
         for each in working:
             each.result()
 
-    def _work(self, study: TuneStudy, queue: JobQueue) -> None:
+    def _work(self, study: TuneStudy, jobs: Jobs) -> None:
         """Claim jobs one after the other until there are none left."""
         name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
         try:
             # A study keeps the sampler of one trial: each thread has an object of its own.
-            own = queue.again(study.reopened())
-            with study.working(name):
-                work(own, name, is_wanted=lambda: self._end_by_s is None, train=self.train)
+            work(study.reopened(), jobs, name, is_wanted=lambda: self._end_by_s is None, train=self.train)
         except BaseException:
             self._stop(GRACE_S)
             raise

@@ -1,32 +1,26 @@
-"""Trials and confirmations as jobs.
-
-A trial is a run that reports its evaluations to Optuna and may be pruned. The best value of many trials is partly luck;
-therefore the best ones and the preset are trained again, with fresh seeds.
-"""
+"""The trainings of a search: trials, which report their evaluations to Optuna and may be pruned, and finalists."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import BaseFileLock, FileLock, Timeout
 from optuna.trial import TrialState
 
-from marl_sb3.errors import is_disk_full
+from marl_sb3.config import TrainConfig
+from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.storage.checkpoint_folder import checkpoints_of
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning import trial as key
-from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
+from marl_sb3.tuning.finals import race_of, trainings
 from marl_sb3.tuning.jobs.workers import (
-    Job,
-    QueueMaker,
+    Jobs,
     SearchError,
     Train,
     TrainedRun,
@@ -35,12 +29,14 @@ from marl_sb3.tuning.jobs.workers import (
     run_jobs,
     train_here,
 )
-from marl_sb3.tuning.objective import Objective
-from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.objective import NOT_TOGETHER, opposition
+from marl_sb3.tuning.queue import TrialQueue
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import failure_text, states
 
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
+_LEAST_ALIKE = 5  # if all trials, and no fewer than these, have the same value, no later one will be better
+_OPPOSED = "opposed"  # attribute of a trial whose agents' returns oppose each other: in which way
 
 Watcher = Callable[[TuneStudy], None]
 
@@ -65,9 +61,10 @@ def run_trials(
     def look() -> None:
         if watch is not None:
             watch(study)
+        _require_sense(study)
         _require_any_success(study, before)
 
-    run_jobs(study, TrialQueue(study), workers, look, trainer)
+    run_jobs(study, TRIALS, workers, look, trainer)
 
 
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
@@ -83,6 +80,30 @@ def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
         raise SearchError(f"{words}; see {where}")
 
 
+def _require_sense(study: TuneStudy) -> None:
+    """End a search whose objective does not tell how good policies are.
+
+    Raises:
+        ConfigError: the agents' returns oppose each other, so that their sum or least means nothing; or all evaluations
+            of the first trials have the same value.
+    """
+    trials = study.trials
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    values = {value for trial in complete for value in (*trial.values, *trial.intermediate_values.values())}
+    opposed = next((trial.user_attrs[_OPPOSED] for trial in trials if _OPPOSED in trial.user_attrs), None)
+    if opposed is not None:
+        words = f"does not tell how good policies are: {opposed}"
+    elif len(complete) >= _LEAST_ALIKE and len(values) == 1:
+        words = f"tells no settings apart: all {len(complete)} trials have the same value, {values.pop():g}"
+    else:
+        return
+    raise ConfigError(
+        f"--objective {study.search.objective} {words}; accepted: another one, such as against_random, an agent or a "
+        "policy, or several with commas between them",
+        key="objective",
+    )
+
+
 def require_any_complete(study: TuneStudy) -> None:
     """Refuse a finished search without a complete trial."""
     if study.completed():
@@ -92,43 +113,39 @@ def require_any_complete(study: TuneStudy) -> None:
     raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
-class TrialQueue:
-    """The trials of a study as a `JobQueue`."""
-
-    def __init__(self, study: TuneStudy) -> None:
-        self.again: QueueMaker = TrialQueue
-        self._study = study
-        self.n_done = study.n_done
-        self.in_flight = study.in_flight
-        self.requeue_dead = study.requeue_dead
-        self.is_waiting = study.is_waiting
-
-    def claim(self, worker: str, train: Train) -> Job | None:
-        """See `JobQueue.claim`."""
-        trial = self._study.next_trial(worker)
-        return None if trial is None else partial(run_trial, self._study, trial, train)
-
-
 class ReportEvaluations(TrainingCallback):
     """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
 
     Args:
+        study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
         interval: env steps between evaluations.
-        evaluations: the number of evaluations; after the last one, pruning would save nothing.
+        watch_opposition: whether the trial ends if the agents' returns oppose each other.
     """
 
-    def __init__(self, trial: optuna.trial.Trial, objective: Objective, interval: int, evaluations: int) -> None:
+    def __init__(
+        self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, *, watch_opposition: bool = False
+    ) -> None:
         super().__init__()
         self._trial = trial
-        self._objective = objective
+        self._objective, *others = study.search.objectives()
+        self._reports = not others
         self._interval = interval
-        self._evaluations = evaluations
+        self._evaluations = study.search.evaluations
+        self._watches = watch_opposition
+        self._results: list[Result] = []  # of the iterations with finished episodes
         self._reported = 0
         self.pruned = False
+        self.opposed: str | None = None  # how the returns oppose each other
 
     def on_iteration_end(self, result: Result) -> bool:
         """Report the result if it has an evaluation."""
-        value = self._objective.value(result) if "evaluation" in result else None
+        if self._watches and result["env_runners"]["num_episodes"]:
+            self._results.append(result)
+            is_whole = result["num_env_steps_sampled_lifetime"] >= self._interval * self._evaluations
+            self.opposed = opposition(self._results, is_whole=is_whole)
+            if self.opposed is not None:
+                return False
+        value = self._objective.value(result) if "evaluation" in result and self._reports else None
         if value is None:
             return True
         env_steps = result["num_env_steps_sampled_lifetime"]
@@ -137,6 +154,7 @@ class ReportEvaluations(TrainingCallback):
             self._reported = number
             self._trial.report(value, number)
             self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
+        # After the last evaluation, pruning would save nothing.
         self.pruned = number < self._evaluations and self._trial.should_prune()
         return not self.pruned
 
@@ -153,46 +171,67 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
     Raises:
         OSError: the disk is full, or the study cannot be written to.
     """
-    folder = study.folder_of(trial)
+    queue, folder = study.queue, study.folder_of(trial)
+
+    def configured() -> tuple[TrainConfig, ReportEvaluations]:
+        search, index = study.search, trial.user_attrs[key.INDEX]
+        config = search.trial_config(study.space.suggest(trial), search.trial_seed(index))
+        watch_opposition = index == 0 and any(each.of in NOT_TOGETHER for each in search.objectives())
+        return config, ReportEvaluations(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
+
+    return _run(study, queue, trial, folder, configured, train)
+
+
+def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> bool:
+    """Train a finalist or the preset with a fresh seed and store the outcome; see `run_trial`."""
+    number, index = (training.user_attrs[name] for name in key.OF_A_FINAL)
+    folder = study.folder / key.final_folder(number, index)
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted training
+
+    def configured() -> tuple[TrainConfig, None]:
+        settings = {} if number == key.PRESET else study.space.settings(study.trials[number].params)
+        return study.search.final_config(settings, index), None
+
+    return _run(study, study.finals, training, folder, configured, train)
+
+
+def _run(
+    study: TuneStudy,
+    queue: TrialQueue,
+    trial: optuna.trial.Trial,
+    folder: Path,
+    configured: Callable[[], tuple[TrainConfig, ReportEvaluations | None]],
+    train: Train,
+) -> bool:
+    """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""
     try:
-        run, pruned = _train(study, trial, folder, train)
+        trial.set_user_attr(key.FOLDER, str(folder))
+        config, report = configured()
+        trial.set_user_attr(key.SEED, config.seed)
+        run = train(config, folder, study.factory, [] if report is None else [report])
+        if report is not None and report.opposed is not None:
+            trial.set_user_attr(_OPPOSED, report.opposed)
+            raise ConfigError(report.opposed, key="objective")
         if run.interrupted:
-            study.requeue(trial.number, key.INTERRUPTED)
+            queue.requeue(trial.number, key.INTERRUPTED)
             return False
         _store_figures(trial, run)
-        if pruned:
-            study.optuna.tell(trial, state=TrialState.PRUNED)
+        if report is not None and report.pruned:
+            queue.optuna.tell(trial, state=TrialState.PRUNED)
         else:
-            study.optuna.tell(trial, objective_of(study.search, run))
+            queue.optuna.tell(trial, [each.of_training(run.results) for each in study.search.objectives()])
     except KeyboardInterrupt:  # before the training, which would have finished its iteration
-        study.requeue(trial.number, key.INTERRUPTED)
+        queue.requeue(trial.number, key.INTERRUPTED)
         raise
     except TrainerLostError:
-        study.requeue(trial.number, key.KILLED)
+        queue.requeue(trial.number, key.KILLED)
     except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues
         if is_disk_full(error):
-            study.requeue(trial.number, key.INTERRUPTED)
+            queue.requeue(trial.number, key.INTERRUPTED)
             raise
         trial.set_user_attr(key.ERROR, store_failure(folder, error))
-        study.optuna.tell(trial, state=TrialState.FAIL)
+        queue.optuna.tell(trial, state=TrialState.FAIL)
     return True
-
-
-def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path, train: Train) -> tuple[TrainedRun, bool]:
-    """Returns the run and whether it was pruned."""
-    search = study.search
-    trial.set_user_attr(key.FOLDER, str(folder))
-    config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[key.INDEX]))
-    trial.set_user_attr(key.SEED, config.seed)
-    report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation.interval, search.evaluations)
-    return train(config, folder, study.factory, [report]), report.pruned
-
-
-def objective_of(search: Search, run: TrainedRun) -> float:
-    """The objective of a complete training."""
-    objective = search.parsed_objective()
-    values = [objective.value(result) for result in run.results if "evaluation" in result]
-    return objective.final([value for value in values if value is not None])
 
 
 def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
@@ -200,6 +239,7 @@ def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
     trial.set_user_attr(key.ITERATIONS, result.get("iteration"))
     trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
     trial.set_user_attr(key.SECONDS, result.get("time_total_s"))
+    trial.set_user_attr(key.CPU_SECONDS, run.cpu_seconds)
     trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
     trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint))
 
@@ -210,139 +250,48 @@ def store_failure(folder: Path, error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-# --- Confirmations ---------------------------------------------------------------------------------------------------
+# --- Finalists -------------------------------------------------------------------------------------------------------
 
 
-def confirm(
+def run_finals(
     study: TuneStudy,
-    best: int = 1,
-    seeds: int = 10,
     workers: int = 1,
     watch: Callable[[int, int], None] | None = None,
     trainer: Trainer | None = None,
-) -> list[Candidate]:
-    """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
+) -> None:
+    """Let the best trials race against the preset, as `plan_race` has planned; finished trainings are not repeated.
 
     Args:
-        watch: called twice a second with the numbers of finished and of all trainings.
+        watch: called twice a second with the numbers of finished and of all trainings, as far as they are known.
         trainer: trains on a cluster; None: processes of this machine do.
-
-    Returns:
-        See `confirmed`.
 
     Raises:
         ConfigError: another process is running this study, or workers cannot import the env.
         SearchError: worker processes cannot be started.
         KeyboardInterrupt: raised again after all workers have ended.
     """
-    trials = [trial.number for trial in study.completed()[:best]]
-    if not trials:
-        return []
-    queue = ConfirmationQueue(study, trials, seeds)
 
     def look() -> None:
         if watch is not None:
-            watch(queue.n_done(), len(queue.trainings))
+            known = trainings(study)
+            watch(sum(training.state.is_finished() for training in known), len(known))
 
-    run_jobs(study, queue, workers, look, trainer)
-    return confirmed(study)
-
-
-@dataclass(frozen=True)
-class _Training:
-    """The training of one candidate, a trial or (None) the preset, with one fresh seed."""
-
-    trial: int | None
-    seed_index: int
-    folder: Path
-
-    def taken(self) -> BaseFileLock | None:
-        """Take the lock of a worker that trains, which the system releases if it dies; None: another worker has it."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return None
-        return lock
-
-    def is_free(self) -> bool:
-        """Whether no worker holds the lock."""
-        lock = self.taken()
-        if lock is not None:
-            lock.release()
-        return lock is not None
+    while enqueue_missing(study):
+        run_jobs(study, FINALS, workers, look, trainer)
 
 
-class ConfirmationQueue:
-    """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`."""
-
-    def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
-        self.again: QueueMaker = partial(ConfirmationQueue, trials=trials, seeds=seeds)
-        self.trainings = _trainings(study, trials, seeds)
-        self._study = study
-
-    def claim(self, worker: str, train: Train) -> Job | None:
-        """See `JobQueue.claim`: a worker claims a training by taking its lock."""
-        for training in self._not_done():
-            lock = training.taken()
-            if lock is None:
-                continue
-            if read_outcome(training.folder) is None:  # still
-                return partial(_train_candidate, self._study, training, lock, train)
-            lock.release()
-        return None
-
-    def _not_done(self) -> list[_Training]:
-        return [training for training in self.trainings if read_outcome(training.folder) is None]
-
-    def n_done(self) -> int:
-        """See `JobQueue.n_done`."""
-        return len(self.trainings) - len(self._not_done())
-
-    def in_flight(self) -> list[str]:
-        """See `JobQueue.in_flight`."""
-        return [str(training.folder) for training in self._not_done() if not training.is_free()]
-
-    def requeue_dead(self, why: str = key.KILLED) -> None:
-        """Does nothing: the system has released the locks of dead workers."""
-
-    def is_waiting(self) -> bool:
-        """See `JobQueue.is_waiting`."""
-        return any(training.is_free() for training in self._not_done())
+def enqueue_missing(study: TuneStudy) -> bool:
+    """Enqueue the trainings that the race wants next and that are not enqueued yet; False if the race is over."""
+    race = race_of(study)
+    missing = [] if race is None else race.missing()
+    unfinished = [training for training in trainings(study) if not training.state.is_finished()]
+    waiting = {tuple(training.user_attrs[name] for name in key.OF_A_FINAL) for training in unfinished}
+    for candidate, index in missing:
+        number = key.PRESET if candidate.trial is None else candidate.trial
+        if (number, index) not in waiting:
+            study.finals.enqueue({}, **{key.CANDIDATE: number, key.SEED_INDEX: index})
+    return bool(missing)
 
 
-def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Training]:
-    """The trainings in order: seed by seed, the preset first, so that an interrupted run compares equal numbers."""
-    return [
-        _Training(trial, index, candidate_folder(study, trial) / f"seed-{index:02d}")
-        for index in range(seeds)
-        for trial in (None, *trials)
-    ]
-
-
-def _train_candidate(study: TuneStudy, training: _Training, lock: BaseFileLock, train: Train) -> bool:
-    """Train a candidate with a seed, store the outcome and release the lock; returns False if interrupted."""
-    search = study.search
-    try:
-        settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
-        seed = search.fresh_seed(training.seed_index)
-        config = search.trial_config(settings, seed)
-        # The evaluation episodes are new, too: the winner was selected on those of the search.
-        config = config.changed({"evaluation.seed": search.fresh_evaluation_seed(training.seed_index)})
-        shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
-        try:
-            run = train(config, training.folder, study.factory, [])
-            if run.interrupted:
-                return False
-            outcome = Outcome(seed, objective_of(search, run))
-        except TrainerLostError:
-            return True  # without an outcome, it is claimed again
-        except (Exception, SystemExit) as error:  # a failure is a result, too
-            if is_disk_full(error):
-                raise
-            outcome = Outcome(seed, error=store_failure(training.folder, error))
-        write_outcome(training.folder, outcome)
-        return True
-    finally:
-        lock.release()
+TRIALS = Jobs(attrgetter("queue"), run_trial)
+FINALS = Jobs(attrgetter("finals"), run_final)

@@ -1,4 +1,4 @@
-"""The jobs of a search, whether trials or confirmations, and who works on them.
+"""Who works on the trials and finalists of a search.
 
 Worker processes do, this process if no other can import the env, or a Ray cluster.
 """
@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+import optuna
 from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -33,9 +33,10 @@ from marl_sb3.processes.fork_server import CAN_FORK, fork_server
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, ending
+from marl_sb3.tuning.queue import TrialQueue
 from marl_sb3.tuning.search import read_search
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import INTERRUPTED, KILLED
+from marl_sb3.tuning.trial import INTERRUPTED
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class TrainedRun:
         result: the metrics of the last iteration.
         results: the metrics of all iterations; empty if it was interrupted.
         checkpoint: the name of the latest checkpoint.
+        cpu_seconds: processor time of the process that trained it, from the start to the end.
     """
 
     folder: Path
@@ -69,6 +71,7 @@ class TrainedRun:
     result: Result | None = None
     results: Sequence[Result] = ()
     checkpoint: str | None = None
+    cpu_seconds: float | None = None
 
 
 # Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
@@ -86,48 +89,32 @@ def train_here(
     from marl_sb3.runs.execute import execute
     from marl_sb3.runs.start import prepare
 
+    start_s = time.process_time()
     run = execute(prepare(config, folder, factory), callbacks)
-    return TrainedRun(run.folder, run.interrupted, run.result, () if run.interrupted else run.results, run.checkpoint)
+    results = () if run.interrupted else run.results
+    return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
 
 
-# Trains a run that a worker has claimed and stores the outcome; returns False if interrupted: it can be claimed again.
-Job = Callable[[], bool]
-
-
-class JobQueue(Protocol):
-    """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent.
+@dataclass(frozen=True)
+class Jobs:
+    """Trials of a study that are to be run.
 
     Attributes:
-        again: makes the same queue of another object of the study, for another process or thread.
+        queue_of: the queue of a study that has them.
+        run: trains a claimed trial and stores the outcome; returns False if it was interrupted.
     """
 
-    again: QueueMaker
-
-    def claim(self, worker: str, train: Train) -> Job | None:
-        """Claim a job that no worker has started; None if there is none. The job calls `train`."""
-
-    def n_done(self) -> int:
-        """The number of finished jobs."""
-
-    def in_flight(self) -> list[str]:
-        """The names of claimed jobs, or of the workers that claimed them, whose workers are alive."""
-
-    def requeue_dead(self, why: str = KILLED) -> object:
-        """Make the jobs of dead workers available again; see `TuneStudy.requeue_dead`."""
-
-    def is_waiting(self) -> bool:
-        """Whether a requeued job has not been claimed yet."""
+    queue_of: Callable[[TuneStudy], TrialQueue]
+    run: Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
 
 
-QueueMaker = Callable[[TuneStudy], JobQueue]
-
-
-# Runs all jobs of a queue, so many at a time, and calls a function several times a second: see `RayTrainer.work`.
-Trainer = Callable[[TuneStudy, JobQueue, int, Callable[[], None]], None]
+# Runs all jobs, so many at a time, and calls a function several times a second: see `RayTrainer.work`.
+Trainer = Callable[[TuneStudy, Jobs, int, Callable[[], None]], None]
 
 
 def work(
-    queue: JobQueue,
+    study: TuneStudy,
+    jobs: Jobs,
     worker: str,
     look: Callable[[], None] = lambda: None,
     is_wanted: Callable[[], bool] = lambda: True,
@@ -141,10 +128,12 @@ def work(
     Returns:
         False if a job was interrupted.
     """
-    while is_wanted() and (job := queue.claim(worker, train)) is not None:
-        if not job():
-            return False
-        look()
+    queue = jobs.queue_of(study)
+    with queue.working(worker):
+        while is_wanted() and (trial := queue.claim(worker)) is not None:
+            if not jobs.run(study, trial, train):
+                return False
+            look()
     return True
 
 
@@ -152,13 +141,12 @@ def work(
 
 
 def run_jobs(
-    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], trainer: Trainer | None = None
+    study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None], trainer: Trainer | None = None
 ) -> None:
     """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
 
     Args:
         study: of the jobs.
-        queue: of the jobs.
         workers: the number of processes; the cores are divided among them.
         look: called twice a second and at the end.
         trainer: trains `workers` runs at a time on a cluster; None: worker processes of this machine do.
@@ -170,13 +158,13 @@ def run_jobs(
     """
     with study_lock(study.folder):
         if trainer is not None:
-            run = partial(trainer, study, queue, workers, look)
+            run = partial(trainer, study, jobs, workers, look)
         elif workers == 1 and (not CAN_FORK or importable_id(study.search.env, study.factory) is None):
-            run = partial(work_here, study, queue, look)
+            run = partial(work_here, study, jobs, look)
         else:
-            run = partial(Workers(study, workers, queue).run, look)
+            run = partial(Workers(study, workers, jobs).run, look)
         run()
-        while queue.is_waiting():
+        while jobs.queue_of(study).is_waiting():
             run()
         look()
 
@@ -193,12 +181,10 @@ def study_lock(folder: Path) -> AbstractContextManager[object]:
         raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
 
 
-def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> None:
+def work_here(study: TuneStudy, jobs: Jobs, look: Callable[[], None]) -> None:
     """Run all jobs in this process; see `run_jobs`."""
-    name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
-    with study.working(name):
-        if not work(queue, name, look):
-            raise KeyboardInterrupt
+    if not work(study, jobs, f"here-{os.getpid()}-{secrets.token_hex(2)}", look):
+        raise KeyboardInterrupt
 
 
 class Workers:
@@ -207,17 +193,17 @@ class Workers:
     Args:
         study: of the jobs.
         count: number of processes.
-        queue: the jobs; dead workers are replaced while jobs get finished.
+        jobs: what they run; dead workers are replaced while jobs get finished.
     """
 
-    def __init__(self, study: TuneStudy, count: int, queue: JobQueue) -> None:
+    def __init__(self, study: TuneStudy, count: int, jobs: Jobs) -> None:
         env, path = study.search.env, importable_id(study.search.env, study.factory)
         if path is None:
             words = f"env {env!r} cannot be imported by {count} worker processes"
             raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
         self._folder = study.folder / "workers"
-        self._arguments = study.folder, env, path, study.search.storage, queue.again
-        self._queue = queue
+        self._arguments = study.folder, env, path, study.search.storage, jobs
+        self._queue = jobs.queue_of(study)
         environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, available_cores() // count))}
         self._context = replace(ProcessContext.here(imports=True), environment=environment)
         self._count = count
@@ -321,9 +307,7 @@ def _exit_code(worker: Worker, until_s: float | None = None) -> int | None:
 # --- In a worker -----------------------------------------------------------------------------------------------------
 
 
-def _work_on_study(
-    link: Link, name: str, folder: Path, env: str, path: str, storage: str | None, again: QueueMaker
-) -> int:
+def _work_on_study(link: Link, name: str, folder: Path, env: str, path: str, storage: str | None, jobs: Jobs) -> int:
     """Run jobs of a study until none are left; returns an exit code as the commands do.
 
     Args:
@@ -333,7 +317,7 @@ def _work_on_study(
         env: id of the env.
         path: the import path of its factory, if it was registered in the search's process; otherwise the id.
         storage: see `Search`.
-        again: makes the queue of the study.
+        jobs: what it runs.
     """
     link.write_to(link.descriptors[0])
 
@@ -343,13 +327,11 @@ def _work_on_study(
         search = read_search(folder, env, storage)
         if search is None:
             raise ConfigError(f"{folder} holds no study", key="study")
-        study = TuneStudy(search, folder)
-        with study.working(name):
-            try:
-                return EXIT_DONE if work(again(study), name) else EXIT_INTERRUPTED
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-                return _DISK_FULL
+        try:
+            return EXIT_DONE if work(TuneStudy(search, folder), jobs, name) else EXIT_INTERRUPTED
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            return _DISK_FULL
 
     return run_command(run, 1)

@@ -1,0 +1,371 @@
+"""The best trials race against the preset with fresh seeds, and what came out stands everywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+from searches import pretend, work_on
+from waiting import writing_to
+
+import marl_sb3
+from marl_sb3.config import TrainConfig, load_config
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.finals import Candidate, Race, candidates, cost_words, decide, outcome_words, plan_race, rows
+from marl_sb3.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
+from marl_sb3.tuning.jobs.workers import TrainedRun, work
+from marl_sb3.tuning.report import write_files
+from marl_sb3.tuning.study import TuneStudy
+
+SMALL: dict[str, Any] = {
+    "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
+    "settings": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]},
+    "timesteps": 80, "evaluations": 2, "evaluation_episodes": 1, "pruner": "none", "trials": 2, "over": "last",
+}  # fmt: skip
+
+
+def local_env() -> type[ArenaEnv]:
+    class Local(ArenaEnv):
+        pass
+
+    return Local
+
+
+LOCAL_ENV = local_env()  # no other process can import it: all trials run in this one
+
+
+@pytest.fixture(scope="module")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study of three complete trials that were not trained; only to copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    settings = {**SMALL["settings"], "env.max_timesteps": 15}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        work_on(prepare_study(LOCAL_ENV, **{**SMALL, "settings": settings, "trials": 3}, study="s"), pretend)
+    return folder
+
+
+@pytest.fixture
+def study(finished_study: Path, in_tmp: Path) -> TuneStudy:
+    """A study of three complete trials in a folder of its own."""
+    shutil.copytree(finished_study / "runs", in_tmp / "runs")
+    return prepare_study(LOCAL_ENV, study="s")
+
+
+def worth(values: Callable[[float | None, int], float | None]) -> Callable[..., TrainedRun]:
+    """Take the place of a training whose value follows from its learning rate, None: the preset's, and its seed."""
+    known: dict[int, int] = {}
+
+    def train(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
+        assert config.seed is not None
+        rate = config.hyperparameters.get("learning_rate")
+        index = int(folder.name.rpartition("-")[2])
+        known.setdefault(index, config.seed)
+        assert known[index] == config.seed  # all candidates have the same
+        value = values(rate, index)
+        if value is None:
+            raise RuntimeError("it broke")
+        result = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
+        return TrainedRun(folder, False, result, [result] * 3)
+
+    return train
+
+
+def race(study: TuneStudy, train: Callable[..., TrainedRun], best: int = 2, seeds: int = 10) -> None:
+    """A whole race without worker processes."""
+    plan_race(study, best, seeds)
+    while enqueue_missing(study):
+        assert work(study, FINALS, "here", train=train)
+
+
+# --- The race ---------------------------------------------------------------------------------------------------------
+
+
+def race_with(values: dict[int | None, list[float]], seeds: int, sign: float = 1.0) -> Race:
+    several = [Candidate(trial, dict(enumerate(each))) for trial, each in values.items()]
+    return Race(several, seeds, sign)
+
+
+def test_the_hopeless_are_left_out_after_four_and_seven_of_ten_seeds() -> None:
+    preset, good, bad = [10.0, 11, 12, 11], [14.0, 12, 13, 15], [8.0, 9, 10, 9]
+    begun = race_with({None: [], 1: [], 2: []}, 10)
+    assert [(each.name, index) for each, index in begun.missing()[:4]] == [
+        ("preset", 0), ("trial 1", 0), ("trial 2", 0), ("preset", 1)
+    ]  # fmt: skip
+    assert len(begun.missing()) == 12
+    after_four = race_with({None: preset, 1: good, 2: bad}, 10)
+    assert [(each.trial, index) for each, index in after_four.missing()] == [
+        (None, 4), (1, 4), (None, 5), (1, 5), (None, 6), (1, 6)
+    ]  # fmt: skip
+    unfinished = race_with({None: preset, 1: good, 2: bad[:3]}, 10)
+    assert [(each.trial, index) for each, index in unfinished.missing()] == [(2, 3)]
+    less_is_better = race_with({None: preset, 1: good, 2: bad}, 10, sign=-1.0)
+    assert {each.trial for each, _ in less_is_better.missing()} == {None, 2}
+
+
+def test_a_race_ends_when_the_preset_alone_is_left() -> None:
+    assert race_with({None: [10.0, 11, 12, 11], 1: [1.0, 2, 3, 2]}, 10).missing() == []
+
+
+def test_of_two_good_ones_the_clearly_worse_is_left_out() -> None:
+    found = race_with({None: [1.0, 2, 3, 2], 1: [20.0, 21, 22, 21], 2: [10.0, 11, 12, 11]}, 10)
+    assert {each.trial for each, _ in found.missing()} == {None, 1}
+
+
+def test_a_candidate_that_failed_once_wins_nothing() -> None:
+    preset = Candidate(None, dict(enumerate([1.0, 2, 3, 2])))
+    failed = Candidate(1, {0: 50.0, 1: 51.0, 2: 52.0}, frozenset({3}))
+    assert Race([preset, failed], 4).missing() == []
+    assert Race([preset, failed], 4).winner() is preset
+
+
+def test_only_what_is_clearly_better_wins() -> None:
+    # By Welch: means 12 and 11, variances 1 and 1 of 3 seeds, 4 degrees of freedom: half a 90 % interval is
+    # 2.132 * sqrt(2 / 3) = 1.741, and of two comparisons 2.776 * sqrt(2 / 3) = 2.267.
+    near = race_with({None: [10.0, 11, 12], 1: [11.0, 12, 13]}, 3)
+    assert near.difference(near.candidates[1]) == pytest.approx((1.0, -0.741, 2.741), abs=1e-3)
+    assert near.winner().trial is None
+    assert race_with({None: [10.0, 11, 12], 1: [12.0, 13, 14]}, 3).winner().trial == 1
+    two = race_with({None: [10.0, 11, 12], 1: [12.0, 13, 14], 2: [9.0, 9, 9]}, 3)
+    assert two.difference(two.candidates[1]) == pytest.approx((2.0, -0.267, 4.267), abs=1e-3)
+    assert two.winner().trial is None
+    assert race_with({None: [10.0, 11, 12], 1: [8.0, 9, 10]}, 3, sign=-1.0).winner().trial == 1
+
+
+@pytest.mark.parametrize("spread", [(3.0, 3.0), (3.0, 6.0), (6.0, 3.0)], ids=str)
+def test_a_race_of_equals_is_seldom_won(spread: tuple[float, float]) -> None:
+    """Of 400 races, in each of which three trials are as good as the preset, at most 5 % and twice the chance of it."""
+    rng = np.random.default_rng(1)
+    won = 0
+    for _ in range(400):
+        drawn = {trial: rng.normal(0.0, spread[trial is not None], 10).tolist() for trial in (None, 1, 2, 3)}
+        values: dict[int | None, dict[int, float]] = {trial: {} for trial in drawn}
+        while missing := (found := Race([Candidate(*each) for each in values.items()], 10)).missing():
+            for each, seed in missing:
+                values[each.trial][seed] = drawn[each.trial][seed]
+        won += found.winner().trial is not None
+    assert won / 400 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 400)
+
+
+# --- In a study -------------------------------------------------------------------------------------------------------
+
+
+def test_finalists_are_trained_as_long_as_best_yml_trains(in_tmp: Path) -> None:
+    def budgets(env: Any, **options: Any) -> tuple[int, int, int]:
+        search = prepare_study(env, **{**SMALL, **options}, study=f"s{len(options)}").search
+        return (
+            search.trial_config({}, 0).n_timesteps,
+            search.whole_config({}).n_timesteps,
+            search.final_config({}, 0).n_timesteps,
+        )
+
+    assert budgets("arena") == (80, 200_000, 200_000)  # the preset's
+    assert budgets("arena", hparams={"arena": {"n_timesteps": 160}}) == (80, 160, 160)
+    assert budgets(LOCAL_ENV) == (80, 80, 80)  # it has no preset
+
+
+def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(study: TuneStudy) -> None:
+    seen: list[tuple[int, int]] = []
+    plan_race(study, 1, 2)
+    run_finals(study, watch=lambda done, total: seen.append((done, total)))
+    best = study.completed()[0]
+    several = candidates(study)
+    assert [candidate.name for candidate in several] == ["preset", f"trial {best.number}"]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4), (4, 4)]
+    folders = {c.name: study.folder / "confirm" / c.name.replace(" ", "-") for c in several}
+    configs = [[load_config(None, hparams=f / f"seed-0{i}" / "config.yaml", trusted_env=study.search.env)
+                for i in (0, 1)] for f in folders.values()]  # fmt: skip
+    seeds = [[config.seed for config in of_one] for of_one in configs]
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 5
+    assert {config.n_timesteps for of_one in configs for config in of_one} == {80}
+    rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
+    assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
+    episodes = [[config.evaluation.seed for config in of_one] for of_one in configs]
+    assert episodes[0] == episodes[1]
+    assert len({*episodes[0], study.search.evaluation_seed()}) == 3
+    for candidate in several:
+        lines = [(folders[candidate.name] / f"seed-0{i}" / "result.jsonl").read_text().splitlines() for i in (0, 1)]
+        last = [json.loads(line[-1])["evaluation"]["env_runners"]["episode_return_mean"] for line in lines]
+        assert list(candidate.values.values()) == last
+
+
+def test_what_was_trained_before_is_not_trained_again(study: TuneStudy) -> None:
+    race(study, worth(lambda rate, index: float(index) + (rate or 0.0)), best=1, seeds=2)
+    before = [training.number for training in study.finals.trials]
+    race(study, worth(lambda rate, index: float(index) + (rate or 0.0)), best=1, seeds=3)
+    assert [training.user_attrs["seed_index"] for training in study.finals.trials[len(before) :]] == [2, 2]
+
+
+def test_a_race_that_was_interrupted_goes_on(study: TuneStudy) -> None:
+    plan_race(study, 1, 2)
+    assert enqueue_missing(study)
+    with study.finals.working("one"):
+        claimed = study.finals.claim("one")
+        assert claimed is not None
+    again = prepare_study(LOCAL_ENV, study="s")  # the worker is dead
+    assert decide(again) is None
+    assert "not trained to their end" in outcome_words(again)
+    assert not any(path.name == "best.yml" for path in write_files(again))
+    race(again, worth(lambda rate, index: float(index)), best=1, seeds=2)
+    states = [training.state for training in again.finals.trials]
+    assert states.count(TrialState.COMPLETE) == 4
+    assert states.count(TrialState.FAIL) == 1
+    assert [len(each.values) for each in candidates(again)] == [2, 2]
+    assert [len(each.failed) for each in candidates(again)] == [0, 0]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
+    study = prepare_study("arena", **{**SMALL, "hparams": {"arena": {"n_timesteps": 10_000}}, "trials": 1})
+    killed: list[int] = []
+
+    def kill_one(done: int, total: int) -> None:
+        running = [each for each in study.finals.trials if each.state == TrialState.RUNNING]
+        if running and not killed:
+            killed.extend(writing_to(study.folder / "workers").values())
+            os.kill(killed[0], signal.SIGKILL)
+
+    work_on(study, pretend)
+    plan_race(study, 1, 2)
+    run_finals(study, watch=kill_one)
+    assert killed
+    assert [(len(each.values), len(each.failed)) for each in candidates(study)] == [(2, 0), (2, 0)]
+
+
+def test_a_worker_whose_search_is_gone_begins_nothing_more(study: TuneStudy) -> None:
+    plan_race(study, 1, 2)
+    enqueue_missing(study)
+    wanted = iter([True, False])
+    train = worth(lambda rate, index: 1.0)
+    assert work(study, FINALS, "w", is_wanted=lambda: next(wanted), train=train)
+    assert [len(each.values) for each in candidates(study)] == [1, 0]
+
+
+def test_a_training_that_fails_is_counted_and_keeps_its_traceback(study: TuneStudy) -> None:
+    race(study, worth(lambda rate, index: None if rate and index == 1 else float(index)), best=1, seeds=3)
+    preset, trial = candidates(study)
+    assert (len(preset.values), len(preset.failed)) == (2, 0)
+    assert (len(trial.values), trial.failed) == (1, {1})
+    (file,) = study.folder.glob("confirm/trial-*/seed-01/traceback.txt")
+    assert "it broke" in file.read_text()
+    decision = decide(study)
+    assert decision is not None
+    assert decision.trial is None
+    assert decision.sentence == "The preset is kept: all trials failed that were trained again for 80 env steps."
+
+
+def test_a_preset_that_always_fails_is_not_used(study: TuneStudy) -> None:
+    race(study, worth(lambda rate, index: float(index) if rate else None), best=1, seeds=2)
+    decision = decide(study)
+    assert decision is not None
+    assert decision.trial == study.best_trial
+    assert decision.sentence == (
+        f"The preset failed in 2 of its trainings of 80 env steps; trial {study.best_trial.number} is used."
+    )
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_is_better_is_used(study: TuneStudy) -> None:
+    best = study.best_trial
+    race(study, worth(lambda rate, index: index + (11.0 if rate == best.params["learning_rate"] else 1.0)), seeds=4)
+    sentence = (
+        f"Trial {best.number} is better than the preset: 12.50 against 2.50 (gain 10.00, 90 % interval 7.77 to "
+        "12.23), trained for 80 env steps with 4 fresh seeds each."
+    )
+    assert outcome_words(study) == sentence
+    files = write_files(study)
+    assert [path.name for path in files] == ["trials.csv", "confirm.csv", "best.yml", "report.html"]
+    text = (study.folder / "best.yml").read_text()
+    assert text.startswith(f"# Study s: {sentence}\n# Trial {best.number}: ")
+    config = load_config(None, hparams=study.folder / "best.yml", trusted_env=study.search.env)
+    assert (config.n_timesteps, config.seed) == (80, None)
+    assert config.hyperparameters["learning_rate"] == best.params["learning_rate"]
+    with (study.folder / "confirm.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["candidate"], row["objective"], row["error"]) for row in found[:4]] == [
+        ("preset", f"{value}", "") for value in (1.0, 2.0, 3.0, 4.0)
+    ]
+    assert found[4]["folder"].startswith("confirm/trial-")
+    assert sentence.replace("'", "&#x27;") in (study.folder / "report.html").read_text()
+
+
+def test_without_a_clear_winner_the_preset_is_kept(study: TuneStudy) -> None:
+    race(study, worth(lambda rate, index: index % 2 * 10 + (1.0 if rate else 0.0)), best=1, seeds=10)
+    number = study.best_trial.number
+    assert outcome_words(study) == (
+        f"The preset is kept: no trial is clearly better. The best, trial {number}, has 6.00 against 5.00 (gain "
+        "1.00, 90 % interval -3.09 to 5.09), trained for 80 env steps with 10 fresh seeds each."
+    )
+    write_files(study)
+    config = load_config(None, hparams=study.folder / "best.yml", trusted_env=study.search.env)
+    assert config.hyperparameters["learning_rate"] == 3e-4
+    table = rows(race_of_study(study))
+    assert table[0][:3] == ["preset", "10", "5.00"]
+    assert table[1][:3] + table[1][4:] == [f"trial {number}", "10", "6.00", "1.00", "-3.09 to 5.09", "undecided"]
+
+
+def race_of_study(study: TuneStudy) -> Race:
+    from marl_sb3.tuning.finals import race_of
+
+    found = race_of(study)
+    assert found is not None
+    return found
+
+
+def test_a_trial_that_was_left_out_says_so(study: TuneStudy) -> None:
+    race(study, worth(lambda rate, index: index - (10.0 if rate else 0.0)), best=1, seeds=10)
+    assert rows(race_of_study(study))[1][1:3] + rows(race_of_study(study))[1][-1:] == ["4", "-8.50", "left out"]
+
+
+def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy) -> None:
+    plan_race(study, 3, 0)
+    decision = decide(study)
+    assert decision is not None
+    assert decision.trial == study.best_trial
+    assert not decision.is_compared
+    assert decision.sentence.endswith("the best of many values is partly luck.")
+
+
+def test_what_a_search_may_cost(in_tmp: Path) -> None:
+    study = prepare_study(LOCAL_ENV, **{**SMALL, "trials": 50}, study="cost")
+    assert cost_words(study, 3, 10) == (
+        "50 trials of up to 80 env steps, then the best 3 and the preset with up to 10 fresh seeds each, 80 env steps: "
+        "7,200 env steps at most"
+    )
+    assert cost_words(study, 3, 0) == "50 trials of up to 80 env steps: 4,000 env steps at most"
+
+
+def test_the_function_of_the_library_races_too(in_tmp: Path) -> None:
+    study = marl_sb3.tune(LOCAL_ENV, **SMALL, confirm_seeds=2)
+    assert next(candidate.name for candidate in candidates(study)) == "preset"
+    assert "2 fresh seeds each" in (study.folder / "best.yml").read_text()
+
+
+def test_nothing_races_before_a_trial_was_trained(in_tmp: Path) -> None:
+    study = prepare_study(LOCAL_ENV, **SMALL)
+    plan_race(study, 3, 10)
+    run_finals(study)
+    assert candidates(study) == []
+    assert decide(study) is None
+
+
+def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Path) -> None:
+    options = {**SMALL, "hparams": {"arena": {"n_timesteps": 70}}}
+    with pytest.raises(ConfigError, match=r"the preset: a finalist's training of 70 env steps is too short for its 2"):
+        marl_sb3.tune("arena", **options, confirm_seeds=2)
+    assert not list(in_tmp.glob("runs/tune/*/*/trials"))
