@@ -172,13 +172,13 @@ SETTING = Setting(
 )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     options = parser(__doc__, repeats=None)
     add_count(options, "--searches", 200, "number of searches")
     add_count(options, "--trials", 50, "trials of a search")
     add_count(options, "--processes", 1, "searches at the same time")
-    arguments = options.parse_args()
+    arguments = options.parse_args(argv)
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(search, range(arguments.searches), [arguments.trials] * arguments.searches))
     better = {side: [each[side] - each["preset"] for each in found] for side in ("chosen", "plain")}
@@ -197,7 +197,8 @@ def main() -> None:
     SETTING.print()
     for name, value in results.items():
         print(f"{name:30s} {value:.3f}")
-    Report("search_simulation", SETTING, {"simulation": results}).write(arguments.json)
+    raw = {side: [each[side] for each in found] for side in ("preset", "chosen", "plain")}
+    Report("search_simulation", SETTING, {"simulation": {"raw": raw, **results}}).write(arguments.json)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.checkup import api as checkup
     from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
-    from marl_sb3.tuning.jobs import trials, workers
+    from marl_sb3.tuning.jobs import workers
+    from marl_sb3.tuning.search import Search
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +98,10 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
 
     monkeypatch.setattr(api, "prepare_study", prepare_short)
-    trainings = trials._trainings
-    monkeypatch.setattr(trials, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2)))
+    plan_race, whole_config = api.plan_race, Search.whole_config
+    monkeypatch.setattr(api, "plan_race", lambda study, best, seeds: plan_race(study, 1, min(seeds, 2)))
+    whole = {"n_timesteps": SHORT_SEARCH["timesteps"]}
+    monkeypatch.setattr(Search, "whole_config", lambda self, settings: whole_config(self, settings).changed(whole))
     monkeypatch.setattr(workers, "Workers", WorkHere)
     monkeypatch.setattr(seeds, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
     monkeypatch.setattr(seeds, "POLL_S", 0.0)

@@ -74,9 +74,10 @@ class Parameter:
             added = _choice(value if start is None else start)
             if (start is None) == bool(self.linear) or added is None:
                 return self
-            if self.kind != "choices":
-                return replace(self, bounds=(min(added, self.bounds[0]), max(added, self.bounds[1])))
             numbers = all(isinstance(bound, (int, float)) for bound in (*self.bounds, added))
+            if self.kind != "choices":
+                low, high = self.bounds
+                return replace(self, bounds=(min(added, low), max(added, high))) if numbers else self
             return replace(self, bounds=tuple(sorted((*self.bounds, added)) if numbers else (*self.bounds, added)))
         return self
 

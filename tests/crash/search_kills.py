@@ -33,7 +33,7 @@ from waiting import writing_to
 
 WORKERS = 2
 OPTIONS = ["--sampler", "random", "--pruner", "none", "--evaluations", "2", "--evaluation-episodes", "2"]
-OPTIONS += ["--set", "n_envs=4", "--workers", str(WORKERS)]
+OPTIONS += ["--set", "n_envs=4", "--workers", str(WORKERS), "--no-confirm"]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.train import main
 from marl_sb3.training.setup import shard_runners
+from marl_sb3.tuning.finals import candidates
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -154,7 +155,7 @@ def test_nothing_is_left_of_a_ray_of_ones_own(command: str, number: int, send: A
     """And the interrupted training, or that of each trial, is saved."""
     options = {
         "train": ["--runners", "1", "--run-dir", "run"],
-        "tune": ["--workers", "1", "--timesteps", "1000000", "--study", "run"],
+        "tune": ["--workers", "1", "--timesteps", "1000000", "--study", "run", "--no-confirm"],
     }[command]
     line = [sys.executable, "-m", f"marl_sb3.{command}", "arena", "--ray", "--set", "n_envs=4", *options]
     pipe, temporary = subprocess.PIPE, Path(tempfile.mkdtemp(prefix="r"))  # short: it has Ray's sockets
@@ -230,12 +231,13 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(disturb: Callable[[Any], b
     """A process or a node of the cluster is killed meanwhile."""
     options: dict[str, Any] = {
         "trials": 3,
-        "timesteps": 2000,
+        "hparams": {"arena": {"n_timesteps": 2000, "n_steps": 50}},
         "sampler": "random",
         "pruner": "none",
         "evaluations": 2,
         "evaluation_episodes": 2,
-        "settings": {"n_steps": 50},
+        "confirm_seeds": 2,
+        "confirm_best": 1,
     }
     local = marl_sb3.tune("arena", study="local", **options)
     with harness.cluster_of(3) as cluster:
@@ -244,6 +246,7 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(disturb: Callable[[Any], b
         remote = marl_sb3.tune("arena", study="remote", workers=2, ray=RaySettings(cluster.address), **options)
         killer.join()
     assert values(remote) == values(local)
+    assert candidates(remote) == candidates(local)
     assert any(trial.user_attrs.get("error") == "its process ended" for trial in remote.trials)
     for trial in remote.completed():
         assert (remote.folder_of(trial) / "checkpoints").is_dir()
