@@ -68,6 +68,8 @@ _OF_EACH = {  # metrics with a number of each agent or policy
     "agent_episode_returns_mean",
     "module_episode_returns_mean",
     "agent_steps",
+    "agent_gains_mean",
+    "module_gains_mean",
 }
 
 
