@@ -159,13 +159,14 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
         ("trials", f"{len(trials)}: {states(trials)}" if trials else "0"),
         ("result", outcome_words(study) or "none: no trial was trained to its end"),
     ]
+    if study.completed():
+        highest = study.best_trial
+        likely = shrunk_value(study, highest)
+        luck = "" if likely is None else f"; {shorter(likely)} without its luck, shrunk by the noise of seeds"
+        rows += [("best value", f"{shorter(value_of(highest))} of trial {highest.number}{luck}")]
     if best is not None:
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
-        rows += [("its value", shorter(value_of(best))), ("its parameters", parameters_text(chosen))]
-        if (likely := shrunk_value(study, best)) is not None:
-            rows += [
-                ("without its luck", f"{shorter(likely)}, shrunk towards the mean of all trials by the noise of seeds")
-            ]
+        rows += [("its parameters", parameters_text(chosen))]
     if decision is not None:
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
         rows += [("train with it", f"python -m marl_sb3.train {env}--hparams best.yml")]

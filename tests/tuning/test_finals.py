@@ -23,7 +23,17 @@ from marl_sb3.config import TrainConfig, load_config
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.finals import Candidate, Race, candidates, cost_words, decide, outcome_words, plan_race, rows
+from marl_sb3.tuning.finals import (
+    Candidate,
+    Race,
+    candidates,
+    cost_words,
+    decide,
+    outcome_words,
+    plan_race,
+    rows,
+    shrunk_value,
+)
 from marl_sb3.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
 from marl_sb3.tuning.jobs.workers import TrainedRun, work
 from marl_sb3.tuning.report import write_files
@@ -339,6 +349,14 @@ def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy
     assert decision.trial == study.best_trial
     assert not decision.is_compared
     assert decision.sentence.endswith("the best of many values is partly luck.")
+
+
+def test_the_best_value_without_its_luck(study: TuneStudy) -> None:
+    best, values = study.best_trial, [trial.values[0] for trial in study.completed()]
+    assert shrunk_value(study, best) is None  # nothing tells the noise
+    race(study, worth(lambda rate, index: index / 10), best=1, seeds=2)  # 0 and 0.1: a variance of 0.005
+    share = 1 - 0.005 / np.var(values, ddof=1)
+    assert shrunk_value(study, best) == pytest.approx(np.mean(values) + share * (max(values) - np.mean(values)))
 
 
 def test_what_a_search_may_cost(in_tmp: Path) -> None:
