@@ -105,6 +105,8 @@ WRONG = [
     ("arena --set gamma", "--set is 'gamma'; accepted: KEY=VALUE"),
     ("arena --set =3", "--set is '=3'; accepted: KEY=VALUE"),
     ("arena --set gamma=[1", "cannot read the value '[1'"),
+    ("arena --set algorithm=ppo", "--set algorithm: unknown hyperparameter 'algorithm' of PPO; did you mean"),
+    ("arena --set self=1", "--set self: unknown hyperparameter 'self' of PPO"),
     ("arena --set gamma=5", "--set gamma: gamma is 5; accepted: a number from 0 to 1"),
     (
         "arena --stop iteration",

@@ -443,7 +443,8 @@ def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: N
         if name == "render":
             on_facts()
         _run_probe(subject, name)
-        for check in CHECKS:
+        # What probes report comes first: it may explain what the others find.
+        for check in sorted(CHECKS, key=lambda check: check.find is not None):
             if check.id in told or (check.find is not None and check.after != name):
                 continue
             if places := check.places(evidence):

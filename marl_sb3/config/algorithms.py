@@ -32,8 +32,11 @@ Line = Annotated[
         description="lin_X for a line from X down to 0",
     ),
 ]
-Schedule = PositiveFloat | Line
-LearningRate = NonNegativeFloat | Line  # 0 as in SB3: the policy acts and is evaluated, and its weights stay
+# PyTorch computes with 32 bits: a number that these have no room for would end the training run in its first update.
+_MOST = 10**6
+_Moderate = Annotated[float, Meta(ge=0, le=_MOST)]
+Schedule = Annotated[float, Meta(gt=0, le=_MOST)] | Line
+LearningRate = _Moderate | Line  # 0 as in SB3: the policy acts and is evaluated, and its weights stay
 
 PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
 
@@ -131,8 +134,8 @@ DDPG: Mapping[str, Any] = _CONTINUOUS
 TD3: Mapping[str, Any] = {
     **_CONTINUOUS,
     "policy_delay": _Delay,
-    "target_policy_noise": NonNegativeFloat,
-    "target_noise_clip": NonNegativeFloat,
+    "target_policy_noise": _Moderate,
+    "target_noise_clip": _Moderate,
 }
 _ENTROPY: Mapping[str, Any] = {
     **_CONTINUOUS,

@@ -107,7 +107,7 @@ def base_of(kind: Any) -> Any:
 def _range(kind: Any) -> str:
     for meta in getattr(kind, "__metadata__", ()):
         if meta.gt is not None:
-            return f" above {meta.gt}"
+            return f" above {meta.gt}" + ("" if meta.le in (None, _LARGEST) else f" and at most {meta.le}")
         if meta.ge not in (None, -_LARGEST):
             return f" of at least {meta.ge}" if meta.le in (None, _LARGEST) else f" from {meta.ge} to {meta.le}"
     return ""

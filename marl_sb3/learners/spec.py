@@ -19,7 +19,6 @@ from marl_sb3.config.schema import ACCEPTED, PROCESSING, ProcessingSettings, pro
 from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice
 from marl_sb3.config.values import (
     Named,
-    PositiveFloat,
     accepts,
     alternatives_of,
     plain_numbers,
@@ -249,7 +248,7 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
         require(name, resolved[name], kind)
         if takes_schedules and isinstance(value, str):
             start = float(value.removeprefix("lin_"))
-            if not accepts(PositiveFloat, start):
+            if start == 0 or not accepts(kind, start):
                 raise refusal(name, value, kind)
             resolved[name] = LinearSchedule(start, 0.0, 1.0)
         elif name == "policy_kwargs" and value is not None:

@@ -20,7 +20,7 @@ from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.spec import PolicySpec, hyperparameter_defaults
+from marl_sb3.learners.spec import PolicySpec, hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
@@ -324,8 +324,12 @@ _PREFIXES = {
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     """Make the specification of one policy of a run."""
     settings = config.of_policy(policy_id)
+    info = algorithm_info(settings.algo)
+    # As arguments of PolicySpec, these names would have another meaning.
+    arguments = {name: value for name, value in settings.hyperparameters.items() if name in ("self", "algorithm")}
     try:
-        return PolicySpec(algorithm_info(settings.algo), settings.policy, **settings.hyperparameters)
+        resolve_hyperparameters(info.algorithm_class, arguments)
+        return PolicySpec(info, settings.policy, **settings.hyperparameters)
     except ConfigError as error:
         if str(error.key).partition(".")[0] not in config.own_settings(policy_id):
             raise

@@ -10,6 +10,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from marl_sb3.errors import ExportError
 from marl_sb3.transfer.onnx_graph import (
@@ -18,8 +19,6 @@ from marl_sb3.transfer.onnx_graph import (
     by_input,
     copy_on_cpu,
     onnx_packages,
-    outputs,
-    outputs_of,
 )
 from marl_sb3.types import Array, Observations
 
@@ -110,11 +109,26 @@ def _stacked(rows: list[Any]) -> Observations:
 
 
 def _by_sb3(policy: Any, observations: Observations) -> dict[str, Array]:
+    """Compute what the outputs should be with SB3's own methods, not with those that made the graph."""
     actions, _ = policy.predict(observations, deterministic=True)
     with th.no_grad():
-        computed = outputs(policy, policy.obs_to_tensor(observations)[0])
-    more = zip(outputs_of(policy)[1:], computed[1:], strict=True)
-    return {"actions": actions, **{name: tensor.detach().cpu().numpy() for name, tensor in more}}
+        more = _values_and_distribution(policy, policy.obs_to_tensor(observations)[0])
+    return {"actions": actions, **{name: tensor.detach().cpu().numpy() for name, tensor in more.items()}}
+
+
+def _values_and_distribution(policy: Any, observations: Any) -> dict[str, th.Tensor]:
+    if hasattr(policy, "quantile_net"):
+        return {"q_values": policy.quantile_net(observations).mean(dim=1)}
+    if hasattr(policy, "q_net"):
+        return {"q_values": policy.q_net(observations)}
+    if not isinstance(policy, ActorCriticPolicy):
+        return {}
+    values = {"values": policy.predict_values(observations).flatten()}
+    distribution: Any = policy.get_distribution(observations).distribution
+    if isinstance(distribution, th.distributions.Normal):
+        return {**values, "mean": distribution.loc, "log_std": distribution.scale.log()}
+    parts = distribution if isinstance(distribution, list) else [distribution]  # a list for a MultiDiscrete space
+    return {**values, "logits": th.cat([part.logits for part in parts], dim=1)}
 
 
 def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays) -> dict[str, float]:

@@ -325,7 +325,7 @@ def _quiet_exporter() -> Iterator[None]:
 
     Its distributions do not check their arguments, which a graph cannot do.
     """
-    disabled = logging.root.manager.disable
+    disabled, checks = logging.root.manager.disable, th.distributions.Distribution._validate_args
     logging.disable(logging.WARNING)
     th.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -337,7 +337,7 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        th.distributions.Distribution.set_default_validate_args(__debug__)  # as PyTorch does
+        th.distributions.Distribution.set_default_validate_args(checks)
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:

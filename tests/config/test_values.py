@@ -47,8 +47,8 @@ KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [
     (Named, "a mapping of names to values", [{"a": None}], [{1: 2}]),
     (
         Schedule,
-        "a number above 0, or lin_X for a line from X down to 0",
-        [1, "lin_.5e-3", "lin_1."],
+        "a number above 0 and at most 1000000, or lin_X for a line from X down to 0",
+        [1, 1e6, "lin_.5e-3", "lin_1."],
         ["1", "lin_-1", "lin_1\n", "lin_1e"],
     ),
     (

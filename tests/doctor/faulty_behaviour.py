@@ -89,6 +89,22 @@ class PaysNothingAgain(Trades):
         self._clear_rewards()
 
 
+class PaysNothingAgainAlone(PaysNothingAgain):
+    """What its only agent is paid looks like a running sum, too."""
+
+    possible_agents: ClassVar = ["a"]
+
+    def step(self, action: Any) -> None:
+        if self.truncations["a"]:
+            self._was_dead_step(action)
+            return
+        self.forget("a")
+        self.rewards["a"] = 0.3 * action
+        self._accumulate_rewards()
+        self.turns -= 1
+        self.truncations["a"] = self.turns == 0
+
+
 class PaysOldRewards(Trades):
     def forget(self, agent: str) -> None:
         self._cumulative_rewards[agent] = self.rewards[agent] = 0.0
@@ -269,7 +285,7 @@ PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
     "shared-state": (SharedGenerator,),
     "same-for-every-seed": (IgnoresSeed,),
     "actions-without-effect": (ReadsOneAction,),
-    "cumulative-rewards-kept": (PaysNothingAgain,),
+    "cumulative-rewards-kept": (PaysNothingAgain, PaysNothingAgainAlone),
     "old-rewards-paid": (PaysOldRewards,),
     "reward-running-sum": (SumsUp, SumsUpOnAWalk),
     "observation-before-step": (SeesTheStepBefore,),

@@ -76,14 +76,14 @@ ACCEPTED = {
     "policy_kwargs": [None, {}],
 }
 REFUSED: dict[str, list[Any]] = {
-    "learning_rate": [-1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
+    "learning_rate": [1e308, -1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
     "n_steps": [0, -1, 2.0, True, "8", None, 10**6 + 1],
     "batch_size": [1, 0, 64.0],
     "n_epochs": [0, 1.5, 10**6 + 1],
     "gamma": [-0.1, 1.0001, "0.9", True],
     "gae_lambda": [2],
-    "clip_range": [0, None, False],
-    "clip_range_vf": [0, -1, "none"],
+    "clip_range": [0, None, False, 1e308],
+    "clip_range_vf": [0, -1, "none", 1e308],
     "normalize_advantage": [1, 0, "true", None],
     "ent_coef": [-0.01, None],
     "vf_coef": [-1],
@@ -119,7 +119,11 @@ def test_every_hyperparameter_has_its_range() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("clip_range_vf", -1, "accepted: a number above 0, or lin_X for a line from X down to 0, or null"),
+        (
+            "clip_range_vf",
+            -1,
+            "accepted: a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or null",
+        ),
         ("target_kl", 0, "accepted: a number above 0, or null"),
         ("gamma", 2, "accepted: a number from 0 to 1"),
         ("batch_size", 1, "accepted: an integer of at least 2"),
@@ -146,10 +150,25 @@ def test_lin_is_a_line_down_to_zero(name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["lin_", "lin_0", "lin_-1", "lin_nan", "lin_inf", "lin_1e999", "lin_1e-999", "lin_x", "line_1", "exp_1e-3", ""],
+    [
+        "lin_",
+        "lin_0",
+        "lin_-1",
+        "lin_nan",
+        "lin_inf",
+        "lin_1e999",
+        "lin_1e-999",
+        "lin_1e7",
+        "lin_x",
+        "line_1",
+        "exp_1e-3",
+        "",
+    ],
 )
 def test_other_schedules_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"accepted: a number of at least 0, or lin_X for a line from X down to 0"):
+    with pytest.raises(
+        ConfigError, match=r"accepted: a number from 0 to 1000000, or lin_X for a line from X down to 0"
+    ):
         resolve_hyperparameters(PPO, {"learning_rate": text})
 
 

@@ -181,10 +181,11 @@ def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(onnx_of: Any) -
         assert str(folder).encode() not in content
 
 
-def test_exporting_changes_nothing(tmp_path: Path) -> None:
+def test_exporting_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("discrete", tmp_path)
     algorithm = run.algorithm.policies["shared"]
     run.algorithm.train_iteration()
+    monkeypatch.setattr(th.distributions.Distribution, "_validate_args", False)
     before = th.random.get_rng_state(), {n: t.clone() for n, t in algorithm.policy.state_dict().items()}
     space_before = algorithm.observation_space.np_random.bit_generator.state
     export_policies(run.bundle(), "onnx", tmp_path / "out")
@@ -192,6 +193,7 @@ def test_exporting_changes_nothing(tmp_path: Path) -> None:
     assert all(th.equal(tensor, before[1][name]) for name, tensor in algorithm.policy.state_dict().items())
     assert algorithm.observation_space.np_random.bit_generator.state == space_before
     assert all(parameter.requires_grad for parameter in algorithm.policy.parameters())
+    assert th.distributions.Distribution._validate_args is False
     run.algorithm.train_iteration()
 
 
@@ -232,6 +234,22 @@ def test_a_change_of_any_layer_after_the_export_is_found(
             largest_difference(box_model, algorithm, NUMBERS)
         with th.no_grad():
             parameter.copy_(before)
+
+
+@pytest.mark.parametrize(("name", "index"), [("values", 1), ("mean", 2), ("log_std", 3)])
+def test_an_output_that_the_graph_computes_wrongly_is_found(
+    name: str, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, compute = run_of("box", tmp_path).algorithm.policies["shared"], onnx_graph.outputs
+
+    def wrong(policy: Any, observations: Any) -> Any:
+        computed = list(compute(policy, observations))
+        computed[index] = computed[index] + 0.5
+        return tuple(computed)
+
+    monkeypatch.setattr(onnx_graph, "outputs", wrong)
+    with pytest.raises(ExportError, match=f"{name} differ by 0.5"):
+        largest_difference(to_onnx(algorithm, NUMBERS, {}), algorithm, NUMBERS)
 
 
 def test_outputs_are_those_of_the_distribution(box_run: Run, box_model: bytes) -> None:
