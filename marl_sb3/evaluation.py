@@ -18,6 +18,7 @@ import numpy as np
 import torch as th
 from gymnasium.spaces import MultiDiscrete, Space
 
+from marl_sb3.acting.actor import Acted, ActingWatcher
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.config import TrainConfig
@@ -29,7 +30,7 @@ from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 
@@ -88,6 +89,7 @@ def play_episodes(
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
     acting: Collection[AgentID] | None = None,
+    watchers: Sequence[ActingWatcher] = (),
 ) -> Evaluation:
     """Let the policies play complete episodes.
 
@@ -110,6 +112,7 @@ def play_episodes(
             the number of envs.
         on_episode: called with each counted episode.
         acting: the agents whose policies act; the others take random actions, those that their masks allow. None: all.
+        watchers: see every step, also those of episodes that are not counted.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
@@ -131,7 +134,7 @@ def play_episodes(
             env.seed(seed)
         random_agents = () if acting is None else [agent for agent in env.agents if agent not in acting]
         at_random = RandomActions(env, random_agents, seed)
-        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random)
+        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random, watchers)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -335,6 +338,7 @@ def _finished_by_step(
     tracker: EpisodeTracker,
     deterministic: Deterministic,
     at_random: RandomActions,
+    watchers: Sequence[ActingWatcher],
 ) -> Iterator[list[Episode]]:
     """Yield the episodes finished by each step of all envs, endlessly."""
     step = env.reset()
@@ -343,12 +347,19 @@ def _finished_by_step(
         bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest)
         for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
     ]
+    for watcher in watchers:
+        watcher.begin_episodes(step)
     while True:
-        actions = zero_actions(env)
+        actions, acted = zero_actions(env), dict[PolicyID, Acted]()
         for actor in actors:
-            actor.rows.put_actions(actor.act(step).actions, actions)
+            acted[actor.rows.policy_id] = actor.act(step)
+            actor.rows.put_actions(acted[actor.rows.policy_id].actions, actions)
         at_random.put(step.action_masks, actions)
+        for watcher in watchers:
+            watcher.before_step(step, acted, actions)
         step = env.step(actions)
+        for watcher in watchers:
+            watcher.after_step(step)
         for actor in actors:
             actor.observe(step)
         yield tracker.record(step)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecTransposeImage
@@ -53,6 +53,31 @@ class Observed(NamedTuple):
     step: VecStep
     rewards: Array
     ended: BoolArray
+
+
+class ActingWatcher(Protocol):
+    """Sees what all policies do in all envs: recorders of episodes, and hooks of them.
+
+    Envs and policies reuse the memory of the arrays: a watcher copies what it keeps until the next call.
+    """
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """Called with the reset of all envs."""
+
+    def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
+        """Called when all policies have chosen, before the envs are stepped.
+
+        Args:
+            step: the latest step, on whose observations the policies have acted.
+            acted: policy id -> what its rows did.
+            actions: per group, (E, A_group, *action shape), as the envs get them.
+        """
+
+    def after_step(self, step: VecStep) -> None:
+        """Called with the step that followed, before the policies learn of it."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """Called when these envs have begun new episodes, because the running ones could not be restored."""
 
 
 class Actor(Stateful):

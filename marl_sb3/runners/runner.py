@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.acting.actor import Actor
+from marl_sb3.acting.actor import Acted, ActingWatcher, Actor
 from marl_sb3.experience.shards import ShardPolicy
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.learner import Learner
@@ -131,6 +131,9 @@ class LocalRunner(Runner):
         policies: policy id -> the policy that acts: a learner, or its copy in a shard.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
+
+    Attributes:
+        watchers: see every step of the envs.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class LocalRunner(Runner):
     ) -> None:
         self.env = env
         self.tracker = tracker
+        self.watchers: list[ActingWatcher] = []
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience)  # type: ignore[misc]  # not a `ShardedExperience`, which is filled elsewhere
             for each in policies.values()
@@ -193,14 +197,19 @@ class LocalRunner(Runner):
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
         self._latest, self._failed = None, True
-        actions = list(map(np.array, self._no_actions))
+        actions, acted_by = list(map(np.array, self._no_actions)), dict[PolicyID, Acted]()
         for actor, experience in self._pairs:
             acted = actor.act(step)
             if experience is not None:
                 experience.begin(acted)
             actor.rows.put_actions(acted.actions, actions)
+            acted_by[actor.rows.policy_id] = acted
+        for watcher in self.watchers:
+            watcher.before_step(step, acted_by, actions)
         self._latest = step = self.env.step(actions)
         self._failed = False
+        for watcher in self.watchers:
+            watcher.after_step(step)
         return step
 
     def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
@@ -245,6 +254,8 @@ class LocalRunner(Runner):
             actor.begin_episodes()
             if experience is not None:
                 experience.begin_episodes()
+        for watcher in self.watchers:
+            watcher.begin_episodes(step)
 
     def _warn_of_unused_masks(self, step: VecStep) -> None:
         for actor, experience in self._pairs:
@@ -280,6 +291,8 @@ class LocalRunner(Runner):
                 actor.restart_envs(list(lost))
                 if experience is not None:
                     experience.give_up(actor.rows.of_envs(list(lost)))
+            for watcher in self.watchers:
+                watcher.restart_envs(list(lost))
         elif lost and seed is not None:
             self.env.seed(seed)
 
