@@ -199,6 +199,8 @@ def decide(study: TuneStudy) -> Decision | None:
     if not completed or len(study.search.objectives()) > 1:
         return None
     race = race_of(study)
+    if race is None and all(trial.params == study.search.preset_params() for trial in completed.values()):
+        return Decision(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
     if race is None:
         best = study.best_trial
         words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."

@@ -351,6 +351,17 @@ def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy
     assert decision.sentence.endswith("the best of many values is partly luck.")
 
 
+def test_the_preset_is_kept_if_all_other_trials_are_pruned(study: TuneStudy, monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = study.best_trial
+    monkeypatch.setattr(TuneStudy, "completed", lambda self: [preset])
+    monkeypatch.setattr(type(study.search), "preset_params", lambda self: preset.params)
+    plan_race(study, 3, 10)
+    decision = decide(study)
+    assert decision is not None
+    assert decision.trial is None
+    assert decision.sentence == "The preset is kept: no other trial was trained to its end."
+
+
 def test_the_best_value_without_its_luck(study: TuneStudy) -> None:
     best, values = study.best_trial, [trial.values[0] for trial in study.completed()]
     assert shrunk_value(study, best) is None  # nothing tells the noise
