@@ -29,6 +29,7 @@ LAYERS = (
     ("sb3",),
     ("kernels",),
     ("acting",),
+    ("data",),
     ("experience",),
     ("learners",),
     ("runners",),
