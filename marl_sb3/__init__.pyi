@@ -10,10 +10,12 @@ from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvError as EnvError
 from .errors import EnvRaisedError as EnvRaisedError
+from .errors import HookError as HookError
 from .errors import MarlSb3Error as MarlSb3Error
 from .errors import NumericError as NumericError
 from .evaluation import evaluate_against_random as evaluate_against_random
 from .evaluation import evaluate_policies as evaluate_policies
+from .experience.trajectories import Trajectory as Trajectory
 from .learners.algorithms.contrib import QRDQN as QRDQN
 from .learners.algorithms.contrib import TQC as TQC
 from .learners.algorithms.contrib import TRPO as TRPO
@@ -30,6 +32,7 @@ from .learners.registry import register_algorithm as register_algorithm
 from .learners.spec import PolicySpec as PolicySpec
 from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric
+from .metrics import RunningEpisode as RunningEpisode
 from .policies.networks import register_network as register_network
 from .runs.run import Run as Run
 from .runs.run import load_run as load_run

@@ -64,6 +64,10 @@ class VecEnvOrderError(MarlSb3Error, RuntimeError):
     """The methods of a vec env were called in a wrong order, such as `recv()` without `send()`."""
 
 
+class HookError(MarlSb3Error, RuntimeError):
+    """A hook of a callback has failed; the message names the hook, and where. Its exception is the cause, if any."""
+
+
 class NumericError(MarlSb3Error, ArithmeticError):
     """A loss, a gradient or one of their inputs is NaN or infinite; the message names it and its origin."""
 

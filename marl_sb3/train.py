@@ -109,6 +109,12 @@ def _add_what_is_trained(parser: CommandParser) -> None:
         "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
     )
     parser.repeated(
+        "--callback MODULE:CLASS",
+        "call a callback of yours, without arguments, which a settings file may give; may be repeated; default: those "
+        "of the settings file",
+        dest="callbacks",
+    )
+    parser.repeated(
         "--stop METRIC=VALUE",
         "end the run when a metric is at least VALUE; may be repeated; default: train for all env steps",
     )
@@ -281,6 +287,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
         assignments("--set", arguments.settings),
         n_timesteps=arguments.timesteps,
         stop=stop_conditions(arguments),
+        callbacks=arguments.callbacks or None,
         **{name: getattr(arguments, name) for name in SETTINGS},
     )
 
@@ -290,6 +297,7 @@ def _resume(arguments: argparse.Namespace) -> Run:
         "stop": stop_conditions(arguments),
         "runners": runner_settings(arguments),
         "settings": assignments("--set", arguments.settings),
+        "callbacks": arguments.callbacks or (),
         **{name: getattr(arguments, name) for name in RESUME_SETTINGS},
     }
     require_resumable(arguments)

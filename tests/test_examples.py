@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 RUNS = {
     "random_agents.py": (["--episodes", "2"], r"episode 1: agent1 -?\d+\.\d, agent2 -?\d+\.\d"),
     "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
+    "central_critic.py": (["--env-steps", "2000"], r"return -?\d+\.\d after 2000 env steps"),
     "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
     "league.py": (["--env-steps", "2048", "--every", "1"], r"2048 env steps: \d+% of the games won, \d+% of the moves"),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),

@@ -130,3 +130,4 @@ class CheckpointCallback(MultiAgentCallback):
         _log.debug("saved %s", self.latest)
         if self._on_saved is not None:
             self._on_saved(self.latest)
+        algorithm.tell("on_checkpoint_saved", self._folder.path / self.latest)

@@ -117,9 +117,11 @@ class EvaluationCallback(MultiAgentCallback):
     def complete_result(self, result: Result) -> None:
         """Evaluate if an evaluation is due."""
         if self._is_due(result):
+            self.algorithm.tell("on_evaluation_start")
             result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
             if self._against_random:
                 result["evaluation"]["against_random"] = finite_or_none(self._evaluate_against_random())
+            self.algorithm.tell("on_evaluation_end", result["evaluation"])
 
     def _is_due(self, result: Result) -> bool:
         now, latest = (

@@ -8,7 +8,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
+from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, RunningEpisode, flatten
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.algorithm import MultiAgentCallback
 from marl_sb3.types import Array, PolicyID
@@ -73,7 +73,7 @@ class RewardHistogramCallback(MultiAgentCallback):
     def _on_training_start(self) -> None:
         self._steps, self._finished = [], []
 
-    def on_episode_end(self, episode: Episode) -> None:
+    def on_episode_end(self, episode: RunningEpisode) -> None:
         """Keep the length of the episode."""
         if episode.env_index == 0:
             self._length = episode.length

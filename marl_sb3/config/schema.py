@@ -169,6 +169,9 @@ _Wrappers = Annotated[
     str | Sequence[Any] | Mapping[Any, Any] | None,
     Meta(description="a name of a wrapper, {name: arguments}, a list of these, or null"),
 ]
+_Callbacks = Annotated[
+    Sequence[Any] | None, Meta(description="a list of MODULE:CLASS, or {MODULE:CLASS: {argument: value}}; or null")
+]
 _Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
 
@@ -278,6 +281,8 @@ class TrainConfig:
         evaluation: when the policies are evaluated, and how.
         stop: values by metric; the training ends when one metric reaches its value.
         custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
+        callbacks: callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they
+            are called. A run that is resumed has those of its command line alone. None: no callbacks.
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
             more it gets quantiles, and one histogram. The other logs hold all.
@@ -318,6 +323,7 @@ class TrainConfig:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     stop: _Stop = field(default_factory=dict)
     custom_metrics: _ByMetric = field(default_factory=dict)
+    callbacks: _Callbacks = None
     stats_window_size: PositiveInt = 100
     tensorboard_agents: Count = 50
     env_kwargs: Named = field(default_factory=dict)

@@ -412,7 +412,7 @@ def require_kinds(hparams: Any, settings: Any) -> None:
             raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
 
 
-_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers"}
+_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers", "callbacks": "callback"}
 
 
 def _option(key: str) -> str:

@@ -194,7 +194,7 @@ def import_modules(
         EnvRaisedError: one has raised another exception.
     """
     for name in names:
-        _import_from_here(name, where or f"--import {name[:_SHOWN]!r}", accepted)
+        import_from_here(name, where or f"--import {name[:_SHOWN]!r}", accepted)
         if name not in _imports:
             _imports.append(name)
 
@@ -208,7 +208,7 @@ def _imported_factory(path: str) -> EnvFactory:
     module_name, _, attribute = path.partition(":")
     if (file := _module_of(module_name)) is not None:
         raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
-    module = _import_from_here(module_name, f"env {path!r}", "package.module:factory")
+    module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
     if factory is None:
@@ -224,17 +224,26 @@ def _imported_factory(path: str) -> EnvFactory:
     return factory
 
 
-def _import_from_here(module_name: str, where: str, accepted: str) -> Any:
-    """Import a module from the Python path or the working directory."""
+def import_from_here(module_name: str, where: str, accepted: str, key: str = "env") -> Any:
+    """Import a module from the Python path or the working directory; a file must not be what names it.
+
+    Args:
+        where: what names it, for messages.
+        accepted: the form of such names, for messages.
+        key: of the setting, for errors.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"{where}: {module_name[:_SHOWN]!r} names no module; accepted: {accepted}", key="env")
+        raise ConfigError(f"{where}: {module_name[:_SHOWN]!r} names no module; accepted: {accepted}", key=key)
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}", key="env") from error
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}", key=key) from error
     except RAISED as error:
         raise_in_words(error, f"importing {module_name!r}", where)
         raise

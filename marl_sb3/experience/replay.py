@@ -14,13 +14,14 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
+from marl_sb3.experience.trajectories import TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows, zeros
+from marl_sb3.vec_env.observations import joined, map_arrays, pairs, with_rows, zeros
 from marl_sb3.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.vec_env.step import VecStep
 
@@ -48,6 +49,16 @@ class Transitions(NamedTuple):
     dones: Array
     timeouts: Array
     rows: Array
+
+    def at(self, places: slice) -> Transitions:
+        """Return some of them."""
+        parts: list[Any] = [map_arrays(lambda array: array[places], part) for part in self]
+        return Transitions(*parts)
+
+
+def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
+    """Join transitions, one after the other."""
+    return Transitions(*(joined(arrays) for arrays in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
 
 class Lines(Stateful, _Base):
@@ -337,6 +348,8 @@ class ReplayExperience(Experience):
         self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
         self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
+        self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # step of the rewriter
+        self._held: dict[int, list[tuple[int, Transitions]]] = {}  # row -> its episode so far, with those steps
 
     @property
     def most_steps(self) -> int:
@@ -358,6 +371,8 @@ class ReplayExperience(Experience):
     def give_up(self, rows: BoolArray) -> None:
         """See `Experience.give_up`; returns over several steps are given up too."""
         self._open.rows = self._open.rows & ~rows
+        for row in np.flatnonzero(rows).tolist() if self._held else ():
+            self._held.pop(row, None)
         self._break_off(rows)
 
     def _break_off(self, rows: BoolArray) -> None:
@@ -371,6 +386,8 @@ class ReplayExperience(Experience):
     def begin(self, acted: Acted) -> None:
         assert acted.decision.learned is not None
         self._open.begin(acted.acting, acted.seen, acted.decision.learned)
+        if self.rewriter is not None:
+            self._began_in[acted.acting] = self.rewriter.number
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
@@ -391,17 +408,56 @@ class ReplayExperience(Experience):
         timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
         following, chosen = self._following(step, ended & over), index_of(over)
         observations, actions = self._open.pop(over)
-        self._record(
-            Transitions(
-                observations,
-                map_arrays(lambda array: array[chosen], following),
-                actions,
-                rewards[chosen],
-                ended[chosen],
-                timeouts[chosen],
-                np.flatnonzero(over),
-            )
+        transitions = Transitions(
+            observations,
+            map_arrays(lambda array: array[chosen], following),
+            actions,
+            rewards[chosen],
+            ended[chosen],
+            timeouts[chosen],
+            np.flatnonzero(over),
         )
+        if self.rewriter is None:
+            self._record(transitions)
+        else:
+            self._hold(transitions, self.rewriter)
+
+    def _hold(self, transitions: Transitions, rewriter: TrajectoryRewriter) -> None:
+        """Hold transitions back until their episodes end; then show these to the hook, and record what it leaves."""
+        for number, row in enumerate(transitions.rows.tolist()):
+            one = transitions.at(slice(number, number + 1))
+            self._held.setdefault(row, []).append((int(self._began_in[row]), one))
+            if one.dones[0]:
+                steps, parts = zip(*self._held.pop(row), strict=True)
+                self._record_rewritten(joined_transitions(parts), np.array(steps), rewriter)
+
+    def _record_rewritten(self, episode: Transitions, steps: Array, rewriter: TrajectoryRewriter) -> None:
+        """Show an episode of one row to the hook, and record it."""
+        experience: dict[str, Any] = {
+            "observations": map_arrays(np.array, episode.observations),
+            "actions": episode.actions,
+            "rewards": np.array(episode.rewards, np.float32),
+            "values": None,
+            "log_probs": None,
+        }
+        shown = rewriter.own(self.actor, int(episode.rows[0]), steps, rewriter.number, experience, has_ended=True)
+        rewriter.rewrite(shown)
+        for own, given in pairs(episode.next_observations, shown.observations):
+            own[:-1] = given[1:]
+        episode = episode._replace(observations=shown.observations, rewards=shown.rewards)
+        for number in np.flatnonzero(shown.keep).tolist():
+            self._record(episode.at(slice(number, number + 1)))
+
+    @override
+    def holds_trajectories(self) -> bool:
+        return bool(self._held)
+
+    @override
+    def release(self) -> None:
+        for held in self._held.values():
+            for _, transition in held:
+                self._record(transition)
+        self._held.clear()
 
     def _record(self, transitions: Transitions) -> None:
         self.algorithm.replay_buffer.add_transitions(transitions)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
+from marl_sb3.experience.trajectories import rewrite_rollout
 from marl_sb3.experience.turns import Experience
 from marl_sb3.storage.parts import Commit, Field, Fields, computed, in_order, integer
 from marl_sb3.storage.state import State, StateReader
@@ -387,7 +388,13 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             values = np.where(self.carried.rows, self.carried.columns["values"], values)
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
+        if self.rewriter is not None:
+            starts = rewrite_rollout(self.rewriter, self.actor, self.buffer, starts)
         self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
+
+    @override
+    def holds_trajectories(self) -> bool:
+        return self.rewriter is not None and self.is_under_way(self.steps)
 
     def recorded(self) -> dict[str, Any] | None:
         """Return the arrays of a complete rollout by name, with returns and advantages; None if it is not complete."""

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
-from marl_sb3.experience.replay import ReplayExperience, Transitions
+from marl_sb3.experience.replay import ReplayExperience, Transitions, joined_transitions
 from marl_sb3.experience.turns import Experience
 from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import add_recent, recent_state
@@ -26,7 +26,6 @@ from marl_sb3.sb3.tensors import read_weights, weights
 from marl_sb3.storage.parts import Fields, Stateful, TensorFile, integer, part
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
-from marl_sb3.vec_env.observations import joined, map_arrays
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ class RecordedTransitions:
         first, last = np.searchsorted(self.steps, [step, step + 1])
         if self.transitions is None or first == last:
             return None
-        parts: list[Any] = [map_arrays(lambda array: array[first:last], part) for part in self.transitions]
-        return Transitions(*parts)._replace(rows=first_row + parts[-1])
+        found = self.transitions.at(slice(first, last))
+        return found._replace(rows=first_row + found.rows)
 
 
 class RecordingExperience(ReplayExperience):
@@ -157,11 +156,6 @@ class RecordingExperience(ReplayExperience):
         if not self._transitions:
             return RecordedTransitions(np.zeros(0, dtype=np.int64), None, broken_off)
         return RecordedTransitions(np.concatenate(self._steps), joined_transitions(self._transitions), broken_off)
-
-
-def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
-    """Join transitions, one after the other."""
-    return Transitions(*(joined(arrays) for arrays in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
 
 # --- Beside the learner ----------------------------------------------------------------------------------------------

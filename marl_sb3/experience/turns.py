@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
+from marl_sb3.experience.trajectories import TrajectoryRewriter
 from marl_sb3.storage.parts import Stateful
 from marl_sb3.types import BoolArray
 from marl_sb3.vec_env.step import VecStep
@@ -21,7 +22,10 @@ class Experience(Stateful, ABC):
 
     Attributes:
         steps: since the rollout began.
+        rewriter: shows what is complete to a hook before it is learned from; None: there is no hook.
     """
+
+    rewriter: TrajectoryRewriter | None = None
 
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
@@ -58,6 +62,13 @@ class Experience(Stateful, ABC):
 
     def complete(self, step: VecStep) -> None:
         """Complete the rollout after its last step."""
+
+    def holds_trajectories(self) -> bool:
+        """Whether a hook has yet to see some of what was recorded."""
+        return False
+
+    def release(self) -> None:
+        """Learn from what was held back for a hook, which is gone."""
 
     def recorded(self) -> Any:
         """Return what a shard sends to the learner after a round; see `ShardedExperience.receive`."""

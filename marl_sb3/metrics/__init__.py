@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from marl_sb3.metrics.episodes import Episode, EpisodeTracker, InfoMetric, info_metrics
 from marl_sb3.metrics.names import Result, finite_or_none, flatten, require_metric
+from marl_sb3.metrics.running_episode import LatestStep, RunningEpisode
 
 __all__ = [
     "Episode",
     "EpisodeTracker",
     "InfoMetric",
+    "LatestStep",
     "Result",
+    "RunningEpisode",
     "finite_or_none",
     "flatten",
     "info_metrics",

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -178,6 +178,7 @@ class EpisodeTracker(Stateful):
                     key="custom_metrics",
                 )
         self.episodes: deque[Episode] = deque(maxlen=window)  # drops the oldest ones
+        self._added: list[str] = []  # names of custom metrics that hooks have added
         self.begin()
 
     def begin(self) -> None:
@@ -214,14 +215,34 @@ class EpisodeTracker(Stateful):
         self.episodes.extend(finished)
         return finished
 
-    def _episode(self, env_index: int) -> Episode:
+    def running(self, env_index: int) -> tuple[int, dict[AgentID, float], dict[AgentID, int]]:
+        """Return length, returns of the agents that have acted, and their actions, of an env's running episode."""
         returns, agent_steps = self._returns[env_index].tolist(), self._agent_steps[env_index].tolist()
+        acted = dict(zip(self._agents, agent_steps, strict=True))
+        paid = {agent: paid for agent, paid in zip(self._agents, returns, strict=True) if acted[agent]}
+        return int(self._lengths[env_index]), paid, acted
+
+    def add_custom(self, episode: Episode, numbers: Mapping[str, float]) -> None:
+        """Add custom metrics to a finished episode in the window."""
+        if not numbers:
+            return
+        place = next(number for number, each in enumerate(self.episodes) if each is episode)
+        self.episodes[place] = replace(episode, custom={**episode.custom, **numbers})
+        self._added = list(dict.fromkeys([*self._added, *(n for n in numbers if n not in self.custom_metrics)]))
+
+    @property
+    def _custom_names(self) -> list[str]:
+        """The names of all custom metrics, of infos and those that hooks have added."""
+        return [*self.custom_metrics, *self._added]
+
+    def _episode(self, env_index: int) -> Episode:
+        length, paid, acted = self.running(env_index)
         custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
         return Episode(
             env_index=env_index,
-            length=int(self._lengths[env_index]),
-            agent_returns={a: paid for a, paid, acted in zip(self._agents, returns, agent_steps, strict=True) if acted},
-            agent_steps=dict(zip(self._agents, agent_steps, strict=True)),
+            length=length,
+            agent_returns=paid,
+            agent_steps=acted,
             custom={name: value for name, value in custom.items() if math.isfinite(value)},
             duration_s=time.perf_counter() - self._started_s[env_index],
         )
@@ -250,7 +271,7 @@ class EpisodeTracker(Stateful):
             "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},
             "custom_metrics": {
                 key: value
-                for name in self.custom_metrics
+                for name in self._custom_names
                 for key, value in _spread(name, [e.custom[name] for e in episodes if name in e.custom]).items()
             },
         }
@@ -286,8 +307,8 @@ class EpisodeTracker(Stateful):
         episodes = self.episodes
         agent_steps = [[e.agent_steps[agent] for agent in self._agents] for e in episodes]
         returns = [[e.agent_returns.get(agent, math.nan) for agent in self._agents] for e in episodes]
-        custom = [[e.custom.get(name, math.nan) for name in self.custom_metrics] for e in episodes]
-        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(self.custom_metrics))
+        custom = [[e.custom.get(name, math.nan) for name in self._custom_names] for e in episodes]
+        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(self._custom_names))
         return {
             "env_index": np.array([e.env_index for e in episodes], np.int64),
             "length": np.array([e.length for e in episodes], np.int64),
@@ -295,11 +316,13 @@ class EpisodeTracker(Stateful):
             "agent_steps": np.array(agent_steps, np.int64).reshape(of_agents),
             "agent_returns": without_nan(np.array(returns, float).reshape(of_agents)),
             "custom": without_nan(np.array(custom, float).reshape(of_metrics)),
+            "added": list(self._added),
         }
 
-    def _read_finished(self, state: StateReader) -> list[Episode]:
-        env_index = state.counts("env_index", (None,))
-        n, agents, names = len(env_index), self._agents, list(self.custom_metrics)
+    def _read_finished(self, state: StateReader) -> tuple[list[str], list[Episode]]:
+        env_index, listed = state.counts("env_index", (None,)), state.listed("added")
+        added = [listed.string(number) for number in listed]
+        n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
         columns = (
             env_index,
             state.counts("length", (n,)),
@@ -308,14 +331,15 @@ class EpisodeTracker(Stateful):
             state.sums_or_nan("custom", (n, len(names))),
             state.sums("duration_s", (n,)),
         )
-        return [
+        return added, [
             Episode(
                 env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), seconds
             )
             for env, length, paid, acted, own, seconds in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
-    def _set_finished(self, episodes: list[Episode]) -> None:
+    def _set_finished(self, finished: tuple[list[str], list[Episode]]) -> None:
+        self._added, episodes = finished
         self.episodes.clear()
         self.episodes.extend(episodes)
 

@@ -10,7 +10,9 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, ActingWatcher, Actor
+from marl_sb3.experience.replay import ReplayExperience
 from marl_sb3.experience.shards import ShardPolicy
+from marl_sb3.experience.trajectories import TrajectoryHook, TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import Episode, EpisodeTracker
@@ -80,6 +82,13 @@ class Runner(Part, Protocol):
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes in all envs."""
 
+    def rewrite_trajectories(self, hook: TrajectoryHook | None) -> None:
+        """Show what policies have experienced to a hook, before they learn from it; None: to no hook any more.
+
+        Raises:
+            ConfigError: the hook cannot run where the envs are stepped.
+        """
+
     def read_state(self, saved: SavedPart) -> Callable[[], Mapping[int, str]]:
         """See `Part.read_state`.
 
@@ -147,6 +156,7 @@ class LocalRunner(Runner):
         self.env = env
         self.tracker = tracker
         self.watchers: list[ActingWatcher] = []
+        self._rewriter: TrajectoryRewriter | None = None
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience)  # type: ignore[misc]  # not a `ShardedExperience`, which is filled elsewhere
             for each in policies.values()
@@ -192,6 +202,10 @@ class LocalRunner(Runner):
         for _, experience in self._pairs:
             if experience is not None and experience.due_in() == 0:
                 experience.complete(step)
+        if self._rewriter is not None and not any(
+            own is not None and own.holds_trajectories() for _, own in self._pairs
+        ):
+            self._rewriter.forget()
         return True
 
     def _step(self, step: VecStep) -> VecStep:
@@ -208,14 +222,14 @@ class LocalRunner(Runner):
             watcher.before_step(step, acted_by, actions)
         self._latest = step = self.env.step(actions)
         self._failed = False
-        for watcher in self.watchers:
-            watcher.after_step(step)
         return step
 
     def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
         """Tell all of a step; returns whether the listener lets the rollout go on."""
         goes_on, episodes = False, self.tracker.record(step)
         try:
+            for watcher in self.watchers:
+                watcher.after_step(step)
             goes_on = listener.on_step(step, episodes)
             if listener.changes_policies:
                 self._refresh()
@@ -234,6 +248,29 @@ class LocalRunner(Runner):
     def _refresh(self) -> None:
         for actor, _ in self._pairs:
             actor.policy.refresh()
+
+    @override
+    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_env: int = 0) -> None:
+        """See `Runner.rewrite_trajectories`.
+
+        Args:
+            first_env: index of the first env among those of all shards.
+        """
+        experiences = [experience for _, experience in self._pairs if experience is not None]
+        if self._rewriter is not None and hook is not None:
+            self._rewriter.hook = hook
+        elif self._rewriter is not None:
+            self.watchers.remove(self._rewriter)
+            for experience in experiences:
+                experience.release()
+            self._rewriter = None
+        elif hook is not None:
+            keeps_episodes = any(isinstance(experience, ReplayExperience) for experience in experiences)
+            actors = [actor for actor, _ in self._pairs]
+            self._rewriter = TrajectoryRewriter(hook, actors, keeps_episodes=keeps_episodes, first_env=first_env)
+            self.watchers.append(self._rewriter)
+        for experience in experiences:
+            experience.rewriter = self._rewriter
 
     @property
     def has_begun(self) -> bool:
@@ -273,6 +310,8 @@ class LocalRunner(Runner):
         """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
+        if any(experience is not None and experience.holds_trajectories() for _, experience in self._pairs):
+            return {"running": None, "left_out": "on_trajectory has yet to see the running episodes"}
         running, why = self.episodes_to_save(self.env.get_state())
         return {"running": running, "left_out": why}
 

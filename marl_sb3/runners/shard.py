@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,8 @@ class Shard:
         random.seed(of_python)
         for number, (policy_id, policy) in enumerate(self._policies.items()):
             policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
+        hook = None if order.trajectory_hook is None else pickle.loads(order.trajectory_hook)
+        self._runner.rewrite_trajectories(hook, self._plan.envs.envs_of(self._index)[0])
         if order.new_episodes:
             self._runner.forget_episodes()
         self._runner.begin_rollouts()

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.errors import RunnersLostError
-from marl_sb3.experience.shards import ShardedExperience
+from marl_sb3.errors import ConfigError, RunnersLostError, described
+from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
+from marl_sb3.experience.trajectories import TrajectoryHook
 from marl_sb3.metrics import EpisodeTracker
+from marl_sb3.processes.messages import by_value
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
 from marl_sb3.runners.runner import Runner, StepListener
 from marl_sb3.runners.shard_runners import ShardRunners
@@ -48,6 +50,7 @@ class ShardedRunner(Runner):
         self._progress_after = progress_after
         self._anew = True
         self._new_episodes = True
+        self._trajectory_hook: bytes | None = None
 
     @property
     @override
@@ -99,6 +102,7 @@ class ShardedRunner(Runner):
             {policy_id: source.order() for policy_id, source in self._sources.items()},
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
             [self._progress_after(self._plan.envs.n_envs * step) for step in range(env_steps + 1)],
+            self._trajectory_hook,
         )
         self._new_episodes = True  # if a shard fails, nobody knows where its envs are
         try:
@@ -127,6 +131,26 @@ class ShardedRunner(Runner):
     @override
     def forget_episodes(self) -> None:
         self._new_episodes = True
+
+    def rewrite_trajectories(self, hook: TrajectoryHook | None) -> None:
+        """See `Runner.rewrite_trajectories`: the hook runs in the shards, which get it anew in each round.
+
+        Raises:
+            ConfigError: policies have replay buffers or rollouts of different lengths, or the hook cannot be sent.
+        """
+        self._trajectory_hook = None
+        if hook is None:
+            return
+        trained = [source for source in self._sources.values() if source.records]
+        lengths = {source.algorithm.n_steps for source in trained if isinstance(source, ShardedRollout)}
+        if len(lengths) != 1 or not all(isinstance(source, ShardedRollout) for source in trained):
+            words = "on_trajectory over shards needs policies with rollouts, all of the same n_steps"
+            raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
+        try:
+            self._trajectory_hook = by_value(hook)
+        except Exception as error:  # pickling calls code of the user's
+            words = f"on_trajectory runs in the shards, and its callback cannot be sent there: {described(error)}"
+            raise ConfigError(words, key="callback") from error
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.callbacks import CheckpointCallback, RewardHistogramCallback, StopAfterSteps, StopOnMetric, StopOnSignal
 from marl_sb3.config.resume import Phase, phases_after
-from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note
+from marl_sb3.errors import EnvRaisedError, HookError, MarlSb3Error, NumericError, WorkerError, note
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
@@ -74,7 +74,7 @@ def try_to_save_policies(run: Run) -> None:
 
 def keep_traceback(run: Run, error: BaseException) -> None:
     """Write the traceback of an error to the run folder, unless its message says enough."""
-    if isinstance(error, MarlSb3Error) and not isinstance(error, EnvRaisedError):
+    if isinstance(error, MarlSb3Error) and not isinstance(error, (EnvRaisedError, HookError)):
         return
     if not isinstance(error, Exception):  # an interruption
         return
@@ -96,7 +96,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         signals = cleanup.enter_context(StopOnSignal())
         stop = StopOnMetric(run.config.stop, [name for each in evaluations for name in each.metric_names(algorithm)])
         histograms, checkpoints = RewardHistogramCallback(run.config.tensorboard_agents), _checkpoint_callback(run)
-        others = [signals, histograms, *callbacks, _FolderIsThere(run.files), checkpoints]
+        others = [signals, histograms, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):
                 end = stop if phase.until is None else StopAfterSteps(phase.until)
@@ -106,7 +106,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
                 algorithm.keep_callback_states()
         except BaseException as error:
             run.files.require_there()  # otherwise saving would make the folder anew
-            checkpoints.rescue(within_iteration=isinstance(error, WorkerError))
+            checkpoints.rescue(within_iteration=isinstance(error, (WorkerError, HookError)))
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise

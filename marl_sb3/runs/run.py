@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config import TrainConfig
@@ -51,6 +52,7 @@ class Run:
         started_from: a line about each source of `init_from`: which checkpoint was taken, and why.
         factory: makes the env, if the id in the configuration cannot be imported.
         changes: the settings that this resume has changed, by name.
+        callbacks: those that the user has named.
     """
 
     files: RunFolder
@@ -66,6 +68,7 @@ class Run:
     started_from: Sequence[str] = ()
     factory: EnvFactory | None = None
     changes: Mapping[str, Change] = field(default_factory=dict)
+    callbacks: Sequence[BaseCallback] = ()
 
     @property
     def folder(self) -> Path:

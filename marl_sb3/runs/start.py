@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import EvaluationCallback
@@ -31,6 +33,7 @@ from marl_sb3.storage.atomic import write_whole
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import StateReader
+from marl_sb3.training.callback import named_callbacks
 from marl_sb3.transfer.init_from import init_from as start_from
 from marl_sb3.transfer.init_from import parse_init_from
 
@@ -74,6 +77,8 @@ def prepare(
     run = Run(files, config, algorithm, factory=factory)
     with undone_on_error(run.close):
         require_metrics(run)
+        with source_named(config, "callbacks"):
+            run.callbacks = named_callbacks(config.callbacks)
         with source_named(config, "init_from"):
             sources = [parse_init_from(text) for text in config.init_from or ()]
             run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
@@ -113,6 +118,7 @@ def resume_run(
     factory: EnvFactory | None = None,
     runners: AnyRunners | None = None,
     settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[str] = (),
     **changes: Any,
 ) -> Run:
     """Restore a run from its newest checkpoint; `execute` then continues it exactly.
@@ -128,6 +134,7 @@ def resume_run(
         runners: which processes roll out the shards, whichever did before; None: this one.
         settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
             than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
+        callbacks: names of callbacks; those that the run folder names are not imported.
         changes: new values of settings that do not affect what was trained so far.
 
     Raises:
@@ -156,6 +163,7 @@ def resume_run(
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)
+            run.callbacks = _callbacks_of_resume(config, callbacks)
             with source_named(config):
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
@@ -165,6 +173,15 @@ def resume_run(
                     _note_resume(run, inexact, planned if timesteps is not None else None)
                     files.write_config(config, remark_on_changes(run))
     return run
+
+
+def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[BaseCallback]:
+    """Make the callbacks that the command names, with the arguments that the run had; warn of those it does not."""
+    entries = {next(iter(each)) if isinstance(each, Mapping) else each: each for each in config.callbacks or ()}
+    if missing := [name for name in entries if name not in named]:
+        words = "the run had callbacks that a run folder cannot import; to have them, add"
+        _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(str(name))}" for name in missing))
+    return named_callbacks([entries.get(name, name) for name in named])
 
 
 def remark_on_changes(run: Run) -> str | None:

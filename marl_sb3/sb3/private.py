@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
 from stable_baselines3.common.logger import Logger
@@ -91,9 +93,30 @@ def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
     algorithm._vec_normalize_env = env
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Keep PyTorch's distributions from checking their arguments."""
+    before = th.distributions.Distribution._validate_args
+    th.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        th.distributions.Distribution.set_default_validate_args(before)
+
+
 # --- Callbacks -------------------------------------------------------------------------------------------------------
 
-_WITHIN_ROLLOUTS = frozenset(("on_step", "_on_step", "update_locals", "update_child_locals", "on_episode_end"))
+_WITHIN_ROLLOUTS = frozenset(
+    (
+        "on_step",
+        "_on_step",
+        "update_locals",
+        "update_child_locals",
+        "on_episode_start",
+        "on_episode_step",
+        "on_episode_end",
+    )
+)
 _LIBRARIES = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # whose own hooks leave the policies as they are
 
 

@@ -28,6 +28,7 @@ from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_check
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import TrainingCallback, accepted_callbacks
+from marl_sb3.training.hooks import named_errors, with_hook
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.training.results import (
     Reporter,
@@ -247,11 +248,13 @@ class MultiAgentAlgorithm(PolicyByAgent):
     def _learn(self, joined: BaseCallback, total_timesteps: int, log_interval: int | None, tb_log_name: str) -> None:
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
+        self._loop.begin(joined)
         self.parts.callbacks.begin(joined)
         while self.num_timesteps < total_timesteps:
             result = self._iterate(joined)
             if result is None:
                 break
+            self._loop.log_episodes(self.logger)
             write = log_interval is not None and self.iteration % log_interval == 0
             if not self._reporter.report(result, joined, self.num_timesteps, write=write):
                 break
@@ -268,6 +271,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         """
         silent = CallbackList([])
         silent.init_callback(self)  # type: ignore[arg-type]
+        self._loop.begin(silent)
         with limited_threads(self.n_threads):
             result = self._iterate(silent)
         assert result is not None, "no callback, nobody to stop the rollout"
@@ -377,6 +381,12 @@ class MultiAgentAlgorithm(PolicyByAgent):
             which = f"env{'s' if those[1:] else ''} {', '.join(those)}" if len(those) < env.num_envs else "all envs"
             _log.warning("inexact: new episodes begin in %s: %s", which, why)
         return algorithm
+
+    def tell(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks of the present training, in their order."""
+        for each in with_hook(self.parts.callbacks.callback, hook):
+            with named_errors(each, hook):
+                getattr(each, hook)(*arguments)
 
     def keep_callback_states(self) -> None:
         """Give the states of the callbacks of the last `learn` to those of the next one."""

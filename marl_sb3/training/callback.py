@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import (
@@ -18,22 +18,75 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.errors import ConfigError
-from marl_sb3.metrics import Episode, Result
+from marl_sb3.config.values import shown
+from marl_sb3.envs.registry import import_from_here
+from marl_sb3.errors import ConfigError, described
+from marl_sb3.experience.trajectories import Trajectory
+from marl_sb3.metrics import Result, RunningEpisode
 from marl_sb3.sb3.private import all_callbacks
 from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.types import PolicyID
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 
 _log = logging.getLogger(__name__)
 
 
 class TrainingCallback(BaseCallback):
-    """An SB3 callback that is also called at the end of episodes and iterations; see `MultiAgentCallback`."""
+    """An SB3 callback with more hooks; see `MultiAgentCallback`.
+
+    Hooks do nothing unless a callback overrides them. Those of several callbacks are called in the order in which the
+    callbacks were given. An exception in a hook ends the training with a `HookError`.
+    """
 
     def _on_step(self) -> bool:
         return True
 
-    def on_episode_end(self, episode: Episode) -> None:
+    # --- Within rollouts ---------------------------------------------------------------------------------------------
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        """Called when an env has begun an episode, with its first observations."""
+
+    def on_episode_step(self, episode: RunningEpisode) -> None:
+        """Called after every env step of every episode, also the last one."""
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
         """Called once for each env episode that ends, before `on_step` of that step."""
+
+    def on_trajectory(self, trajectory: Trajectory) -> None:
+        """Called with what an agent has experienced, before its policy's learner uses it; changes it in place.
+
+        Of policies with rollouts, that is the part of each episode that lies in a rollout, before returns are computed;
+        of policies with replay buffers, each finished episode, before it goes into the buffer. In shards, it runs in
+        their processes, and what it stores in the callback is forgotten after a round.
+        """
+
+    def on_update_start(self, policy_id: PolicyID, batch: Any) -> None:
+        """Called before each update of a policy.
+
+        Args:
+            policy_id: the policy.
+            batch: SB3's rollout buffer with returns and advantages; or the replay buffer that minibatches are drawn of.
+        """
+
+    # --- Between iterations ------------------------------------------------------------------------------------------
+
+    def on_envs_created(self, env: MultiAgentVecEnv) -> None:
+        """Called when a training starts, with its envs."""
+
+    def on_workers_restarted(self, health: Health) -> None:
+        """Called at the end of a rollout in which processes that step envs were replaced."""
+
+    def on_evaluation_start(self) -> None:
+        """Called before an evaluation within a training."""
+
+    def on_evaluation_end(self, evaluation: Result) -> None:
+        """Called after an evaluation within a training, with what is logged below `evaluation/`; it may add to it."""
+
+    def on_checkpoint_saved(self, path: Path) -> None:
+        """Called when a checkpoint of the training was written."""
+
+    def on_checkpoint_loaded(self) -> None:
+        """Called at the start of a training that continues one from a checkpoint, when all states are set."""
 
     def complete_result(self, result: Result) -> None:
         """Add metrics to an iteration's result; called on all callbacks before any of them gets `on_iteration_end`."""
@@ -122,6 +175,40 @@ def _require_usable(callback: Any) -> None:
             )
 
 
+# --- By name ---------------------------------------------------------------------------------------------------------
+
+_NAMES = "MODULE:CLASS, the name of a callback's class"
+
+
+def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
+    """Make the callbacks that a user has named; nothing else may name them: to import a module runs its code.
+
+    Args:
+        entries: `MODULE:CLASS` or `{MODULE:CLASS: arguments}` each.
+
+    Raises:
+        ConfigError: a name cannot be imported, is no callback, or does not take the arguments.
+    """
+    return [_named_callback(entry) for entry in entries or ()]
+
+
+def _named_callback(entry: Any) -> BaseCallback:
+    name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
+    module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    where = f"callback {shown(name)}"
+    if not colon or not isinstance(arguments or {}, Mapping):
+        raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
+    found = getattr(import_from_here(module_name, where, _NAMES, "callbacks"), attribute, None)
+    if not (isinstance(found, type) and issubclass(found, BaseCallback)):
+        words = f"{module_name} has no class {attribute!r} that is a callback"
+        raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
+    try:
+        made = found(**(arguments or {}))
+    except Exception as error:  # code of the user's
+        raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
+    return accepted_callbacks(made)[0]
+
+
 # --- States ----------------------------------------------------------------------------------------------------------
 
 _PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
@@ -136,6 +223,7 @@ class CallbackStates:
     def __init__(self) -> None:
         self._callback: BaseCallback | None = None
         self._waiting: State | None = None
+        self._was_loaded = False
 
     def begin(self, callback: BaseCallback) -> None:
         """Start a training with this callback, and give it the state that was loaded before.
@@ -150,6 +238,15 @@ class CallbackStates:
         if self._waiting is not None:
             _set_states(callback, self._waiting)
             self._waiting = None
+        if self._was_loaded:
+            self._was_loaded = False
+            for each in training_callbacks(callback):
+                each.on_checkpoint_loaded()
+
+    @property
+    def callback(self) -> BaseCallback | None:
+        """All callbacks of the present or latest training."""
+        return self._callback
 
     def keep(self) -> None:
         """Keep the states of the callbacks for those of the next training."""
@@ -170,7 +267,11 @@ class CallbackStates:
             if entry.value("own") is not None:
                 entry.fields("own")
             waiting[name] = {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
-        return partial(setattr, self, "_waiting", waiting)
+
+        def commit() -> None:
+            self._waiting, self._was_loaded = waiting, True
+
+        return commit
 
 
 def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:

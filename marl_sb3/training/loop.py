@@ -9,16 +9,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.threads import run_in_threads
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.runners.runner import Runner
+from marl_sb3.runners.runner import LocalRunner, Runner
 from marl_sb3.sb3.optimizers import parameter_addresses
 from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
-from marl_sb3.training.callback import training_callbacks
+from marl_sb3.training.callback import TrainingCallback, training_callbacks
+from marl_sb3.training.hooks import (
+    OF_EPISODES,
+    EpisodeHooks,
+    has_hook,
+    named_errors,
+    require_possible,
+    trajectory_hooks,
+    with_hook,
+)
 from marl_sb3.types import Array, PolicyID
+from marl_sb3.vec_env.interface import Health
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -127,6 +138,37 @@ class TrainingLoop:
         self._model, self._runner, self._counters = model, runner, counters
         self._trained = [learner for learner in learners.values() if learner.trained]
         self.n_steps, self._at_once = n_steps, at_once
+        self._episode_hooks: EpisodeHooks | None = None
+        self._update_hooks: Sequence[TrainingCallback] = ()
+        self._restart_hooks: Sequence[TrainingCallback] = ()
+
+    def begin(self, callback: BaseCallback) -> None:
+        """Find the hooks of the callbacks with which a training begins.
+
+        Raises:
+            ConfigError: a hook cannot run where the envs are stepped.
+        """
+        env, runner = self._model.env, self._runner
+        takes_steps = isinstance(runner, LocalRunner)
+        require_possible(callback, sharded=not takes_steps)
+        runner.rewrite_trajectories(trajectory_hooks(callback))
+        self._update_hooks = with_hook(callback, "on_update_start")
+        self._restart_hooks = with_hook(callback, "on_workers_restarted")
+        if isinstance(runner, LocalRunner) and self._episode_hooks in runner.watchers:
+            runner.watchers.remove(self._episode_hooks)
+        self._episode_hooks = None
+        if with_hook(callback, *OF_EPISODES):
+            self._episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
+            if isinstance(runner, LocalRunner):
+                runner.watchers.append(self._episode_hooks)
+        for each in with_hook(callback, "on_envs_created"):
+            with named_errors(each, "on_envs_created"):
+                each.on_envs_created(env)
+
+    def log_episodes(self, logger: Logger) -> None:
+        """Record what hooks have added to the episodes of the iteration."""
+        if self._episode_hooks is not None:
+            self._episode_hooks.log(logger, self._counters.iteration)
 
     def iterate(self, callback: BaseCallback) -> IterationReport | None:
         """Run one iteration; returns None if the callback stopped it."""
@@ -138,9 +180,11 @@ class TrainingLoop:
             if self._runner.begin_rollouts() or not self._trained:
                 callback.on_rollout_start()
             env_steps = min([self.n_steps - taken, *(learner.due_in() for learner in self._trained)])
+            health = self._runner.health if self._restart_hooks else None
             if not self._runner.collect(env_steps, self):
                 return None
             taken += env_steps
+            self._tell_of_restarts(health)
             due = [learner for learner in self._trained if learner.due_in() == 0]
             if due or not self._trained:
                 callback.on_rollout_end()
@@ -158,9 +202,12 @@ class TrainingLoop:
         counters.env_steps += int(np.count_nonzero(step.stepped))
         counters.agent_steps += step.acted.sum(axis=0)
         counters.episodes += len(episodes)
+        if self._episode_hooks is not None:
+            self._episode_hooks.finished(episodes, step)
         for episode in episodes:
             for each in training_callbacks(self._callback):
-                each.on_episode_end(episode)
+                if not has_hook(each, "on_episode_end"):
+                    each.on_episode_end(episode)  # type: ignore[arg-type]  # it has all that callbacks of ours read
         self._callback.update_locals(
             {
                 "self": self._model,
@@ -172,10 +219,22 @@ class TrainingLoop:
         )
         return self._callback.on_step()
 
+    def _tell_of_restarts(self, before: Health | None) -> None:
+        """Call the hooks of restarts if processes were replaced since `before`; None: there are no hooks or workers."""
+        now = None if before is None else self._runner.health
+        if now is not None and before is not None and now.num_worker_restarts > before.num_worker_restarts:
+            for each in self._restart_hooks:
+                with named_errors(each, "on_workers_restarted"):
+                    each.on_workers_restarted(now)
+
     def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""
         progress_remaining = self._counters.progress_remaining()
         for learners in _without_shared_parameters(due):
+            for each in self._update_hooks:
+                for learner in learners:
+                    with named_errors(each, "on_update_start", f"policy {learner.policy_id!r}"):
+                        each.on_update_start(learner.policy_id, experience_of(learner.algorithm))
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():
                 if not job.parallel:
@@ -183,6 +242,11 @@ class TrainingLoop:
             run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
             for policy_id, job in jobs.items():
                 report.metrics.setdefault(policy_id, []).append(job.finish())
+
+
+def experience_of(algorithm: Any) -> Any:
+    """Return SB3's rollout buffer of an algorithm, or its replay buffer."""
+    return getattr(algorithm, "rollout_buffer", None) or algorithm.replay_buffer
 
 
 def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner]]:

@@ -39,6 +39,7 @@ from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import RescaleActions
 from marl_sb3.sb3.inference import initial_states, takes_masks
+from marl_sb3.sb3.private import unchecked_distributions
 
 _IN_GRAPH = {"normalize_observations"}
 
@@ -325,11 +326,10 @@ def _quiet_exporter() -> Iterator[None]:
 
     Its distributions do not check their arguments, which a graph cannot do.
     """
-    disabled, checks = logging.root.manager.disable, th.distributions.Distribution._validate_args
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    th.distributions.Distribution.set_default_validate_args(False)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with unchecked_distributions(), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             # PyTorch 2.13 warns about its own code.
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
             # All inputs share one batch axis, as intended.
@@ -337,7 +337,6 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        th.distributions.Distribution.set_default_validate_args(checks)
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ NETWORK = "net_arch is ['x']; accepted: a list of layer widths"
     ("policy", "place", "message"),
     [
         ("{gama: 0.5}", "gama", "policy 'p': unknown hyperparameter 'gama' of PPO; did you mean gamma?"),
-        ("{lr: -1}", "lr", "policy 'p': learning_rate is -1; accepted: a number of at least 0"),
+        ("{lr: -1}", "lr", "policy 'p': learning_rate is -1; accepted: a number from 0"),
         ("{policy_kwargs: {net_arch: [x]}}", "policy_kwargs", f"policy 'p': {NETWORK}"),
         ("{fcnet_hiddens: [x]}", "fcnet_hiddens", f"policy 'p': {NETWORK}"),
         ("{algo: dqq}", "algo", "unknown algorithm 'dqq'"),

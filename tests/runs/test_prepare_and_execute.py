@@ -182,7 +182,7 @@ REFUSED = [
     ({"algo": "poo"}, "--algo: unknown algorithm 'poo'; accepted: ppo"),
     ({"settings": {"learning_rte": 1}}, "--set learning_rte: unknown hyperparameter 'learning_rte'"),
     ({"settings": {"batch_size": 1.5}}, "--set batch_size: batch_size is 1.5; accepted: an integer of at least 2"),
-    ({"settings": {"lr": -1}}, "--set lr: learning_rate is -1; accepted: a number of at least 0"),
+    ({"settings": {"lr": -1}}, "--set lr: learning_rate is -1; accepted: a number from 0"),
     ({"settings": {"lr": 1e-3, "learning_rate": 1e-3}}, "lr and learning_rate are both given, but are two names of"),
     ({"settings": {"kl_target": 0.01}}, "RLlib's kl_target has no counterpart here; SB3's PPO has no KL"),
     ({"settings": {"env.height": 0}}, "height must be an integer >= 1; received 0"),

@@ -1,0 +1,231 @@
+"""What hooks of callbacks get within a training: the episode at hand, and trajectories that they may rewrite."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Image, Logger
+
+from marl_sb3.acting.actor import Acted
+from marl_sb3.config.ids import file_names
+from marl_sb3.display.video import VideoFile
+from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.experience.trajectories import Trajectory
+from marl_sb3.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
+from marl_sb3.training.callback import TrainingCallback, training_callbacks
+from marl_sb3.types import Array, PolicyID
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
+
+OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end")
+_OF_STEPS = ("on_episode_start", "on_episode_step")
+_TRAJECTORY = "on_trajectory"
+_LEFT_IN_SHARDS = ("model", "parent", "training_env", "locals", "globals", "_logger")  # BaseCallback's own attributes
+
+
+def with_hook(callback: BaseCallback | None, *names: str) -> list[TrainingCallback]:
+    """Return the callbacks that have one of these hooks, in order: that of the list, as given to `learn`."""
+    return [each for each in training_callbacks(callback) if any(has_hook(each, name) for name in names)]
+
+
+def has_hook(callback: TrainingCallback, name: str) -> bool:
+    """Whether a callback has a hook of the user's; those of this package are called without `RunningEpisode`s."""
+    is_ours = getattr(type(callback), name).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_ours or name in vars(callback)
+
+
+@contextmanager
+def named_errors(callback: BaseCallback, hook: str, where: str = "") -> Iterator[None]:
+    """Name the hook in the error that ends a training because of it.
+
+    Args:
+        where: the env, the episode and the step, or the policy.
+
+    Raises:
+        HookError: instead of any exception of the hook, which is its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        place = f"{type(callback).__name__}.{hook}(){where and f', {where}'}"
+        raise HookError(f"{place}: {error if isinstance(error, HookError) else described(error)}") from error
+
+
+# --- Episodes ---------------------------------------------------------------------------------------------------------
+
+
+class EpisodeHooks:
+    """Calls the hooks of episodes; an `ActingWatcher`. There is none in a training without such hooks.
+
+    Args:
+        env: the envs.
+        tracker: counts their episodes.
+        callback: all callbacks of the training.
+    """
+
+    def __init__(self, env: MultiAgentVecEnv, tracker: EpisodeTracker, callback: BaseCallback) -> None:
+        self._env, self._tracker = env, tracker
+        self._of = {name: with_hook(callback, name) for name in OF_EPISODES}
+        self._numbers = np.zeros(env.num_envs, dtype=np.int64)
+        self._running: dict[int, RunningEpisode] = {}
+        self._actions: Sequence[Array] = ()
+        self._histograms: dict[str, list[float]] = {}
+        self._media: dict[str, Array] = {}
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """See `ActingWatcher.begin_episodes`."""
+        self._begin(range(self._env.num_envs), step)
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `ActingWatcher.restart_envs`; episodes that were not seen from their start on have no start hook."""
+        for index in env_indices:
+            self._running.pop(index, None)
+
+    def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
+        """See `ActingWatcher.before_step`."""
+        self._actions = actions
+
+    def after_step(self, step: VecStep) -> None:
+        """See `ActingWatcher.after_step`; that of an episode's last step comes with its end."""
+        for index in np.flatnonzero(step.stepped & ~step.episode_done).tolist() if self._of["on_episode_step"] else ():
+            episode = self._episode(index)
+            episode.latest = LatestStep(self._env, index, step, self._actions)
+            self._update(episode, *self._tracker.running(index))
+            self._call("on_episode_step", episode)
+
+    def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
+        """Call the hooks of finished episodes, and of those that begin in their envs."""
+        for each in finished:
+            episode = self._episode(each.env_index)
+            episode.latest = LatestStep(self._env, each.env_index, step, self._actions)
+            self._update(episode, each.length, each.agent_returns, each.agent_steps)
+            episode.custom, episode.duration_s = each.custom, each.duration_s
+            self._call("on_episode_step", episode)
+            self._call("on_episode_end", episode)
+            self._tracker.add_custom(each, custom_numbers(episode))
+            for name, numbers in episode.hist_data.items():
+                self._histograms.setdefault(name, []).extend(map(float, numbers))
+            self._media.update({name: checked_frames(episode, name) for name in episode.media})
+            del self._running[each.env_index]
+        self._begin([each.env_index for each in finished], step)
+
+    def log(self, logger: Logger, iteration: int) -> None:
+        """Record `hist_data` and `media` of the episodes that ended since the last call, and write films of media.
+
+        Args:
+            logger: the films are in the folder `media` of its folder, if it has one.
+        """
+        for name, numbers in self._histograms.items():
+            logger.record(f"env_runners/hist_stats/{name}", np.array(numbers), exclude=("csv", "stdout"))
+        for name, frames in self._media.items():
+            picture = Image(frames[-1], "HWC")
+            logger.record(f"env_runners/media/{name}", picture, exclude=("csv", "json", "stdout"))
+        if self._media and logger.get_dir() is not None:
+            folder = Path(str(logger.get_dir())) / "media"
+            folder.mkdir(exist_ok=True)
+            for name, file_name in file_names(list(self._media), f"-{iteration:06}.gif").items():
+                _write_film(folder / file_name, self._media[name])
+        self._histograms, self._media = {}, {}
+
+    def _begin(self, env_indices: Sequence[int], step: VecStep) -> None:
+        for index in env_indices:
+            self._numbers[index] += 1
+            self._running.pop(index, None)
+            episode = self._episode(index)
+            episode.latest = LatestStep(self._env, index, step, None)
+            self._call("on_episode_start", episode)
+
+    def _episode(self, index: int) -> RunningEpisode:
+        if index not in self._running:
+            self._running[index] = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
+        return self._running[index]
+
+    @staticmethod
+    def _update(episode: RunningEpisode, length: int, returns: Mapping[Any, float], steps: Any) -> None:
+        episode.length, episode.agent_returns, episode.agent_steps = length, returns, steps
+
+    def _call(self, hook: str, episode: RunningEpisode) -> None:
+        for callback in self._of[hook]:
+            with named_errors(callback, hook, f"episode {episode.id} (env {episode.env_index}), step {episode.length}"):
+                getattr(callback, hook)(episode)
+
+
+def custom_numbers(episode: RunningEpisode) -> dict[str, float]:
+    """Return the custom metrics of an episode, checked."""
+    for name, value in episode.custom_metrics.items():
+        is_number = isinstance(name, str) and isinstance(value, (int, float, np.number)) and np.isfinite(value)
+        if not is_number:
+            words = f"custom_metrics[{name!r}] is {value!r:.100}; accepted: a finite number"
+            raise HookError(f"episode {episode.id}: {words}")
+    return {name: float(value) for name, value in episode.custom_metrics.items()}
+
+
+def checked_frames(episode: RunningEpisode, name: str) -> Array:
+    """Return pictures of an episode as an array, checked."""
+    frames = np.asarray(episode.media[name])
+    if frames.ndim != 4 or not len(frames) or frames.shape[-1] != 3 or frames.dtype != np.uint8:
+        words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}; accepted: (T, H, W, 3) of uint8"
+        raise HookError(f"episode {episode.id}: {words}")
+    return frames
+
+
+def _write_film(path: Path, frames: Array) -> None:
+    with VideoFile(path) as video:
+        for frame in frames:
+            video.add(frame)
+        video.finish()
+
+
+def require_possible(callback: BaseCallback, *, sharded: bool) -> None:
+    """Refuse hooks of steps where the steps are taken in shards, whose observations stay there.
+
+    Raises:
+        ConfigError: the message names the callback.
+    """
+    for each in with_hook(callback, *_OF_STEPS) if sharded else ():
+        name = next(name for name in _OF_STEPS if has_hook(each, name))
+        words = f"{type(each).__name__}.{name}() needs every step as it is taken, and shards take theirs elsewhere"
+        raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
+
+
+# --- Trajectories -----------------------------------------------------------------------------------------------------
+
+
+class TrajectoryHooks:
+    """Shows a trajectory to all callbacks with the hook `on_trajectory`, one after the other; it can be pickled.
+
+    Args:
+        callbacks: those with the hook.
+    """
+
+    def __init__(self, callbacks: Sequence[TrainingCallback]) -> None:
+        self.callbacks = callbacks
+
+    def __call__(self, trajectory: Trajectory) -> None:
+        """Call them."""
+        for callback in self.callbacks:
+            where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
+            with named_errors(callback, _TRAJECTORY, f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"):
+                length = len(trajectory)
+                callback.on_trajectory(trajectory)
+                trajectory.require_fitting(length)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the callbacks without the algorithm and the envs."""
+        alone = [copy.copy(callback) for callback in self.callbacks]
+        for callback in alone:
+            for name in _LEFT_IN_SHARDS:
+                vars(callback).pop(name, None)
+        return TrajectoryHooks, (alone,)
+
+
+def trajectory_hooks(callback: BaseCallback) -> TrajectoryHooks | None:
+    """Return what shows trajectories to the callbacks; None if none has the hook."""
+    callbacks = with_hook(callback, _TRAJECTORY)
+    return TrajectoryHooks(callbacks) if callbacks else None
