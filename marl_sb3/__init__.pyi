@@ -34,6 +34,7 @@ from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric
 from .metrics import RunningEpisode as RunningEpisode
 from .policies.networks import register_network as register_network
+from .runs.imitate import imitate as imitate
 from .runs.run import Run as Run
 from .runs.run import load_run as load_run
 from .runs.train import train as train

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from marl_sb3.cli.parser import CommandParser
 
-COMMANDS = ("train", "tune", "evaluate", "export", "doctor")
+COMMANDS = ("train", "tune", "evaluate", "export", "imitate", "doctor")
 
 
 def build_parser() -> CommandParser:

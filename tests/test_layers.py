@@ -40,7 +40,7 @@ LAYERS = (
     ("runs", "checkup"),
     ("cli",),
     ("tuning",),
-    ("train", "evaluate", "export", "tune", "doctor"),
+    ("train", "evaluate", "export", "imitate", "tune", "doctor"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -109,9 +109,17 @@ def add_verbosity(parser: CommandParser) -> None:
     parser.option("-v", words, dest="verbosity", action="count", default=0)
 
 
-def add_env_option(parser: CommandParser, *, also_positional: bool, makes_env: bool = True) -> None:
-    """Add `--env` and `--import`, which all commands have; those that make envs also take ENV without `--env`."""
-    if also_positional:
+def add_env_option(
+    parser: CommandParser, *, also_positional: bool, makes_env: bool = True, words: str | None = None
+) -> None:
+    """Add `--env` and `--import`, which all commands have; those that make envs also take ENV without `--env`.
+
+    Args:
+        words: the help text of `--env`; None: that of commands on a run.
+    """
+    if words is not None:
+        pass
+    elif also_positional:
         words = "the same as the argument ENV; default: none"
     elif not makes_env:
         words = "the run's env, for the log (no env is made); default: as in the run"

@@ -126,6 +126,11 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
     _print_lines(console, [*totals, *_files(run), *_how_to_go_on(run, *command)])
 
 
+def print_files(console: Console, run: Run, command: str) -> None:
+    """Print the files of a run whose policies were not trained here, and the command that takes it."""
+    _print_lines(console, [*_files(run), *_how_to_go_on(run, f"evaluate with: {command}")])
+
+
 def _files(run: Run) -> Iterator[str]:
     files = run.files
     if run.checkpoint is not None:

@@ -244,6 +244,21 @@ def generators(path: str) -> Field:
     return computed(states, read)
 
 
+def generator(path: str) -> Field:
+    """A generator of NumPy, an attribute."""
+    get = attrgetter(path)
+
+    def read(owner: Any, state: StateReader, name: str) -> Commit:
+        own, found = get(owner), _read_generator(get(owner), state.fields(name))
+
+        def commit() -> None:
+            own.bit_generator.state = found
+
+        return commit
+
+    return computed(lambda owner: generator_state(get(owner)), read)
+
+
 def _read_part(part: spaces.Space[Any], saved: StateReader, name: str) -> Commit:
     unused = saved.value(name) is None
     read = None if unused else _read_generator(np.random.default_rng(0), saved.fields(name))

@@ -1,0 +1,116 @@
+"""`python -m marl_sb3.imitate`: train the policies of a new run to act as recorded episodes do.
+
+The function `marl_sb3.imitate(...)` of the library is `marl_sb3.runs.imitate.imitate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_sb3.cli.command import EXIT_DONE
+from marl_sb3.cli.parser import (
+    CommandParser,
+    add_env_option,
+    add_setting,
+    add_setup_options,
+    add_verbosity,
+    assignments,
+    integer,
+    named_env,
+)
+from marl_sb3.startup import without_collections
+
+_EPILOG = """\
+DATA is what train --record or evaluate --record wrote: each policy learns the
+actions of its agents, whichever policy they had. Or it is the folder of a
+Minari dataset of a Gymnasium env.
+
+examples
+  python -m marl_sb3.imitate recorded --env arena
+  python -m marl_sb3.imitate recorded --env arena --policies per_agent --seed 1
+  python -m marl_sb3.imitate recorded/agent/data --env Pendulum-v1 --algo sac
+  python -m marl_sb3.train arena --init-from RUN      (goes on from the clone)
+
+exit codes: 0 done, 1 failed, 2 wrong command line, settings or data, 130
+interrupted
+"""
+
+_OPTIONS = ("epochs", "batch_size", "learning_rate", "validation", "patience", "entropy_coefficient")
+
+
+def build_parser() -> CommandParser:
+    """Make the parser of `imitate`."""
+    parser = CommandParser(
+        "python -m marl_sb3.imitate",
+        "DATA --env ENV [options]",
+        description="Train policies to act as recorded episodes do: behaviour cloning.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("data", metavar="DATA", type=Path, help="a folder of recorded episodes, or a Minari dataset")
+    parser.section("what is trained")
+    add_env_option(parser, also_positional=False, words="the env that the data are of; default: the one in --hparams")
+    add_setup_options(parser)
+    add_setting(parser, "--seed S", "seed", "random, written to config.yaml", type=integer)
+    parser.repeated("--set KEY=VALUE", "change a setting, as in train; may be repeated; default: none", dest="settings")
+    parser.option(
+        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
+    )
+    parser.section("how it is trained")
+    parser.option("--epochs N", "most passes over the data; default: 100", type=integer, default=100)
+    parser.option("--batch-size N", "transitions in a minibatch; default: 256", type=integer, default=256)
+    parser.option("--learning-rate X", "of Adam; default: 0.001", type=float, default=1e-3)
+    parser.option(
+        "--validation X",
+        "share of the episodes that are kept apart, and decide when to stop; default: 0.1",
+        type=float,
+        default=0.1,
+    )
+    parser.option(
+        "--patience N", "passes without a lower loss of these after which a policy is done; default: 10", type=integer,
+        default=10,
+    )  # fmt: skip
+    parser.option(
+        "--entropy-coefficient X",
+        "how much of the policy's entropy is taken off its loss; default: 0",
+        type=float,
+        default=0.0,
+    )
+    add_setting(parser, "--device NAME", "device")
+    parser.section("run folder and output")
+    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.option("--quiet", "print the run folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return build_parser().run(_imitate, argv)
+
+
+def _imitate(arguments: argparse.Namespace) -> int:
+    from marl_sb3.config import load_config
+
+    names = ("policies", "n_envs", "seed", "device")
+    config = load_config(
+        named_env(arguments),
+        arguments.algo,
+        arguments.hparams,
+        assignments("--set", arguments.settings),
+        **{name: getattr(arguments, name) for name in names},
+    )
+    with without_collections():  # takes seconds: wrong options are refused before
+        from marl_sb3.learners.cloning import CloningOptions
+        from marl_sb3.runs.imitate import clone
+
+    options = CloningOptions(**{name: getattr(arguments, name) for name in _OPTIONS})
+    run = clone(config, arguments.data, options, arguments.run_dir, quiet=arguments.quiet)
+    print(run.files.shown, flush=True)
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

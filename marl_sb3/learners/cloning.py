@@ -1,0 +1,191 @@
+"""Behaviour cloning: train a policy of any algorithm to act as recorded episodes do (Pomerleau 1991)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch as th
+
+from marl_sb3.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.experience.demonstrations import demonstrations
+from marl_sb3.learners.imitation import Minibatch, action_loss, episode_batch, mean_loss, minibatch, require_masks
+from marl_sb3.learners.learner import Learner
+from marl_sb3.metrics import Result
+from marl_sb3.sb3.optimizers import reset_optimizers
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.data.dataset import RecordedEpisode
+
+_VALIDATION_BATCH = 4096  # transitions
+
+
+@dataclass(frozen=True)
+class CloningOptions:
+    """How policies are cloned.
+
+    Attributes:
+        epochs: most passes over the data.
+        batch_size: transitions in a minibatch; policies with memory take whole episodes of about as many.
+        learning_rate: of Adam.
+        validation: share of the episodes that are kept apart; their loss decides when to stop, and which weights stay.
+        patience: passes without a lower loss of these episodes after which a policy is done.
+        entropy_coefficient: how much of the policy's entropy is taken off its loss; 0: nothing.
+    """
+
+    epochs: PositiveInt = 100
+    batch_size: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    validation: Fraction = 0.1
+    patience: PositiveInt = 10
+    entropy_coefficient: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        kinds = {"epochs": PositiveInt, "batch_size": PositiveInt, "learning_rate": PositiveFloat}
+        kinds |= {"validation": Fraction, "patience": PositiveInt, "entropy_coefficient": NonNegativeFloat}
+        for name, kind in kinds.items():
+            require(name, getattr(self, name), kind)
+        if self.validation == 1:
+            raise ConfigError(
+                "validation is 1, which leaves nothing to learn from; accepted: below 1", key="validation"
+            )
+
+
+class Cloning:
+    """The cloning of one policy.
+
+    Its running statistics are those of the data, of all episodes. Only the networks that act are trained: critics stay
+    as they are, and target networks follow at the end. The optimizers of the algorithm are not used.
+
+    Args:
+        learner: of the policy.
+        episodes: of its agents, at least one.
+        options: see there.
+        seed: of the split and of the order of the minibatches.
+
+    Attributes:
+        epoch: passes done.
+        best_epoch: the pass with the lowest loss of the validation episodes; without any, the last one.
+        num_episodes: episodes that are learned from, and those of the validation.
+
+    Raises:
+        ConfigError: the policy cannot learn from these data.
+    """
+
+    def __init__(
+        self, learner: Learner, episodes: Sequence[RecordedEpisode], options: CloningOptions, seed: int
+    ) -> None:
+        self._learner, self._options = learner, options
+        algorithm: Any = learner.algorithm
+        self._algorithm = algorithm
+        self._loss = action_loss(learner.policy_id, algorithm)
+        self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=True)
+        self._takes_masks = learner.actor.policy.takes_masks
+        require_masks(learner.policy_id, algorithm, self._data, self._takes_masks)
+        self._random = np.random.default_rng(seed)
+        self._train, self._validation = _split(len(episodes), options.validation, self._random)
+        self.num_episodes = len(self._train), len(self._validation)
+        self._optimizer = th.optim.Adam(self._loss.parameters(), options.learning_rate)
+        self.epoch = self.best_epoch = 0
+        self._best_loss = np.inf
+        self._best: dict[str, th.Tensor] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further pass is wanted."""
+        waited = self.epoch - self.best_epoch
+        return self.epoch >= self._options.epochs or (bool(self.num_episodes[1]) and waited >= self._options.patience)
+
+    def run_epoch(self) -> Result:
+        """Pass over the data once; returns the metrics.
+
+        Raises:
+            NumericError: the loss is not finite.
+        """
+        policy = self._algorithm.policy
+        policy.set_training_mode(True)
+        sums = [self._step(batch) for batch in self._batches(self._random.permutation(self._train))]
+        self._settle_batch_norms()
+        policy.set_training_mode(False)
+        self.epoch += 1
+        trained = sum(float(mean) * number for mean, number in sums)
+        number = sum(number for _, number in sums)
+        if not np.isfinite(trained):
+            words = "the loss of its cloning is not finite; a lower learning rate may help"
+            raise NumericError(f"policy {self._learner.policy_id!r}: {words}")
+        measured = self._validation_loss() if len(self._validation) else None
+        if measured is None or measured < self._best_loss:
+            self.best_epoch, self._best_loss = self.epoch, np.inf if measured is None else measured
+            self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        return {
+            "imitation_loss": trained / number,
+            "imitation_loss_validation": measured,
+            "num_module_steps_trained": number,
+            "curr_lr": self._options.learning_rate,
+        }
+
+    def finish(self) -> None:
+        """Give the policy the weights of the best pass, and its target networks the same."""
+        with th.no_grad():
+            for name, tensor in self._algorithm.policy.state_dict().items():
+                tensor.copy_(self._best[name])
+        self._loss.finish()
+        reset_optimizers(self._algorithm)
+
+    def _settle_batch_norms(self) -> None:
+        """Make the running statistics of batch norms, which CrossQ has, those of the present weights."""
+        norms: list[Any] = [each for each in self._algorithm.policy.modules() if hasattr(each, "momentum")]
+        momenta = [each.momentum for each in norms]
+        with th.no_grad():
+            for number, batch in enumerate(self._batches(self._train) if norms else [], 1):
+                for each in norms:
+                    each.momentum = 1.0 / number  # the mean over all minibatches
+                self._loss.losses(batch)
+        for each, momentum in zip(norms, momenta, strict=True):
+            each.momentum = momentum
+
+    def _step(self, batch: Minibatch) -> tuple[th.Tensor, int]:
+        """Take a gradient step; returns the mean loss and the number of transitions."""
+        total, mean = mean_loss(self._loss, batch, self._options.entropy_coefficient)
+        self._optimizer.zero_grad()
+        total.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return mean.detach(), _number(batch)
+
+    def _validation_loss(self) -> float:
+        with th.no_grad():
+            found = [
+                (mean_loss(self._loss, batch)[1], _number(batch))
+                for batch in self._batches(self._validation, _VALIDATION_BATCH, shuffled=False)
+            ]
+        total = sum(float(mean) * number for mean, number in found)
+        return total / sum(number for _, number in found)
+
+    def _batches(self, episodes: Array, size: int | None = None, *, shuffled: bool = True) -> Iterator[Minibatch]:
+        size = size or self._options.batch_size
+        if self._loss.in_sequences:
+            together = max(1, round(size / self._data.lengths.mean()))
+            for begin in range(0, len(episodes), together):
+                yield episode_batch(self._data, episodes[begin : begin + together], self._algorithm)
+            return
+        transitions = self._data.of_episodes(episodes)
+        if shuffled:
+            transitions = self._random.permutation(transitions)
+        for begin in range(0, len(transitions), size):
+            chosen = transitions[begin : begin + size]
+            yield minibatch(self._data, chosen, self._algorithm, with_masks=self._takes_masks)
+
+
+def _number(batch: Minibatch) -> int:
+    return len(batch.actions) if batch.counted is None else int(batch.counted.sum())
+
+
+def _split(episodes: int, share: float, random: np.random.Generator) -> tuple[Array, Array]:
+    """Divide episodes at random into those to learn from, and those of the validation; one alone is to learn from."""
+    order = random.permutation(episodes)
+    apart = min(max(1, round(share * episodes)), episodes - 1) if share else 0
+    return np.sort(order[apart:]), np.sort(order[:apart])

@@ -1,0 +1,139 @@
+"""Recorded episodes of a learner: read when they are needed, put into replay buffers, drawn beside its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch as th
+
+from marl_sb3.data.dataset import RECORDING, read_policy_data, recorded_policies
+from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.experience.demonstrations import Demonstrations, demonstrations, require_episodes
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
+from marl_sb3.storage.parts import Fields, Stateful, integer, optional
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.data.dataset import RecordedEpisode
+
+_log = logging.getLogger(__name__)
+
+
+def read_episodes(path: str | Path, rows: PolicyRows, key: str = "data") -> list[RecordedEpisode]:
+    """Read the recorded episodes of a policy's agents.
+
+    Args:
+        path: of one Minari dataset, or of a recording of several policies.
+        key: the setting, for messages.
+
+    Raises:
+        ConfigError: there are none, a file is damaged, or they are not of such agents.
+    """
+    folder = as_path(key, path)
+    try:
+        is_recording = (folder / RECORDING).is_file()
+        sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
+        data = [(each.observation_space, each.action_space, list(each.episodes)) for each in sets]
+        return require_episodes(data, rows, path)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}", key=key) from error
+
+
+class RecordedData(Stateful):
+    """The recorded episodes of one policy; in a checkpoint there is only what tells whether they are still the same.
+
+    Args:
+        path: where they are.
+        key: the setting that says so, for messages.
+        rows: of the policy.
+    """
+
+    fields: ClassVar[Fields] = {"checksum": optional(integer("_checksum", 0, 2**32 - 1))}
+
+    def __init__(self, path: str, key: str, rows: PolicyRows) -> None:
+        self._path, self._key, self._rows = path, key, rows
+        self._checksum: int | None = None
+        self._episodes: list[RecordedEpisode] = []
+        self._read: int | None = None
+
+    def read(
+        self, processing: Processing, algorithm: Any, *, learn: bool = False, normalize: bool = True
+    ) -> Demonstrations:
+        """Return them as the policy learns from them; the arguments are those of `demonstrations`."""
+        if not self._episodes:
+            self._episodes = read_episodes(self._path, self._rows, self._key)
+        data = demonstrations(self._episodes, self._rows, processing, algorithm, learn=learn, normalize=normalize)
+        self._read = data.checksum()
+        self._compare()
+        return data
+
+    def forget(self) -> None:
+        """Free the memory of the episodes; they are read again if they are needed."""
+        self._episodes = []
+
+    def state_was_set(self) -> None:
+        """Compare what was read with what was learned from so far."""
+        self._compare()
+
+    def _compare(self) -> None:
+        if self._read is None:
+            return
+        if self._checksum not in (None, self._read):
+            _log.warning("inexact: policy %s: %s has changed since the checkpoint", self._rows.policy_id, self._path)
+        self._checksum = self._read
+
+
+# --- Replay buffers ---------------------------------------------------------------------------------------------------
+
+
+def columns_of(data: Demonstrations, rows: PolicyRows) -> list[Array]:
+    """Return the transitions of each row of a replay buffer: whole episodes, each in a row of its agent."""
+    agents = len(rows.agents)
+    columns: list[list[int]] = [[] for _ in range(rows.num_rows)]
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for episode, agent in enumerate(data.agents.tolist()):
+        of_agent = np.arange(agent, rows.num_rows, agents)
+        row = int(of_agent[np.argmin(sizes[of_agent])])
+        columns[row].append(episode)
+        sizes[row] += data.lengths[episode]
+    return [data.of_episodes(np.array(episodes)) if episodes else np.zeros(0, np.int64) for episodes in columns]
+
+
+def add_demonstrations(buffer: Any, data: Demonstrations, columns: Sequence[Array]) -> None:
+    """Put recorded transitions into a replay buffer, as if the rows had experienced them side by side."""
+    for step in range(max(map(len, columns))):
+        rows = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
+        chosen = np.array([columns[row][step] for row in rows])
+        buffer.add_transitions(data.transitions(chosen, rows))
+    buffer.break_off(np.ones(len(columns), dtype=np.bool_))
+
+
+def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., Any]:
+    """Return the `sample` of a replay buffer that draws a share of each minibatch from another one.
+
+    So does RLPD with one half (Ball et al. 2023, "Efficient online reinforcement learning with offline data").
+
+    Args:
+        own: the replay buffer.
+        recorded: one of the same class, with recorded transitions.
+    """
+    sample = own.sample
+
+    def draw(batch_size: int, env: Any = None) -> Any:
+        number = round(share * batch_size)
+        parts = [(sample, batch_size - number), (recorded.sample, number)]
+        drawn = [draw_part(size, env=env) for draw_part, size in parts if size]
+        return drawn[0] if len(drawn) == 1 else type(drawn[0])(*map(_joined, *drawn))
+
+    return draw
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: th.cat([part, other[key]]) for key, part in one.items()}
+    return None if one is None else th.cat([one, other])

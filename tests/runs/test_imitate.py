@@ -1,0 +1,124 @@
+"""`marl_sb3.imitate` and its command: a run of cloned policies, which all other commands take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from recordings import episode, write_dataset
+from refusals import refusal
+
+import marl_sb3
+from marl_sb3 import imitate
+from marl_sb3.evaluate import main as evaluate_main
+from marl_sb3.export import main as export_main
+from marl_sb3.imitate import main
+
+BOUNDS = np.array([1, 1, 8.0], np.float32)
+SEEN, TORQUES = spaces.Box(-BOUNDS, BOUNDS), spaces.Box(-2, 2, (1,))
+SMALL = {"policy_kwargs.net_arch": [8], "buffer_size": 100, "normalize_observations": True}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    episodes = []
+    for _ in range(10):
+        seen = random.uniform(-1, 1, (7, 3)).astype(np.float32)
+        episodes.append(episode(seen, 2 * seen[:-1, :1], ends="truncated"))
+    return write_dataset(tmp_path_factory.mktemp("torques") / "data", SEEN, TORQUES, episodes)
+
+
+def cloned(data: Path, folder: Path, **more: Any) -> marl_sb3.Run:
+    settings = {**SMALL, **more.pop("settings", {})}
+    options = {"algo": "sac", "seed": 1, "epochs": 3, "batch_size": 8, "progress_bar": False, **more}
+    return imitate(data, "Pendulum-v1", settings=settings, run_dir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> marl_sb3.Run:
+    return cloned(data, tmp_path_factory.mktemp("runs") / "cloned")
+
+
+def weights(run: marl_sb3.Run) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in run.policies["shared"].policy.state_dict().items()}
+
+
+def test_the_folder_is_that_of_a_run(run: marl_sb3.Run, data: Path) -> None:
+    lines = [json.loads(line) for line in (run.folder / "result.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [1, 2, 3]
+    losses = [line["learners"]["shared"]["imitation_loss"] for line in lines]
+    assert losses == sorted(losses, reverse=True)
+    assert {line["num_env_steps_sampled_lifetime"] for line in lines} == {0}
+    assert run.checkpoint == "ckpt-000003"
+    remark = (run.folder / "config.yaml").read_text().splitlines()[0]
+    assert remark.startswith(f"# its policies were cloned from {data} by imitate with CloningOptions(epochs=3, ")
+    assert [path.name for path in run.policy_files.values()] == ["shared.zip"]
+
+
+def test_it_is_evaluated_and_exported(run: marl_sb3.Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert evaluate_main([str(run.folder), "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "ckpt-000003"
+    assert export_main([str(run.folder), "--format", "onnx", "--out", str(tmp_path / "out")]) == 0
+
+
+def test_a_training_goes_on_from_it(run: marl_sb3.Run, tmp_path: Path) -> None:
+    settings = {**SMALL, "learning_starts": 10**6}
+    more: dict[str, Any] = {"settings": settings, "algo": "sac", "timesteps": 10, "progress_bar": False, "n_envs": 1}
+    trained = marl_sb3.train("Pendulum-v1", init_from=[str(run.folder)], run_dir=tmp_path / "on", **more)
+    np.testing.assert_array_equal(weights(trained)["actor.mu.weight"], weights(run)["actor.mu.weight"])
+    mine, theirs = (each.algorithm.processing["shared"].statistics["observations"] for each in (trained, run))
+    assert mine.count > theirs.count > 70
+
+
+def test_it_is_resumed(data: Path, tmp_path: Path) -> None:
+    settings = {"learning_starts": 2, "batch_size": 4}
+    run = cloned(data, tmp_path / "cloned", settings=settings)
+    resumed = marl_sb3.train(resume=run.folder, timesteps=1000, progress_bar=False)
+    assert resumed.algorithm.iteration == 4
+    assert [result["iteration"] for result in resumed.results] == [1, 2, 3, 4]
+
+
+def test_the_same_seed_is_the_same_run(run: marl_sb3.Run, data: Path, tmp_path: Path) -> None:
+    again, other = cloned(data, tmp_path / "again"), cloned(data, tmp_path / "other", seed=2)
+    first, same, different = map(weights, (run, again, other))
+    assert all(np.array_equal(first[name], same[name]) for name in first)
+    assert not np.array_equal(first["actor.mu.weight"], different["actor.mu.weight"])
+
+
+def test_the_command_prints_a_line_for_each_epoch(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--set", "policy_kwargs.net_arch=[8]", "--epochs", "2", "--seed", "1"]
+    assert main([str(data), "--env", "Pendulum-v1", *options, "--run-dir", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "policy shared: 9 episodes to learn from, 1 for the validation"
+    assert [line.partition(":")[0] for line in lines[1:3]] == ["epoch 1 of 2", "epoch 2 of 2"]
+    assert lines[3].startswith("policy shared: weights of epoch ")
+    assert lines[-1] == str(tmp_path / "run")
+    assert main([str(data), "--env", "Pendulum-v1", *options, "--quiet", "--run-dir", str(tmp_path / "quiet")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "quiet")]
+
+
+WRONG = {
+    "no dataset": (["nowhere", "--env", "Pendulum-v1"], "data: nowhere is no dataset"),
+    "other spaces": (["DATA", "--env", "MountainCarContinuous-v0"], "has observations of Box"),
+    "epochs": (["DATA", "--env", "Pendulum-v1", "--epochs", "0"], "epochs is 0; accepted: an integer of at least 1"),
+    "validation": (["DATA", "--env", "Pendulum-v1", "--validation", "1"], "which leaves nothing to learn from"),
+    "no env": (["DATA"], "env"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_command_line_leaves_no_folder(
+    case: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, words = WRONG[case]
+    given = [str(data) if argument == "DATA" else argument for argument in arguments]
+    assert words in refusal(main, [*given, "--run-dir", "run"], capsys)
+    assert not (tmp_path / "run").exists()
