@@ -10,11 +10,14 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from msgspec import Meta
 
+from marl_sb3.config.algorithms import Line
 from marl_sb3.config.ids import require_ids
 from marl_sb3.config.values import (
     Count,
     FiniteFloat,
+    Fraction,
     Named,
+    NonNegativeFloat,
     NumberOfWorkers,
     PositiveFloat,
     PositiveInt,
@@ -123,9 +126,12 @@ class ProcessingSettings:
 
     def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults, by name."""
-        return {
-            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
-        }
+        return _changed(self)
+
+
+def _changed(settings: Any) -> dict[str, Any]:
+    values = {each.name: (getattr(settings, each.name), each.default) for each in fields(settings)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 # The kinds of the settings by their names.
@@ -141,6 +147,55 @@ def processing_settings(values: Mapping[str, Any]) -> ProcessingSettings:
     for name, value in values.items():
         require(name, value, PROCESSING[name])
     return ProcessingSettings(**values)
+
+
+# --- Recorded data that policies learn from --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`.
+
+    Attributes:
+        imitation_data: path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None:
+            no such data.
+        imitation_coefficient: weight of that loss, a number or `lin_X`, from X down to 0.
+        replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
+        replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
+            overwritten. None: they are in the replay buffer like all other transitions.
+    """
+
+    imitation_data: str | None = None
+    imitation_coefficient: NonNegativeFloat | Line = 0.1
+    replay_data: str | None = None
+    replay_data_share: Fraction | None = None
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by name."""
+        return _changed(self)
+
+
+# The kinds of the settings by their names.
+DATA: Mapping[str, Any] = dict(get_type_hints(DataSettings, include_extras=True))
+
+
+def data_settings(values: Mapping[str, Any]) -> DataSettings:
+    """The settings with these values, by name.
+
+    Raises:
+        ConfigError: a value is not accepted, or one needs another.
+    """
+    for name, value in values.items():
+        require(name, value, DATA[name])
+    made = DataSettings(**values)
+    for name, path in (("imitation_coefficient", "imitation_data"), ("replay_data_share", "replay_data")):
+        if name in made.changed() and getattr(made, path) is None:
+            raise ConfigError(f"{name} is {shown(values[name])}, but there is no {path}", key=name)
+    return made
+
+
+# The settings of a policy that are no hyperparameters -> the section that they have in a run.
+OF_POLICIES: Mapping[str, str] = {**dict.fromkeys(PROCESSING, "processing"), **dict.fromkeys(DATA, "data")}
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
@@ -230,7 +285,7 @@ class PolicySettings:
         algo: name of its algorithm.
         policy: SB3 policy class, by name.
         hyperparameters: SB3's arguments, by name, all of them in a resolved configuration; and those settings of
-            `ProcessingSettings` that are not as by default.
+            `ProcessingSettings` and `DataSettings` that are not as by default.
     """
 
     algo: str
@@ -277,6 +332,7 @@ class TrainConfig:
         on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
             most three times.
         processing: what is done to the observations, rewards and actions of each policy that does not set it itself.
+        data: recorded episodes that each policy learns from that does not set it itself.
         checkpoints: when they are written, and which are kept.
         evaluation: when the policies are evaluated, and how.
         stop: values by metric; the training ends when one metric reaches its value.
@@ -319,6 +375,7 @@ class TrainConfig:
     update_path: str = "auto"
     on_nan: Literal["stop", "rollback"] = "stop"
     processing: ProcessingSettings = field(default_factory=ProcessingSettings)
+    data: DataSettings = field(default_factory=DataSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     stop: _Stop = field(default_factory=dict)
@@ -366,7 +423,7 @@ class TrainConfig:
         own = self.own_settings(policy_id)
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        return PolicySettings(algo, policy, {**of_run, **self.processing.changed(), **own})
+        return PolicySettings(algo, policy, {**of_run, **self.processing.changed(), **self.data.changed(), **own})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """Return the agents that are listed for a policy; None if none are listed."""
@@ -405,6 +462,7 @@ def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
 
 SECTIONS: Mapping[str, type] = {
     "processing": ProcessingSettings,
+    "data": DataSettings,
     "checkpoints": CheckpointSettings,
     "evaluation": EvaluationSettings,
 }

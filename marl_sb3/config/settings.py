@@ -31,7 +31,7 @@ from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.schema import (
     ACCEPTED,
     BY_POLICY,
-    PROCESSING,
+    OF_POLICIES,
     SECTIONS,
     Source,
     TrainConfig,
@@ -52,12 +52,11 @@ ALIASES: Mapping[str, str] = {
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
     **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
-    **{name: f"processing.{name}" for name in PROCESSING},
+    **{name: f"{section}.{name}" for name, section in OF_POLICIES.items()},
 }
-_OF_PROCESSING = "processing."
 _OF_NETWORK = "policy_kwargs."
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
-_SECTIONS_OF_RUN = {*SECTIONS, HYPERPARAMETERS} - {"processing"}  # a policy has none of them
+_SECTIONS_OF_RUN = {*SECTIONS, HYPERPARAMETERS} - {*OF_POLICIES.values()}  # a policy has none of them
 _INTEGERS = {name.rpartition(".")[2] for name, kind in ACCEPTED.items() if takes_integers_only(kind)}
 
 
@@ -65,10 +64,14 @@ def canonical_name(name: str) -> str:
     """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
     policy, own = split_name(name.removeprefix(f"{HYPERPARAMETERS}."))
     if policy:
-        canonical = ALIASES.get(own, own)
-        of_processing = canonical.removeprefix(_OF_PROCESSING)
-        return f"{policy}{of_processing if of_processing in PROCESSING else canonical}"
+        return f"{policy}{_without_section(ALIASES.get(own, own))}"
     return FLAT_NAMES.get(own) or ALIASES.get(own, own)
+
+
+def _without_section(name: str) -> str:
+    """Return a setting that a policy may have by itself without the section that it has in a run."""
+    section, _, own = name.partition(".")
+    return own if OF_POLICIES.get(own) == section else name
 
 
 def canonical_value(name: str, value: Any) -> Any:
@@ -180,13 +183,14 @@ def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
 def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of one policy: hyperparameters by SB3's names, and those of its processing.
 
-    `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` stands beside the rest.
+    `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` or `data` stands beside
+    the rest.
     The arguments and errors are those of `canonical_settings`.
     """
     result: dict[str, Any] = {}
     found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
     for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
-        own, _, entry = name.removeprefix(_OF_PROCESSING).partition(_OF_NETWORK)
+        own, _, entry = _without_section(name).partition(_OF_NETWORK)
         _put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
     return result
 

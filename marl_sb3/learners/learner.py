@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.config.algorithms import info_of
+from marl_sb3.errors import ConfigError
 from marl_sb3.experience.shards import ShardedExperience
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
@@ -164,9 +165,14 @@ class Learner(Stateful, ABC):
         processing = processing_of(rows, spec.processing)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
         explores_in_shard = options.num_shards is not None and is_off_policy(spec.algorithm)
+        learns_here = trained and options.num_shards is None
         if isinstance(algorithm, TwoPaths) and not explores_in_shard:
+            algorithm.imitates = learns_here and spec.data.imitation_data is not None
             choose_path(rows.policy_id, algorithm, options.update_path)
-        return cls(rows, algorithm, trained, processing, options)
+        learner = cls(rows, algorithm, trained, processing, options)
+        if learns_here and spec.data.changed():
+            learner.take_data(spec, seed, options)
+        return learner
 
     @classmethod
     @abstractmethod
@@ -204,6 +210,23 @@ class Learner(Stateful, ABC):
     def due_in(self) -> int:
         """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
         return 0 if self.experience is None else self.experience.due_in()
+
+    # --- Recorded data -----------------------------------------------------------------------------------------------
+
+    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        """Prepare to learn from the recorded episodes that the settings name; they are read by `read_data`.
+
+        Raises:
+            ConfigError: the algorithm cannot learn from them.
+        """
+        raise data_refused(self.policy_id, spec, "it cannot learn from recorded episodes", "no such setting")
+
+    def read_data(self) -> None:
+        """Read recorded episodes, if there are any and they were not read yet.
+
+        Raises:
+            ConfigError: they cannot be read, or are not of such a policy.
+        """
 
     # --- Metrics -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +283,13 @@ class Learner(Stateful, ABC):
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""
         return read_weights(self.algorithm, files["policy"])
+
+
+def data_refused(policy_id: PolicyID, spec: PolicySpec, why: str, accepted: str) -> ConfigError:
+    """Return the error for settings of recorded data that an algorithm does not take."""
+    names = ", ".join(spec.data.changed())
+    words = f"policy {policy_id!r}: {names} is set, but {spec.algorithm.__name__}: {why}; accepted: {accepted}"
+    return ConfigError(words, key=next(iter(spec.data.changed())))
 
 
 def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:

@@ -6,7 +6,8 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
@@ -25,8 +26,8 @@ from marl_sb3.experience.replay import (
 )
 from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.building import build, mention_flat_images, stored_space
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
+from marl_sb3.learners.building import build, mention_flat_images, policy_rows, stored_space
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, data_refused, joined_metrics
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.replay_settings import check_replay, replay_buffer
 from marl_sb3.learners.spec import PolicySpec
@@ -38,7 +39,10 @@ from marl_sb3.sb3.optimizers import num_optimized
 from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates, set_progress_remaining
 from marl_sb3.sb3.spaces import check_spaces
 from marl_sb3.sb3.tensors import Arrays
-from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order
+from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order, part
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.recorded_data import RecordedData
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +59,10 @@ class OffPolicyLearner(Learner):
     algorithm: OffPolicyAlgorithm
     _sharded: ClassVar[type[ShardedExperience]] = ShardedReplay
     experience: ReplayExperience | ShardedReplay | None
+    recorded: RecordedData | None = None
+
+    _data_share: float | None = None
+    _has_data: bool = False  # whether it was read since this object was made
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -106,6 +114,51 @@ class OffPolicyLearner(Learner):
     def pace(self) -> Pace:
         every: Any = self.algorithm.train_freq
         return Pace(max(_ENV_STEPS_PER_REPORT // self.rows.num_envs, int(every.frequency), 1))
+
+    # --- Recorded data -----------------------------------------------------------------------------------------------
+
+    @override
+    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        from marl_sb3.learners.recorded_data import RecordedData
+
+        settings, goal_rewards = spec.data, options.goal_rewards
+        if settings.imitation_data is not None or settings.replay_data is None:
+            raise data_refused(self.policy_id, spec, "it has no rollouts", "replay_data")
+        assert goal_rewards is not None
+        self.recorded = RecordedData(settings.replay_data, "replay_data", self.rows)
+        self._data_share = settings.replay_data_share
+        rows, stored = policy_rows(self.rows, self.processing), stored_space(self.processing, self.algorithm)
+        self._make_buffer = partial(replay_buffer, rows, spec, self.algorithm, stored, goal_rewards)
+        self.fields = {**type(self).fields, "recorded": part("recorded")}  # type: ignore[misc]
+
+    @override
+    def read_data(self) -> None:
+        if self.recorded is None or self._has_data:
+            return
+        is_new = self.algorithm.num_timesteps == 0 and self.buffer.num_transitions == 0
+        if is_new or self._data_share is not None:
+            self._add_data(self.recorded, learn=is_new)
+        self._has_data = True
+
+    def _add_data(self, recorded: RecordedData, *, learn: bool) -> None:
+        """Put recorded transitions into the replay buffer, or beside it.
+
+        Args:
+            learn: whether running statistics take them in, as those of the policy's own.
+        """
+        from marl_sb3.learners.recorded_data import add_demonstrations, columns_of, drawing_from_both
+
+        data = recorded.read(self.processing, self.algorithm, learn=learn, normalize=False)
+        recorded.forget()
+        columns, buffer = columns_of(data, self.rows), self.buffer
+        if self._data_share is not None:
+            buffer = self._make_buffer(size=max(map(len, columns)) * self.rows.num_rows)
+            self.buffer.sample = drawing_from_both(self.buffer, buffer, self._data_share)
+        capacity = buffer.buffer_size * self.rows.num_rows
+        if len(data) > capacity:
+            words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
+            _log.warning(words, self.policy_id, len(data), capacity)
+        add_demonstrations(buffer, data, columns)
 
     # --- Update ------------------------------------------------------------------------------------------------------
 

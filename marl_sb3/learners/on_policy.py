@@ -10,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import LinearSchedule
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
@@ -19,17 +20,22 @@ from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import build, check_rollout, mention_flat_images
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, count_steps
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, data_refused
 from marl_sb3.learners.numeric_faults import check_update, check_weights
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.private import set_progress_remaining
-from marl_sb3.storage.parts import Fields, integer
+from marl_sb3.storage.parts import Fields, integer, part
 
 if TYPE_CHECKING:
     from marl_sb3.learners.fused_policy import FusedRolloutUpdate
+    from marl_sb3.learners.imitation import ImitationLoss
+    from marl_sb3.learners.recorded_data import RecordedData
+
+
+_OF_IMITATION = ("imitation_loss", "imitation_coefficient")  # metrics
 
 
 class OnPolicyLearner(Learner):
@@ -44,6 +50,8 @@ class OnPolicyLearner(Learner):
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
     algorithm: OnPolicyAlgorithm
+    imitation: ImitationLoss | None = None
+    recorded: RecordedData | None = None
     _sharded: ClassVar[type[ShardedExperience]] = ShardedRollout
 
     def __init__(self, *arguments: Any) -> None:
@@ -85,6 +93,42 @@ class OnPolicyLearner(Learner):
         n_steps = self.algorithm.n_steps
         return Pace(n_steps * self.rollouts_per_report, n_steps)
 
+    # --- Recorded data -----------------------------------------------------------------------------------------------
+
+    @override
+    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        from marl_sb3.learners.imitation import ImitationLoss, action_loss
+        from marl_sb3.learners.recorded_data import RecordedData
+
+        path, settings = spec.data.imitation_data, spec.data
+        if settings.replay_data is not None or path is None:
+            raise data_refused(self.policy_id, spec, "it has no replay buffer", "imitation_data")
+        coefficient: Any = settings.imitation_coefficient
+        if isinstance(coefficient, str):
+            coefficient = LinearSchedule(float(coefficient.removeprefix("lin_")), 0.0, 1.0)
+        self.recorded = RecordedData(path, "imitation_data", self.rows)
+        loss = action_loss(self.policy_id, self.algorithm)
+        self.imitation = ImitationLoss(loss, coefficient, self.actor.policy.takes_masks, seed)
+        self._recorded_as = {**self._recorded_as, **{name: f"train/{name}" for name in _OF_IMITATION}}
+        self.metric_names = list(self._recorded_as)
+        self.fields = {**type(self).fields, "imitation": part("imitation"), "recorded": part("recorded")}  # type: ignore[misc]
+
+    @override
+    def read_data(self) -> None:
+        if self.imitation is None or self.recorded is None or hasattr(self.imitation, "data"):
+            return
+        from marl_sb3.learners.imitation import require_masks
+
+        self.imitation.data = self.recorded.read(self.processing, self.algorithm)
+        require_masks(self.policy_id, self.algorithm, self.imitation.data, self.actor.policy.takes_masks)
+        if self.processing.normalizer is None:
+            self.recorded.forget()
+
+    def _read_data_anew(self) -> None:
+        """Normalise recorded observations by the present statistics."""
+        if self.imitation is not None and self.recorded is not None and self.processing.normalizer is not None:
+            self.imitation.data = self.recorded.read(self.processing, self.algorithm)
+
     # --- Update ------------------------------------------------------------------------------------------------------
 
     @override
@@ -92,6 +136,7 @@ class OnPolicyLearner(Learner):
         set_progress_remaining(self.algorithm, progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
             return Update(lambda: None, self._finish_update)
+        self._read_data_anew()
         algorithm: Any = self.algorithm
         own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
         fused = isinstance(algorithm, FusedOnPolicy) and own is FusedOnPolicy.train
@@ -109,6 +154,8 @@ class OnPolicyLearner(Learner):
         if by_kernels is not None:
             self.algorithm.finish_update(by_kernels)  # type: ignore[attr-defined]
             self.buffer.samples_drawn += by_kernels.samples_drawn
+        for name, value in ({} if self.imitation is None else self.imitation.recorded()).items():
+            self.algorithm.logger.record(name, value)
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         metrics = self.metrics(recorded)

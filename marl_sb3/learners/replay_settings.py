@@ -120,12 +120,18 @@ def _with_goals(values: Mapping[str, Any]) -> bool:
 
 
 def replay_buffer(
-    rows: PolicyRows, spec: PolicySpec, algorithm: Any, stored: spaces.Space[Any], goal_rewards: GoalRewards
+    rows: PolicyRows,
+    spec: PolicySpec,
+    algorithm: Any,
+    stored: spaces.Space[Any],
+    goal_rewards: GoalRewards,
+    size: int | None = None,
 ) -> RowReplayBuffer:
     """Make the replay buffer of a policy.
 
     Args:
         stored: the space of the observations that it keeps.
+        size: the number of transitions that it holds; None: as the spec says.
 
     Raises:
         ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
@@ -144,7 +150,7 @@ def replay_buffer(
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
         warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
-        return buffer_class(values["buffer_size"], stored, algorithm.action_space, **more)
+        return buffer_class(size or values["buffer_size"], stored, algorithm.action_space, **more)
 
 
 def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:

@@ -15,7 +15,16 @@ from marl_sb3.config.algorithms import AlgorithmInfo, Line, algorithm_info, info
 from marl_sb3.config.compat.rllib import LATER, explanation, is_of_rllib, no_counterpart, translated
 from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
-from marl_sb3.config.schema import ACCEPTED, PROCESSING, ProcessingSettings, processing_settings
+from marl_sb3.config.schema import (
+    ACCEPTED,
+    DATA,
+    OF_POLICIES,
+    PROCESSING,
+    DataSettings,
+    ProcessingSettings,
+    data_settings,
+    processing_settings,
+)
 from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice
 from marl_sb3.config.values import (
     Named,
@@ -42,7 +51,8 @@ class PolicySpec:
         policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
             class, or the name that `register_network` gave to one.
         hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
-            `ProcessingSettings`, such as `normalize_observations=True`: by themselves, or in a mapping `processing`.
+            `ProcessingSettings`, such as `normalize_observations=True`, and of `DataSettings`, such as
+            `replay_data="recorded"`: by themselves, or in mappings `processing` and `data`.
 
     Attributes:
         algorithm: the class.
@@ -51,6 +61,7 @@ class PolicySpec:
         hyperparameters: SB3's constructor arguments.
         values: the same, with SB3's defaults for those that are not given.
         processing: what is done to its observations, rewards and actions.
+        data: recorded episodes that it learns from.
         has_own_network: whether the policy or its features extractor is a class of the user's.
 
     Raises:
@@ -65,15 +76,17 @@ class PolicySpec:
     ) -> None:
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
-        if "processing" in hyperparameters:
-            hyperparameters |= require("processing", hyperparameters.pop("processing"), Named)
+        for section in {*OF_POLICIES.values()} & hyperparameters.keys():
+            hyperparameters |= require(section, hyperparameters.pop(section), Named)
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
         given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
         self._processing = {name: value for name, value in given.items() if name in PROCESSING}
-        self._given = {name: value for name, value in given.items() if name not in PROCESSING}
+        self._data = {name: value for name, value in given.items() if name in DATA}
+        self._given = {name: value for name, value in given.items() if name not in OF_POLICIES}
         self.processing: ProcessingSettings = processing_settings(self._processing)
+        self.data: DataSettings = data_settings(self._data)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
         self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
         extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
@@ -93,8 +106,8 @@ class PolicySpec:
         Raises:
             ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
         """
-        own = {**self._given, **self._processing}
-        more = {name: value for name, value in defaults.items() if name not in PROCESSING}
+        own = {**self._given, **self._processing, **self._data}
+        more = {name: value for name, value in defaults.items() if name not in OF_POLICIES}
         resolve_hyperparameters(self.algorithm, more)
         return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
 
@@ -108,6 +121,7 @@ class PolicySpec:
             "policy": self.policy,
             "hyperparameters": self._given,
             "processing": self._processing,
+            **({"data": self._data} if self._data else {}),
         }
 
     @classmethod
@@ -127,10 +141,16 @@ class PolicySpec:
             own_policy = registered_policy(plain.string("policy")) is not None
             _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
-        return cls(algorithm, plain.string("policy"), **values, **_read_processing(plain))
+        return cls(
+            algorithm,
+            plain.string("policy"),
+            **values,
+            **_read_section(plain, "processing", PROCESSING),
+            **_read_section(plain, "data", DATA),
+        )
 
     def __repr__(self) -> str:
-        given = {**self.hyperparameters, **self._processing}
+        given = {**self.hyperparameters, **self._processing, **self._data}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
 
@@ -147,16 +167,16 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
     return found
 
 
-def _read_processing(plain: StateReader) -> dict[str, Any]:
-    """The settings of processing; none in checkpoints of versions that had none."""
-    if "processing" not in plain:
+def _read_section(plain: StateReader, section: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of processing or of data; none in checkpoints of versions that had none."""
+    if section not in plain:
         return {}
-    given = plain.fields("processing")
+    given = plain.fields(section)
     values = {name: given.value(name) for name in given.names()}
     for name, value in values.items():
-        if name not in PROCESSING:
-            raise given.error(name, value, f"settings of {', '.join(PROCESSING)}")
-    processing_settings(values)
+        if name not in kinds:
+            raise given.error(name, value, f"settings of {', '.join(kinds)}")
+        require(name, value, kinds[name])
     return values
 
 
@@ -266,6 +286,6 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
         return f"{name!r} {means}; its names are for files, --set and MultiAgentAlgorithm; accepted here: SB3's"
     if name in ACCEPTED:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, [*known, *PROCESSING, *ACCEPTED], n=3)
+    close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *ACCEPTED], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     return f"unknown hyperparameter {shown(name)}{explanation(name)} of {algorithm_class.__name__}; {hint}"

@@ -27,10 +27,12 @@ class TwoPaths:
         update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
             one. May be set at any time between updates.
         known_as: the name of the policy in the log.
+        imitates: whether recorded actions are a part of its loss, which the kernels do not have.
     """
 
     update_path: str = "auto"
     known_as: str = "policy"
+    imitates: bool = False
     _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
 
     def coverage(self) -> Reliance | str:
@@ -94,7 +96,7 @@ class TwoPaths:
         return {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "known_as", *_MADE_ANEW]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "known_as", "imitates", *_MADE_ANEW]  # type: ignore[misc]
 
 
 def choose_path(policy_id: str, algorithm: TwoPaths, update_path: str) -> None:

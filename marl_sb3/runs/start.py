@@ -83,6 +83,7 @@ def prepare(
             sources = [parse_init_from(text) for text in config.init_from or ()]
             run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
         with source_named(config):
+            algorithm.read_data()
             algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
         if makes_folder:
@@ -168,6 +169,8 @@ def resume_run(
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
             if goes_on:
+                with source_named(config):
+                    run.algorithm.read_data()
                 planned = phases_after(before, env_steps)[0].n_timesteps
                 with files.writing():
                     _note_resume(run, inexact, planned if timesteps is not None else None)

@@ -400,6 +400,15 @@ class MultiAgentAlgorithm(PolicyByAgent):
         """
         self._runner.start()
 
+    def read_data(self) -> None:
+        """Read the recorded episodes that policies learn from; without a call, the first iteration reads them.
+
+        Raises:
+            ConfigError: they cannot be read, or are not of such policies.
+        """
+        for learner in self.parts.learners.values():
+            learner.read_data()
+
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes, because the envs were stepped by other code."""
         self._runner.forget_episodes()
@@ -427,6 +436,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """Run one iteration; returns None if a callback stopped it."""
+        self.read_data()
         self.between_iterations = False
         try:
             report = self._loop.iterate(callback)

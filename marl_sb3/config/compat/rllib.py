@@ -15,7 +15,7 @@ from marl_sb3.config.compat.rllib_names import (
     RUNNERS,
     Context,
 )
-from marl_sb3.config.schema import PROCESSING
+from marl_sb3.config.schema import OF_POLICIES
 from marl_sb3.config.values import Count, Named, PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 
@@ -33,7 +33,7 @@ def split_name(name: str) -> tuple[str, str]:
     outer, outer_dot, last = policy_id.rpartition(".")
     if name.startswith("env.") or last == "policy_kwargs":
         return "", name
-    if last == "replay_buffer_config" or (last == "processing" and own in PROCESSING):
+    if last == "replay_buffer_config" or OF_POLICIES.get(own) == last:
         return f"{outer}{outer_dot}", f"{last}.{own}"
     return f"{policy_id}{dot}", own
 

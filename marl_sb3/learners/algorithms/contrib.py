@@ -30,7 +30,9 @@ from marl_sb3.learners.coverage import (
     memory_coverage,
 )
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.learners.learner import LearnerOptions, data_refused
 from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.sb3.private import calls_lstm_as_sb3
 
@@ -143,6 +145,11 @@ class TRPOLearner(OnPolicyLearner):
                 key="sub_sampling_factor",
             )
         return super()._make_actor()
+
+    @override
+    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        why = "it moves its actor by a line search, to which no loss can be added"
+        raise data_refused(self.policy_id, spec, why, "ppo, a2c, maskable_ppo or recurrent_ppo")
 
 
 class QRDQN(QLearning, sb3_contrib.QRDQN):
