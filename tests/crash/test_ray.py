@@ -231,7 +231,7 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(disturb: Callable[[Any], b
     """A process or a node of the cluster is killed meanwhile."""
     options: dict[str, Any] = {
         "trials": 3,
-        "hparams": {"arena": {"n_timesteps": 2000, "n_steps": 50}},
+        "hparams": {"arena": {"n_timesteps": 20_000, "n_steps": 50}},
         "sampler": "random",
         "pruner": "none",
         "evaluations": 2,
@@ -246,7 +246,8 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(disturb: Callable[[Any], b
         remote = marl_sb3.tune("arena", study="remote", workers=2, ray=RaySettings(cluster.address), **options)
         killer.join()
     assert values(remote) == values(local)
-    assert candidates(remote) == candidates(local)
+    # A trial that was tried again has another number.
+    assert [each.values for each in candidates(remote)] == [each.values for each in candidates(local)]
     assert any(trial.user_attrs.get("error") == "its process ended" for trial in remote.trials)
     for trial in remote.completed():
         assert (remote.folder_of(trial) / "checkpoints").is_dir()
