@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli.command import EXIT_DONE
+from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED
 from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
@@ -109,7 +109,7 @@ def _imitate(arguments: argparse.Namespace) -> int:
     options = CloningOptions(**{name: getattr(arguments, name) for name in _OPTIONS})
     run = clone(config, arguments.data, options, arguments.run_dir, quiet=arguments.quiet)
     print(run.files.shown, flush=True)
-    return EXIT_DONE
+    return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -117,14 +117,12 @@ def add_env_option(
     Args:
         words: the help text of `--env`; None: that of commands on a run.
     """
-    if words is not None:
-        pass
-    elif also_positional:
-        words = "the same as the argument ENV; default: none"
+    of_run = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
+    if also_positional:
+        of_run = "the same as the argument ENV; default: none"
     elif not makes_env:
-        words = "the run's env, for the log (no env is made); default: as in the run"
-    else:
-        words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
+        of_run = "the run's env, for the log (no env is made); default: as in the run"
+    words = words or of_run
     parser.option("--env ENV", words, dest="env_option")
     parser.repeated(
         "--import MODULE",

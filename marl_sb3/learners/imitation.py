@@ -255,7 +255,7 @@ class ImitationLoss(Stateful):
 
     fields: ClassVar[Fields] = {"generator": generator("_generator")}
 
-    data: Demonstrations
+    data: Demonstrations | None = None
 
     def __init__(
         self, loss: ActionLoss, coefficient: float | Callable[[float], float], takes_masks: bool, seed: int | None
@@ -282,6 +282,7 @@ class ImitationLoss(Stateful):
 
     def _drawn(self) -> Minibatch:
         algorithm, data = self._loss.algorithm, self.data
+        assert data is not None, "read_data() comes first"
         size = getattr(algorithm, "batch_size", algorithm.n_steps * algorithm.n_envs)  # A2C's is its rollout
         if self._loss.in_sequences:
             episodes = max(1, round(size / data.lengths.mean()))

@@ -115,12 +115,13 @@ class OnPolicyLearner(Learner):
 
     @override
     def read_data(self) -> None:
-        if self.imitation is None or self.recorded is None or hasattr(self.imitation, "data"):
+        if self.imitation is None or self.recorded is None or self.imitation.data is not None:
             return
         from marl_sb3.learners.imitation import require_masks
 
-        self.imitation.data = self.recorded.read(self.processing, self.algorithm)
-        require_masks(self.policy_id, self.algorithm, self.imitation.data, self.actor.policy.takes_masks)
+        data = self.recorded.read(self.processing, self.algorithm)
+        require_masks(self.policy_id, self.algorithm, data, self.actor.policy.takes_masks)
+        self.imitation.data = data
         if self.processing.normalizer is None:
             self.recorded.forget()
 

@@ -94,7 +94,7 @@ def clone(
     """Make a run of policies that act as recorded episodes do; the arguments are those of `prepare` and `imitate`.
 
     Returns:
-        The run, which is closed.
+        The run, which is closed. An interruption ends the passes over the data: the best weights so far are saved.
     """
     run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
     with ExitStack() as cleanup:
@@ -151,7 +151,13 @@ def _train(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, 
     with progress_bars() as bars:
         bar = None if quiet else bars.add_task("epochs", total=options.epochs)
         while any(not job.is_done for job in jobs.values()):
-            measured = {policy_id: job.run_epoch() for policy_id, job in jobs.items() if not job.is_done}
+            try:
+                measured = {policy_id: job.run_epoch() for policy_id, job in jobs.items() if not job.is_done}
+            except KeyboardInterrupt:
+                if not counters.iteration:
+                    raise
+                run.interrupted = True
+                break
             counters.iteration += 1
             _write(run, measured)
             losses |= {policy_id: _words(policy_id, metrics) for policy_id, metrics in measured.items()}

@@ -17,6 +17,7 @@ from marl_sb3 import imitate
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
 from marl_sb3.imitate import main
+from marl_sb3.learners.cloning import Cloning
 
 BOUNDS = np.array([1, 1, 8.0], np.float32)
 SEEN, TORQUES = spaces.Box(-BOUNDS, BOUNDS), spaces.Box(-2, 2, (1,))
@@ -122,3 +123,18 @@ def test_a_wrong_command_line_leaves_no_folder(
     given = [str(data) if argument == "DATA" else argument for argument in arguments]
     assert words in refusal(main, [*given, "--run-dir", "run"], capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interruption_keeps_what_was_learned(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(cloning: Cloning) -> Any:
+        if cloning.epoch == 2:
+            raise KeyboardInterrupt
+        return run_epoch(cloning)
+
+    run_epoch = Cloning.run_epoch
+    monkeypatch.setattr(Cloning, "run_epoch", interrupted)
+    options = ["--set", "policy_kwargs.net_arch=[8]", "--quiet", "--run-dir", str(tmp_path / "run")]
+    assert main([str(data), "--env", "Pendulum-v1", *options]) == 130
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["ckpt-000002"]
