@@ -163,12 +163,14 @@ class DataSettings:
         replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
         replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
             overwritten. None: they are in the replay buffer like all other transitions.
+        replay_data_updates: gradient steps that the first update takes in addition, mostly on that data.
     """
 
     imitation_data: str | None = None
     imitation_coefficient: NonNegativeFloat | Line = 0.1
     replay_data: str | None = None
     replay_data_share: Fraction | None = None
+    replay_data_updates: Count = 0
 
     def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults, by name."""
@@ -188,8 +190,9 @@ def data_settings(values: Mapping[str, Any]) -> DataSettings:
     for name, value in values.items():
         require(name, value, DATA[name])
     made = DataSettings(**values)
-    for name, path in (("imitation_coefficient", "imitation_data"), ("replay_data_share", "replay_data")):
-        if name in made.changed() and getattr(made, path) is None:
+    for name in made.changed():
+        path = "imitation_data" if name.startswith("imitation") else "replay_data"
+        if getattr(made, path) is None:
             raise ConfigError(f"{name} is {shown(values[name])}, but there is no {path}", key=name)
     return made
 

@@ -62,6 +62,7 @@ class OffPolicyLearner(Learner):
     recorded: RecordedData | None = None
 
     _data_share: float | None = None
+    _data_updates: int = 0
     _has_data: bool = False  # whether it was read since this object was made
 
     def __init__(self, *arguments: Any) -> None:
@@ -126,7 +127,7 @@ class OffPolicyLearner(Learner):
             raise data_refused(self.policy_id, spec, "it has no rollouts", "replay_data")
         assert goal_rewards is not None
         self.recorded = RecordedData(settings.replay_data, "replay_data", self.rows)
-        self._data_share = settings.replay_data_share
+        self._data_share, self._data_updates = settings.replay_data_share, settings.replay_data_updates
         rows, stored = policy_rows(self.rows, self.processing), stored_space(self.processing, self.algorithm)
         self._make_buffer = partial(replay_buffer, rows, spec, self.algorithm, stored, goal_rewards)
         self.fields = {**type(self).fields, "recorded": part("recorded")}  # type: ignore[misc]
@@ -188,6 +189,8 @@ class OffPolicyLearner(Learner):
         if algorithm.num_timesteps > algorithm.learning_starts and self.buffer.can_sample and experience is not None:
             # -1: as many as agent steps in the rollout
             gradient_steps = algorithm.gradient_steps if algorithm.gradient_steps >= 0 else experience.agent_steps
+        if gradient_steps > 0 and num_updates(algorithm) == 0:
+            gradient_steps += self._data_updates
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
                 algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)

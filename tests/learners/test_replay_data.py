@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> str:
 
 def training(data: str, algo: str = "sac", n_envs: int = 2, **more: Any) -> MultiAgentAlgorithm:
     env = make_vec_env("Pendulum-v1", n_envs=n_envs, seed=1)
-    spec = PolicySpec(algo, replay_data=data, **SMALL, **more)
+    spec = PolicySpec(algo, replay_data=data, **{**SMALL, **more})
     return MultiAgentAlgorithm(env, {"shared": spec}, n_steps=5, seed=2, device="cpu")
 
 
@@ -101,6 +101,13 @@ def test_a_share_of_each_minibatch_is_recorded(data: str) -> None:
     assert set(samples.rewards[75:, 0].tolist()) <= {-1, -2, -3, -4}
 
 
+def test_the_first_update_may_take_more_gradient_steps(data: str) -> None:
+    algorithm = training(data, replay_data_updates=30, learning_starts=3)
+    counts = [algorithm.train_iteration()["learners"]["shared"]["num_grad_updates_lifetime"] for _ in range(2)]
+    # SMALL: updates begin after 4 agent steps of 10 in an iteration, one per env step.
+    assert counts == [30 + 4, 30 + 4 + 5]
+
+
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_a_resumed_training_goes_on_exactly(share: float | None, data: str, tmp_path: Path) -> None:
     going_on = training(data, replay_data_share=share, normalize_observations=True)
@@ -143,7 +150,7 @@ def test_other_algorithms_learn_from_data(algo: str, data: str) -> None:
 def rows_of(**more: Any) -> tuple[Any, Any]:
     env = make_vec_env(NoisyEnv, n_envs=2, plans=[[({"a": (4, "terminated"), "b": (4, "terminated")}, {})]] * 2)
     algorithm = MultiAgentAlgorithm(
-        env, {"all": PolicySpec("dqn", **SMALL, **more)}, device="cpu", policy_mapping_fn=lambda _: "all"
+        env, {"all": PolicySpec("dqn", **{**SMALL, **more})}, device="cpu", policy_mapping_fn=lambda _: "all"
     )
     return algorithm.parts.learners["all"], env.groups[0]
 
@@ -165,7 +172,7 @@ def test_remembered_observations_are_those_of_an_own_episode() -> None:
     """Two stacked frames, the previous action, the previous reward, and which agent it is."""
     env = make_vec_env("Pendulum-v1", n_envs=1)
     more = {"frame_stack": 2, "previous_action": True, "previous_reward": True, "agent_indicator": True}
-    algorithm = MultiAgentAlgorithm(env, {"p": PolicySpec("sac", **SMALL, **more)}, device="cpu")
+    algorithm = MultiAgentAlgorithm(env, {"p": PolicySpec("sac", **{**SMALL, **more})}, device="cpu")
     learner = algorithm.parts.learners["p"]
     data = demonstrations(pendulums((2, 1)), learner.rows, learner.processing, learner.algorithm)
     seen = data.seen if isinstance(data.seen, np.ndarray) else np.concatenate([*data.seen.values()], axis=1)
