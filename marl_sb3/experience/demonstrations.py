@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -242,13 +242,15 @@ def _replayed(
 # --- Are they of this policy? -----------------------------------------------------------------------------------------
 
 
-def require_episodes(
-    data: Sequence[tuple[spaces.Space[Any], spaces.Space[Any], Sequence[RecordedEpisode]]], rows: PolicyRows, path: Any
-) -> list[RecordedEpisode]:
+# Observation space, action space and episodes of a dataset.
+EpisodesOfSpaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any], Sequence[RecordedEpisode]]"
+
+
+def require_episodes(data: Sequence[EpisodesOfSpaces], rows: PolicyRows, path: Any) -> list[RecordedEpisode]:
     """Return the episodes of a policy's agents, or of all agents if there is one policy's agent and none has its name.
 
     Args:
-        data: observation space, action space and episodes of each dataset.
+        data: the datasets.
         path: of the data, for messages.
 
     Raises:

@@ -12,7 +12,7 @@ import torch as th
 
 from marl_sb3.data.dataset import RECORDING, read_policy_data, recorded_policies
 from marl_sb3.errors import ConfigError, as_path
-from marl_sb3.experience.demonstrations import Demonstrations, demonstrations, require_episodes
+from marl_sb3.experience.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.storage.parts import Fields, Stateful, integer, optional
@@ -24,22 +24,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def read_episodes(path: str | Path, rows: PolicyRows, key: str = "data") -> list[RecordedEpisode]:
-    """Read the recorded episodes of a policy's agents.
+def read_data(path: str | Path, key: str = "data") -> list[EpisodesOfSpaces]:
+    """Read one Minari dataset, or those of all policies of a recording, into memory.
 
     Args:
-        path: of one Minari dataset, or of a recording of several policies.
         key: the setting, for messages.
 
     Raises:
-        ConfigError: there are none, a file is damaged, or they are not of such agents.
+        ConfigError: there are none, or a file is damaged.
     """
     folder = as_path(key, path)
     try:
         is_recording = (folder / RECORDING).is_file()
         sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
-        data = [(each.observation_space, each.action_space, list(each.episodes)) for each in sets]
-        return require_episodes(data, rows, path)
+        return [(each.observation_space, each.action_space, [*each.episodes]) for each in sets]
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}", key=key) from error
 
@@ -66,7 +64,11 @@ class RecordedData(Stateful):
     ) -> Demonstrations:
         """Return them as the policy learns from them; the arguments are those of `demonstrations`."""
         if not self._episodes:
-            self._episodes = read_episodes(self._path, self._rows, self._key)
+            found = read_data(self._path, self._key)
+            try:
+                self._episodes = require_episodes(found, self._rows, self._path)
+            except ConfigError as error:
+                raise ConfigError(f"{self._key}: {error}", key=self._key) from error
         data = demonstrations(self._episodes, self._rows, processing, algorithm, learn=learn, normalize=normalize)
         self._read = data.checksum()
         self._compare()

@@ -17,8 +17,9 @@ from marl_sb3.display.tables import progress_bars
 from marl_sb3.display.text import number
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.experience.demonstrations import require_episodes
 from marl_sb3.learners.cloning import Cloning, CloningOptions
-from marl_sb3.learners.recorded_data import read_episodes
+from marl_sb3.learners.recorded_data import read_data
 from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Result
@@ -126,10 +127,11 @@ def _jobs(run: Run, data: Path, options: CloningOptions) -> dict[PolicyID, Cloni
     """
     assert run.config.seed is not None, "prepare() has drawn one"
     jobs: dict[PolicyID, Cloning] = {}
+    sets = read_data(data)
     for index, (policy_id, learner) in enumerate(run.algorithm.parts.learners.items()):
         if learner.trained:
             seed = derived_seed(run.config.seed, 1000 + index)
-            jobs[policy_id] = Cloning(learner, read_episodes(data, learner.rows), options, seed)
+            jobs[policy_id] = Cloning(learner, require_episodes(sets, learner.rows, data), options, seed)
     if not jobs:
         raise ConfigError(
             "no policy is trained; accepted: policies_to_train with at least one", key="policies_to_train"
