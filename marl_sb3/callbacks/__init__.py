@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
+from marl_sb3.callbacks.curriculum import CurriculumCallback
 from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.metrics import AgentMetricsCallback, RewardHistogramCallback
 from marl_sb3.callbacks.stop import StopAfterSteps, StopOnMetric, StopOnSignal
@@ -11,6 +12,7 @@ from marl_sb3.training.algorithm import MultiAgentCallback
 __all__ = [
     "AgentMetricsCallback",
     "CheckpointCallback",
+    "CurriculumCallback",
     "EvaluationCallback",
     "MultiAgentCallback",
     "RewardHistogramCallback",

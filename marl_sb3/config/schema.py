@@ -342,6 +342,8 @@ class TrainConfig:
         custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
         callbacks: callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they
             are called. A run that is resumed has those of its command line alone. None: no callbacks.
+        curriculum: tasks of the envs in the course of the training: `{setting: env.NAME or task, stages: [...],
+            advance_at: {METRIC: VALUE}}`; see `CurriculumCallback`. None: no curriculum.
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
             more it gets quantiles, and one histogram. The other logs hold all.
@@ -384,6 +386,7 @@ class TrainConfig:
     stop: _Stop = field(default_factory=dict)
     custom_metrics: _ByMetric = field(default_factory=dict)
     callbacks: _Callbacks = None
+    curriculum: Named | None = None
     stats_window_size: PositiveInt = 100
     tensorboard_agents: Count = 50
     env_kwargs: Named = field(default_factory=dict)

@@ -39,7 +39,7 @@ class BatchedEnv(ABC):
 
     Where the `ParallelEnv` takes reset options, `reset` takes a third argument `options`: a mapping for each of the
     envs that are reset. Where it has `configure(**settings)`, the batched env has `configure(env_indices, **settings)`,
-    which is called before these envs are reset.
+    which is called before these envs are reset. The same holds for `set_task(task)` and `set_task(env_indices, task)`.
 
     Attributes:
         num_envs: E.

@@ -18,7 +18,7 @@ from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run, SavedRun
-from marl_sb3.runs.start import MAX_ROLLBACKS, evaluations_of, roll_back
+from marl_sb3.runs.start import MAX_ROLLBACKS, curricula_of, evaluations_of, roll_back
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.types import PolicyID
@@ -95,8 +95,9 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         evaluations = [cleanup.enter_context(closing(evaluation)) for evaluation in evaluations_of(run)]
         signals = cleanup.enter_context(StopOnSignal())
         stop = StopOnMetric(run.config.stop, [name for each in evaluations for name in each.metric_names(algorithm)])
+        curriculum = curricula_of(run, [name for each in evaluations for name in each.metric_names(algorithm)])
         histograms, checkpoints = RewardHistogramCallback(run.config.tensorboard_agents), _checkpoint_callback(run)
-        others = [signals, histograms, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
+        others = [signals, histograms, *curriculum, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):
                 end = stop if phase.until is None else StopAfterSteps(phase.until)

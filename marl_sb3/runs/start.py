@@ -17,7 +17,8 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
-from marl_sb3.callbacks import EvaluationCallback
+from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback
+from marl_sb3.callbacks.curriculum import curriculum_of
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
@@ -79,6 +80,9 @@ def prepare(
         require_metrics(run)
         with source_named(config, "callbacks"):
             run.callbacks = named_callbacks(config.callbacks)
+        with source_named(config, "curriculum"):
+            for curriculum in curricula_of(run):
+                curriculum.move(algorithm.env)
         with source_named(config, "init_from"):
             sources = [parse_init_from(text) for text in config.init_from or ()]
             run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
@@ -270,9 +274,19 @@ def evaluations_of(run: Run) -> list[EvaluationCallback]:
     return [EvaluationCallback(lambda: run.make_env(n_envs), **settings)]
 
 
+def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumCallback]:
+    """Make the curriculum that the configuration asks for; none if there is none.
+
+    Args:
+        more_metrics: names of metrics that callbacks add to the result.
+    """
+    with source_named(run.config, "curriculum"):
+        return [] if run.config.curriculum is None else [curriculum_of(run.config.curriculum, more_metrics)]
+
+
 def metric_names(run: Run) -> list[str]:
     """Return the flat names of all metrics that the iterations of a run log."""
-    names = run.algorithm.metric_names()
+    names = [*run.algorithm.metric_names(), *(name for each in curricula_of(run) for name in each.metric_names())]
     for evaluation in evaluations_of(run):
         with closing(evaluation):
             names = [*names, *evaluation.metric_names(run.algorithm)]
@@ -286,3 +300,5 @@ def require_metrics(run: Run) -> None:
         for metric in run.config.stop:
             require_metric(metric, known)
         require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
+        for metric in (run.config.curriculum or {}).get("advance_at") or ():
+            require_metric(metric, known, "curriculum")

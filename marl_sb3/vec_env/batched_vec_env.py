@@ -19,7 +19,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
-from marl_sb3.vec_env.slot_states import EnvSettings, read_settings
+from marl_sb3.vec_env.slot_states import OTHER_SPACES, EnvSettings, read_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -72,8 +72,9 @@ class BatchedVecEnv(InProcessVecEnv):
         self._all_envs = list(range(self.num_envs))
         self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
         self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
-        configure, kind = getattr(env, "configure", None), type(env).__name__
-        self._settings = [EnvSettings(configure, kind, [index]) for index in self._all_envs]
+        configure, set_task = getattr(env, "configure", None), getattr(env, "set_task", None)
+        kind = type(env).__name__
+        self._settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
         self._choices = choices_of(env.action_space)
         self._masked: bool | None = None  # None: not known before the first reset
 
@@ -109,7 +110,14 @@ class BatchedVecEnv(InProcessVecEnv):
         seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
             self._checked("configure()", [index], self._settings[index].begin_episode)
+        self._require_same_spaces(env_indices)
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
+
+    def _require_same_spaces(self, env_indices: Sequence[int]) -> None:
+        """Refuse settings that have changed spaces: the policies were built for the first ones."""
+        group, env = self.groups[0], self._env
+        if env.observation_space != group.observation_space or env.action_space != group.action_space:
+            raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act

@@ -18,7 +18,7 @@ from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericEr
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
-from marl_sb3.vec_env.slot_states import ActionLog, EnvSettings, SlotState, same_tree
+from marl_sb3.vec_env.slot_states import OTHER_SPACES, ActionLog, EnvSettings, SlotState, same_tree
 from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
 from marl_sb3.wrappers.observations import EnvView
 
@@ -112,8 +112,9 @@ class EnvSlot:
         self.ended = EndedAgents()
         self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
-        configure = getattr(_owner(env, "configure"), "configure", None)
-        self.settings = EnvSettings(configure if callable(configure) else None, type(env.unwrapped).__name__)
+        methods = (getattr(_owner(env, name), name, None) for name in ("configure", "set_task"))
+        configure, set_task = (method if callable(method) else None for method in methods)
+        self.settings = EnvSettings(configure, type(env.unwrapped).__name__, set_task=set_task)
         self.horizon: int | None = None
         self.shows_env_state = False
         self._steps = 0
@@ -136,11 +137,8 @@ class EnvSlot:
         Returns:
             The observations of the agents that act first, by agent.
         """
-        try:
-            self.settings.begin_episode()
-        except RAISED as error:
-            self._blame(error, "configure()")
-            raise
+        if self.settings.coming:
+            self._change_settings()
         self.episode += 1
         self._episode_seed = episode_seed(self.run_seed, self.index, self.episode)
         self._steps, self._last_seen = 0, {}
@@ -162,6 +160,17 @@ class EnvSlot:
         self._log.begin()
         self._find_turns()
         return self.shown
+
+    def _change_settings(self) -> None:
+        try:
+            self.settings.begin_episode()
+        except RAISED as error:
+            self._blame(error, "configure()")
+            raise
+        for agent, first in self._spaces.items():
+            space = self.env.observation_space(agent)
+            if space != first:
+                raise self.error(f"{OTHER_SPACES}: it observes {space}, and before {first}", agent)
 
     def step(self, actions: Sequence[Array]) -> SlotStep:
         """Step the env, and begin its next episode if this one is over.

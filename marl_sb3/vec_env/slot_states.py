@@ -17,6 +17,8 @@ from marl_sb3.storage.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
 
+OTHER_SPACES = "the new settings have changed a space; accepted: settings that keep all spaces"
+
 
 class EnvSettings:
     """The settings that `configure` has set for one env.
@@ -25,14 +27,22 @@ class EnvSettings:
         configure: the env's own method; None if it has none.
         kind: of the env, for messages.
         first: arguments of the method before the settings.
+        set_task: the env's own method, which takes the setting `task`; None if it has none.
 
     Attributes:
         in_force: settings of its running episode.
         coming: settings that its next episode begins with.
     """
 
-    def __init__(self, configure: Callable[..., Any] | None, kind: str, *first: Any) -> None:
+    def __init__(
+        self,
+        configure: Callable[..., Any] | None,
+        kind: str,
+        *first: Any,
+        set_task: Callable[..., Any] | None = None,
+    ) -> None:
         self._configure, self._kind, self._first = configure, kind, first
+        self._set_task = set_task
         self.in_force: dict[str, Any] = {}
         self.coming: dict[str, Any] = {}
 
@@ -43,10 +53,10 @@ class EnvSettings:
             ConfigError: the env has no `configure`, the method does not take such settings, or a value is not plain
                 data.
         """
-        if self._configure is None:
-            raise ConfigError(
-                f"configure: {self._kind} has no method configure(**settings), so its settings cannot change"
-            )
+        of_configure = self._of_configure(settings)
+        if self._configure is None and of_configure:
+            has = "set_task(task) alone" if self._set_task is not None else "neither configure(**settings) nor set_task"
+            raise ConfigError(f"configure: {self._kind} has {has}: its {', '.join(of_configure)} cannot change")
         for name, value in settings.items():
             if not is_plain(value) or isinstance(value, tuple):
                 raise ConfigError(
@@ -54,9 +64,11 @@ class EnvSettings:
                     "and mappings of these",
                     key=name,
                 )
+        if self._configure is None or not of_configure:
+            return
         signature = inspect.signature(self._configure)
         try:
-            signature.bind(*self._first, **settings)
+            signature.bind(*self._first, **of_configure)
         except TypeError as error:
             taken = ", ".join(list(signature.parameters)[len(self._first) :])
             raise ConfigError(f"configure of {self._kind}: {error}; it takes: {taken}") from error
@@ -73,8 +85,19 @@ class EnvSettings:
             self._put_in_force(new)
 
     def _put_in_force(self, settings: Mapping[str, Any]) -> None:
-        assert self._configure is not None, "settings are refused for envs without configure()"
-        self._configure(*self._first, **settings)
+        of_configure = self._of_configure(settings)
+        if of_configure:
+            assert self._configure is not None, "settings are refused for envs without configure()"
+            self._configure(*self._first, **of_configure)
+        if len(of_configure) < len(settings):
+            assert self._set_task is not None, "then configure() takes all settings"
+            self._set_task(*self._first, settings["task"])
+
+    def _of_configure(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings without the task, if the env has a method of its own for that."""
+        if self._set_task is None:
+            return settings
+        return {name: value for name, value in settings.items() if name != "task"}
 
     def get_state(self) -> State:
         """Return plain data."""

@@ -292,6 +292,6 @@ def test_settings_reach_the_envs_own_configure_at_its_next_reset():
 
 def test_an_env_without_configure_refuses_settings():
     with pytest.raises(
-        ConfigError, match=r"ScriptedEnv has no method configure\(\*\*settings\), so its settings cannot"
+        ConfigError, match=r"ScriptedEnv has neither configure\(\*\*settings\) nor set_task: its level cannot"
     ):
         make_vec_env(ScriptedEnv).configure([0], level=1)

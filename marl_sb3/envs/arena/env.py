@@ -6,7 +6,7 @@ Its rules are in `marl_sb3.envs.arena.rules`; this file gives them agents, space
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -94,6 +94,14 @@ class ArenaEnv(DrawnEnv):
             ConfigError: it is not an integer from 1 to `rules.MOST_TIMESTEPS`.
         """
         self.max_timesteps = rules.checked_limit(max_timesteps)
+
+    def get_task(self) -> dict[str, int]:
+        """Return the settings of `configure`."""
+        return {"max_timesteps": self.max_timesteps}
+
+    def set_task(self, task: Mapping[str, int]) -> None:
+        """Do `configure` with the settings in a mapping."""
+        self.configure(**task)
 
     def step(self, actions: dict[AgentID, int]) -> StepResult:
         """Move both agents. `actions` has one integer in 0..3 for each of them.
@@ -183,6 +191,10 @@ class BatchedArena(DrawnBatch):
         missing = limit - self._coins.shape[1]
         if missing > 0:
             self._coins = np.pad(self._coins, ((0, 0), (0, missing)))
+
+    def set_task(self, env_indices: Sequence[int], task: Mapping[str, int]) -> None:
+        """See `ArenaEnv.set_task`; it is called before these envs are reset."""
+        self.configure(env_indices, **task)
 
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
