@@ -25,18 +25,24 @@ Steps = Annotated[int, Meta(ge=1, le=10**6)]
 Epochs = Annotated[int, Meta(ge=1, le=10**6)]
 Minibatch = Annotated[int, Meta(ge=2)]
 
-Line = Annotated[
+# The forms of schedules, besides numbers; `sb3.schedules` makes them.
+_NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+Decay = Annotated[
     str,
     Meta(
-        pattern=r"^lin_([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z",
-        description="lin_X for a line from X down to 0",
+        pattern=rf"^(lin_{_NUMBER}|exp_{_NUMBER}(_{_NUMBER})?)\Z",
+        description="lin_X for a line from X down to 0, or exp_X or exp_X_Y for equal factors from X to X/100 or Y",
     ),
+]
+Points = Annotated[
+    Sequence[Annotated[Sequence[FiniteFloat], Meta(min_length=2, max_length=2)]],
+    Meta(min_length=1, description="[[ENV_STEPS, X], ...] for lines between points"),
 ]
 # PyTorch computes with 32 bits: a number that these have no room for would end the training run in its first update.
 _MOST = 10**6
 _Moderate = Annotated[float, Meta(ge=0, le=_MOST)]
-Schedule = Annotated[float, Meta(gt=0, le=_MOST)] | Line
-LearningRate = _Moderate | Line  # 0 as in SB3: the policy acts and is evaluated, and its weights stay
+Schedule = Annotated[float, Meta(gt=0, le=_MOST)] | Decay | Points
+LearningRate = _Moderate | Decay | Points  # 0 as in SB3: the policy acts and is evaluated, and its weights stay
 
 PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
 
@@ -52,7 +58,7 @@ GSDE: Mapping[str, Any] = {"use_sde": bool, "sde_sample_freq": Annotated[int, Me
 ON_POLICY: Mapping[str, Any] = {
     **ROLLOUT,
     **GSDE,
-    "ent_coef": NonNegativeFloat,
+    "ent_coef": NonNegativeFloat | Decay | Points,
     "vf_coef": NonNegativeFloat,
     "max_grad_norm": PositiveFloat,
 }
@@ -118,6 +124,7 @@ DQN: Mapping[str, Any] = {
     "exploration_fraction": Fraction,
     "exploration_initial_eps": Fraction,
     "exploration_final_eps": Fraction,
+    "exploration_schedule": Fraction | Decay | Points | None,
     "max_grad_norm": PositiveFloat | None,
 }
 
@@ -157,6 +164,9 @@ CROSSQ: Mapping[str, Any] = {
     **{name: kind for name, kind in _ENTROPY.items() if name != "tau"},  # there are no target networks
     "policy_delay": _Delay,
 }
+
+# Settings that SB3's classes do not have as arguments: each belongs to the classes that have the argument beside it.
+ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +243,8 @@ class AlgorithmInfo:
         if isinstance(self.algorithm, str) or self._base is None:
             return self.hyperparameters
         names = inspect.signature(self.algorithm).parameters
-        return {**{name: kind for name, kind in self._base.kinds.items() if name in names}, **self.hyperparameters}
+        known = {*names, *(name for name, beside in ADDED.items() if beside in names)}
+        return {**{name: kind for name, kind in self._base.kinds.items() if name in known}, **self.hyperparameters}
 
     @cached_property
     def all_metrics(self) -> Mapping[str, str | None]:

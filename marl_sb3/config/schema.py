@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.config.algorithms import Line
+from marl_sb3.config.algorithms import Decay, Points
 from marl_sb3.config.ids import require_ids
 from marl_sb3.config.values import (
     Count,
@@ -159,7 +159,7 @@ class DataSettings:
     Attributes:
         imitation_data: path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None:
             no such data.
-        imitation_coefficient: weight of that loss, a number or `lin_X`, from X down to 0.
+        imitation_coefficient: weight of that loss; a number or a schedule, as of learning_rate.
         replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
         replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
             overwritten. None: they are in the replay buffer like all other transitions.
@@ -167,7 +167,7 @@ class DataSettings:
     """
 
     imitation_data: str | None = None
-    imitation_coefficient: NonNegativeFloat | Line = 0.1
+    imitation_coefficient: NonNegativeFloat | Decay | Points = 0.1
     replay_data: str | None = None
     replay_data_share: Fraction | None = None
     replay_data_updates: Count = 0

@@ -41,6 +41,9 @@ def at_least(minimum: int) -> Any:
 
 def accepts(kind: Any, value: Any) -> bool:
     """Whether a value is of a kind. Nothing is converted: `"1"`, `1.0` and `True` are not integers."""
+    if get_origin(kind) in (Union, UnionType):
+        # One by one: msgspec 0.22 crashes on the union of a string with a pattern and a list.
+        return any(accepts(each, value) for each in get_args(kind))
     try:
         # msgspec accepts only Python's own float, not its subclass, NumPy's float64.
         msgspec.convert(float(value) if isinstance(value, float) else value, kind)

@@ -19,6 +19,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.utils import FloatSchedule
 
 from marl_sb3.acting.policy import make_action_noise
 from marl_sb3.config.schema import ProcessingSettings
@@ -27,6 +28,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Policy, Processing
+from marl_sb3.sb3.schedules import Schedule
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv, check_spaces
 from marl_sb3.wrappers.observations import choices_of
 
@@ -53,6 +55,8 @@ def build(
             settings["action_noise"] = make_action_noise(settings["action_noise"], rows.zero_based_actions.space)
         if isinstance(settings.get("train_freq"), list):
             settings["train_freq"] = tuple(settings["train_freq"])
+    settings |= {name: float(schedule(1.0)) for name, schedule in coefficients(spec).items()}
+    epsilon = settings.pop("exploration_schedule", None)
     kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, kwargs)
@@ -63,10 +67,19 @@ def build(
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
-            return _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
+            made: Any = _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"
             raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
+    if epsilon is not None:
+        made.exploration_schedule = FloatSchedule(epsilon)  # instead of SB3's line
+    return made  # type: ignore[no-any-return]
+
+
+def coefficients(spec: PolicySpec) -> dict[str, Schedule]:
+    """Return the schedules of hyperparameters that SB3 takes as numbers only, by name; see `Learner.schedules`."""
+    given = spec.hyperparameters.get("ent_coef")
+    return {"ent_coef": given} if callable(given) else {}
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:

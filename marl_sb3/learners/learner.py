@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from marl_sb3.acting.actor import Actor
@@ -12,7 +13,7 @@ from marl_sb3.config.algorithms import info_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.shards import ShardedExperience
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
+from marl_sb3.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.metrics import Result
@@ -23,7 +24,8 @@ from marl_sb3.sb3.optimizers import (
     optimizer_settings,
     read_optimizers,
 )
-from marl_sb3.sb3.private import COUNTS, set_up_logging
+from marl_sb3.sb3.private import COUNTS, set_progress_remaining, set_up_logging
+from marl_sb3.sb3.schedules import Schedule
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
 from marl_sb3.storage.space_data import generators
@@ -116,12 +118,14 @@ class Learner(Stateful, ABC):
     Attributes:
         policy_id: the id of the policy.
         metric_names: the names of its metrics, in order; see `AlgorithmInfo.metrics`.
+        schedules: of attributes of the algorithm that SB3 takes as numbers; they are set before each update.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
         actor: acts for the rows of the policy, unless it acts in shards.
         experience: what the policy learns from; None if it is not trained and acts in this process.
     """
 
     takes_common_steps: ClassVar[bool] = False
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
     experience: Experience | ShardedExperience | None
 
     def __init__(
@@ -172,6 +176,7 @@ class Learner(Stateful, ABC):
         learner = cls(rows, algorithm, trained, processing, options)
         if learns_here and spec.data.changed():
             learner.take_data(spec, seed, options)
+        learner.schedules = coefficients(spec)
         return learner
 
     @classmethod
@@ -198,6 +203,12 @@ class Learner(Stateful, ABC):
     @abstractmethod
     def pace(self) -> Pace:
         """How long an iteration is for this policy."""
+
+    def follow_schedules(self, progress_remaining: float) -> None:
+        """Set what the algorithm's own schedules take, and the values of those that it does not have itself."""
+        set_progress_remaining(self.algorithm, progress_remaining)
+        for name, schedule in self.schedules.items():
+            setattr(self.algorithm, name, float(schedule(progress_remaining)))
 
     @abstractmethod
     def begin_update(self, progress_remaining: float) -> Update:

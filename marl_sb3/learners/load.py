@@ -15,6 +15,8 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.mapping import policy_of_agents, read_deterministic, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
+from marl_sb3.sb3.private import set_progress_remaining
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.sb3.tensors import read_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint, find_file, find_files
@@ -127,6 +129,8 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
     read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
     learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
+    env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
+    set_progress_remaining(algorithm, Progress(learner.number("progress_remaining"), env_steps))  # for zips
     if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
         algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
     return algorithm

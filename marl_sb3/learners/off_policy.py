@@ -36,7 +36,7 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.files import normalize_minibatches
 from marl_sb3.sb3.optimizers import num_optimized
-from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates, set_progress_remaining
+from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates
 from marl_sb3.sb3.spaces import check_spaces
 from marl_sb3.sb3.tensors import Arrays
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order, part
@@ -165,7 +165,7 @@ class OffPolicyLearner(Learner):
 
     @override
     def begin_update(self, progress_remaining: float) -> Update:
-        set_progress_remaining(self.algorithm, progress_remaining)
+        self.follow_schedules(progress_remaining)
         metrics: list[Result] = []
 
         def run() -> None:

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import LinearSchedule
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
 from marl_sb3.acting.policy import RolloutPolicy
+from marl_sb3.config.schema import DATA
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
 from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.turns import Experience
@@ -26,7 +26,7 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.sb3.private import set_progress_remaining
+from marl_sb3.sb3.schedules import make_schedule
 from marl_sb3.storage.parts import Fields, integer, part
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ class OnPolicyLearner(Learner):
         path, settings = spec.data.imitation_data, spec.data
         if settings.replay_data is not None or path is None:
             raise data_refused(self.policy_id, spec, "it has no replay buffer", "imitation_data")
-        coefficient: Any = settings.imitation_coefficient
-        if isinstance(coefficient, str):
-            coefficient = LinearSchedule(float(coefficient.removeprefix("lin_")), 0.0, 1.0)
+        name = "imitation_coefficient"
+        coefficient = make_schedule(settings.imitation_coefficient, name, DATA[name])
         self.recorded = RecordedData(path, "imitation_data", self.rows)
         loss = action_loss(self.policy_id, self.algorithm)
         self.imitation = ImitationLoss(loss, coefficient, self.actor.policy.takes_masks, seed)
@@ -134,7 +133,7 @@ class OnPolicyLearner(Learner):
 
     @override
     def begin_update(self, progress_remaining: float) -> Update:
-        set_progress_remaining(self.algorithm, progress_remaining)
+        self.follow_schedules(progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
             return Update(lambda: None, self._finish_update)
         self._read_data_anew()

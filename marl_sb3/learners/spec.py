@@ -9,9 +9,8 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.utils import LinearSchedule
 
-from marl_sb3.config.algorithms import AlgorithmInfo, Line, algorithm_info, info_of, saved_class, saved_name
+from marl_sb3.config.algorithms import ADDED, AlgorithmInfo, Decay, algorithm_info, info_of, saved_class, saved_name
 from marl_sb3.config.compat.rllib import LATER, explanation, is_of_rllib, no_counterpart, translated
 from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
@@ -31,13 +30,13 @@ from marl_sb3.config.values import (
     accepts,
     alternatives_of,
     plain_numbers,
-    refusal,
     require,
     shown,
 )
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
+from marl_sb3.sb3.schedules import make_schedule
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
@@ -242,13 +241,15 @@ _RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"]
 def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
     """Return the hyperparameters of an algorithm with SB3's defaults."""
     parameters = inspect.signature(algorithm_class).parameters
-    return {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
+    known = {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
+    return known | {name: None for name, beside in ADDED.items() if beside in known}
 
 
 def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check hyperparameters and convert text to the objects that SB3 takes.
 
-    `lin_3e-4` becomes a schedule from 3e-4 down to 0; `policy_kwargs: {activation_fn: relu}` the class.
+    `lin_3e-4` becomes a schedule from 3e-4 down to 0, see `make_schedule`; `policy_kwargs: {activation_fn: relu}` the
+    class.
 
     Raises:
         ConfigError: an unknown name, or a value out of range.
@@ -260,17 +261,14 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
     for name, value in values.items():
         # A subclass of the user's own may take arguments that no table has: they are not checked.
         kind = Any if info is None else info.kinds.get(name, Any)
-        takes_schedules = Line in alternatives_of(kind)
+        takes_schedules = Decay in alternatives_of(kind)
         if (takes_schedules and callable(value)) or (name == "action_noise" and isinstance(value, ActionNoise)):
             continue
         if name == "replay_buffer_class" and getattr(value, "__module__", "").startswith("stable_baselines3."):
             resolved[name] = value.__name__
         require(name, resolved[name], kind)
-        if takes_schedules and isinstance(value, str):
-            start = float(value.removeprefix("lin_"))
-            if start == 0 or not accepts(kind, start):
-                raise refusal(name, value, kind)
-            resolved[name] = LinearSchedule(start, 0.0, 1.0)
+        if takes_schedules and isinstance(value, (str, list, tuple)):
+            resolved[name] = make_schedule(value, name, kind)
         elif name == "policy_kwargs" and value is not None:
             resolved[name] = resolve_policy_kwargs(value)
     return resolved

@@ -9,6 +9,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.processing import Processing
-from marl_sb3.sb3.private import pickled_members, set_vec_normalize
+from marl_sb3.sb3.private import pickled_members, progress_remaining, set_vec_normalize
+from marl_sb3.sb3.schedules import in_stock_form
 from marl_sb3.sb3.spaces import OneRow
 from marl_sb3.storage.state import StateReader
 
@@ -33,7 +35,11 @@ _OURS = ("rollout_buffer_class", "replay_buffer_class")  # classes of marl_sb3
 
 
 def write_zip(algorithm: BaseAlgorithm, path: Path) -> None:
-    """Save one policy as SB3 does, without our buffer class, so that it opens where marl_sb3 is not installed."""
+    """Save one policy as SB3 does, without our classes, so that it opens where marl_sb3 is not installed."""
+    stock = in_stock_form(vars(algorithm), progress_remaining(algorithm))
+    if stock:
+        algorithm = copy(algorithm)
+        vars(algorithm).update(stock)
     algorithm.save(path, exclude=list(_OURS))
 
 

@@ -58,7 +58,9 @@ def num_updates(algorithm: BaseAlgorithm) -> int:
 COUNTS: Fields = {
     "num_timesteps": integer("algorithm.num_timesteps"),
     "n_updates": integer("algorithm._n_updates"),
-    "progress_remaining": number("algorithm._current_progress_remaining"),
+    "progress_remaining": number("algorithm._current_progress_remaining")._replace(
+        get=lambda owner: float(progress_remaining(owner.algorithm))  # without the env steps of a `Progress`
+    ),
 }
 # The same for off-policy algorithms: how often `after_step` was called, and the share of random actions, both of DQN.
 OFF_POLICY_COUNTS: Fields = {

@@ -17,6 +17,7 @@ from marl_sb3.metrics import Episode, Result
 from marl_sb3.runners.runner import LocalRunner, Runner
 from marl_sb3.sb3.optimizers import parameter_addresses
 from marl_sb3.sb3.private import has_step_hook
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.training.callback import TrainingCallback, training_callbacks
 from marl_sb3.training.hooks import (
@@ -69,15 +70,16 @@ class Counters(Stateful):
         self.planned_env_steps: int | None = None
         self.begin_iteration()
 
-    def progress_remaining(self, after: int = 0) -> float:
+    def progress_remaining(self, after: int = 0) -> Progress:
         """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end.
+
+        Schedules of points take the env steps from it.
 
         Args:
             after: that many env steps from now.
         """
-        if self.planned_env_steps is None:
-            return 1.0
-        return max(0.0, 1.0 - (self.env_steps + after) / self.planned_env_steps)
+        env_steps, planned = self.env_steps + after, self.planned_env_steps
+        return Progress(1.0 if planned is None else max(0.0, 1.0 - env_steps / planned), env_steps)
 
     def begin_iteration(self) -> None:
         """Begin to count the next iteration."""

@@ -37,6 +37,8 @@ from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.runners.sharded import ShardedRunner
 from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import optimizer_forms
+from marl_sb3.sb3.private import progress_remaining, set_progress_remaining
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.sb3.tensors import weight_forms
 from marl_sb3.storage.checkpoint_format import Checkpoint, OfPolicy, by_file, find_files
 from marl_sb3.storage.parts import Arrays, Part, SavedPart, in_order
@@ -229,6 +231,9 @@ class TrainingParts:
         lost = dict(put_envs())  # first: a user's env may refuse its saved state
         *put_others, put_random = setters
         in_order(put_others)()
+        for learner in self.learners.values():  # without the env steps, a zip could not have the values of schedules
+            left = Progress(progress_remaining(learner.algorithm), self.counters.env_steps)
+            set_progress_remaining(learner.algorithm, left)
         # Other episodes begin than those of the first rollout.
         self.runner.restart_lost(lost, None if seed is None else derived_seed(seed, self.counters.env_steps))
         put_random()

@@ -24,6 +24,7 @@ from marl_sb3.config.compat.rllib_names import (
 from marl_sb3.config.schema import ACCEPTED, value_of
 from marl_sb3.config.settings import FLAT_NAMES
 from marl_sb3.learners.spec import policy_specs
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.
@@ -132,6 +133,7 @@ def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -
 
 
 EPSILON = [[0, 0.9], [250_000, 0.05]]
+RATES = [[0, 1e-3], [1_000_000, 1e-4]]
 MEANINGS = [
     ("ppo", {"train_batch_size_per_learner": 1001, "num_envs_per_env_runner": 10}, {"n_steps": 101}),
     ("a2c", {"train_batch_size": 40}, {"n_steps": 5}),
@@ -142,17 +144,24 @@ MEANINGS = [
     ("qrdqn", {"target_network_update_freq": 500}, {"target_update_interval": 500}),
     ("sac", {"target_network_update_freq": 0}, {"target_update_interval": 1}),
     ("td3", {"n_step": 3}, {"n_steps": 3}),
-    ("dqn", {"epsilon": 0.1}, {"exploration_initial_eps": 0.1, "exploration_final_eps": 0.1}),
-    (
-        "dqn",
-        {"epsilon": EPSILON},
-        {"exploration_initial_eps": 0.9, "exploration_final_eps": 0.05, "exploration_fraction": 0.25},
-    ),
+    ("dqn", {"epsilon": 0.1}, {"exploration_schedule": 0.1}),
+    ("dqn", {"epsilon": EPSILON}, {"exploration_schedule": EPSILON}),
+    ("qrdqn", {"epsilon": [[0, 1.0], [5, 0.5], [9, 0.0]]}, {"exploration_schedule": [[0, 1.0], [5, 0.5], [9, 0.0]]}),
     (
         "dqn",
         {"exploration_config": {"type": "EpsilonGreedy", "initial_epsilon": 0.9, "epsilon_timesteps": 250_000}},
-        {"exploration_initial_eps": 0.9, "exploration_final_eps": 0.05, "exploration_fraction": 0.25},
+        {"exploration_schedule": EPSILON},
     ),
+    (
+        "dqn",
+        {"exploration_config": {"type": "EpsilonGreedy", "warmup_timesteps": 500, "epsilon_timesteps": 1000}},
+        {"exploration_schedule": [[500, 1.0], [1500, 0.05]]},
+    ),
+    ("ppo", {"lr": RATES}, {"learning_rate": RATES}),
+    ("sac", {"lr_schedule": RATES}, {"learning_rate": RATES}),
+    ("ppo", {"lr_schedule": None, "entropy_coeff_schedule": None}, {}),
+    ("a2c", {"entropy_coeff": RATES}, {"ent_coef": RATES}),
+    ("maskable_ppo", {"entropy_coeff_schedule": RATES}, {"ent_coef": RATES}),
     ("a2c", {"epsilon": 0.1}, {"rms_prop_eps": 0.1}),
 ]
 
@@ -227,10 +236,19 @@ def test_a_later_source_wins_by_whatever_name() -> None:
         ({"n_step": 3}, "RLlib's n_step has no counterpart for ppo; it means n_steps of algorithms with a replay buf"),
         ({"algo": "td3", "target_network_update_freq": 0}, "has no counterpart for td3; it means target_update_interv"),
         ({"algo": "sac", "target_network_update_freq": 8}, "target_network_update_freq is 8; accepted with SAC: 0; "),
-        ({"algo": "dqn", "epsilon": [[0, 1], [5, 0.5], [9, 0]]}, r"RLlib's epsilon is \[\[.*; accepted: a number from"),
+        (
+            {"algo": "dqn", "epsilon": [[0, 1], [5]]},
+            r"RLlib's epsilon is \[\[.*; accepted: a number from 0 to 1, or \[\[",
+        ),
+        ({"lr_schedule": 1e-3}, "RLlib's lr_schedule is 0.001; accepted: .* for lines between points, or null"),
+        ({"lr": 1e-3, "lr_schedule": RATES}, "lr_schedule and learning_rate are both given"),
+        (
+            {"algo": "sac", "entropy_coeff_schedule": RATES},
+            "no counterpart for sac; it means ent_coef of algorithms with",
+        ),
         (
             {"algo": "dqn", "exploration_config": {"type": "SoftQ"}},
-            "exploration_config is .*; accepted: {type: ",
+            r"exploration_config is .*; accepted: {type: .*PolicySpec\(exploration=marl_sb3.SoftQ",
         ),
         ({"exploration_config": {"type": "EpsilonGreedy"}}, "exploration_config has no counterpart for ppo; it means"),
         (
@@ -265,8 +283,8 @@ def test_the_library_knows_the_number_of_envs_where_there_are_envs() -> None:
     assert algorithm.policies["shared"].n_steps == algorithm.n_steps == 4
     with pytest.raises(ConfigError, match="num_env_runners belongs to the run, not to a policy; set n_envs"):
         MultiAgentAlgorithm(env, num_env_runners=2)
-    with pytest.raises(ConfigError, match="epsilon needs the length of the run"):
-        MultiAgentAlgorithm(env, algorithm="dqn", epsilon=EPSILON)
+    epsilon = MultiAgentAlgorithm(env, algorithm="dqn", epsilon=EPSILON, device="cpu").policies["shared"]
+    assert epsilon.exploration_schedule(Progress(0.1, 125_000)) == pytest.approx(0.475)
     with pytest.raises(ConfigError, match=r"'train_batch_size' is a name of RLlib; .* accepted here: SB3's"):
         PolicySpec(train_batch_size=10)
 

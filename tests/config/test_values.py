@@ -47,9 +47,10 @@ KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [
     (Named, "a mapping of names to values", [{"a": None}], [{1: 2}]),
     (
         Schedule,
-        "a number above 0 and at most 1000000, or lin_X for a line from X down to 0",
-        [1, 1e6, "lin_.5e-3", "lin_1."],
-        ["1", "lin_-1", "lin_1\n", "lin_1e"],
+        "a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or exp_X or exp_X_Y for equal "
+        "factors from X to X/100 or Y, or [[ENV_STEPS, X], ...] for lines between points",
+        [1, 1e6, "lin_.5e-3", "lin_1.", "exp_1e-3", "exp_1_.1", [[0, 1]], ((0, 1.0), (9, 2))],
+        ["1", "lin_-1", "lin_1\n", "lin_1e", "lin_1_2", "exp_1_", "exp_1_2_3", [], [[1]], [[0, "1"]], [[0, 1, 2]]],
     ),
     (
         Networks,

@@ -65,6 +65,18 @@ CASES = {
         hyperparameters={"learning_rate": "lin_1e-2", "clip_range": "lin_0.1"},
         stock={"learning_rate": LinearSchedule(1e-2, 0, 1), "clip_range": LinearSchedule(0.1, 0, 1)},
     ),
+    "exponential schedules, and jumps at env steps": Case(  # an update after 48 env steps, one after 96
+        hyperparameters={
+            "learning_rate": "exp_1e-2",
+            "clip_range": [[0, 0.3], [49, 0.3], [49, 0.05]],
+            "ent_coef": [[0, 0.1]],
+        },
+        stock={
+            "learning_rate": lambda left: 1e-2**left * 1e-4 ** (1 - left),
+            "clip_range": lambda left: 0.3 if left > 0.4 else 0.05,
+            "ent_coef": 0.1,
+        },
+    ),
     "value clipping": Case(hyperparameters={"clip_range_vf": 0.05}),
     "target KL": Case(hyperparameters={"target_kl": 1e-4, "n_epochs": 5}),
     "entropy bonus, no normalisation": Case(hyperparameters={"ent_coef": 0.1, "normalize_advantage": False}),
@@ -114,6 +126,7 @@ def test_weights_and_optimizer_equal_those_of_stock_sb3(name: str, algorithm: st
 FUSED = [
     "time limits inside rollouts",
     "linear learning rate and clipping",
+    "exponential schedules, and jumps at env steps",
     "entropy bonus, no normalisation",
     "other coefficients",
     "batch size that leaves one over",

@@ -122,7 +122,7 @@ def test_every_hyperparameter_has_its_range() -> None:
         (
             "clip_range_vf",
             -1,
-            "accepted: a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or null",
+            "accepted: a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or .*, or null",
         ),
         ("target_kl", 0, "accepted: a number above 0, or null"),
         ("gamma", 2, "accepted: a number from 0 to 1"),
@@ -161,7 +161,10 @@ def test_lin_is_a_line_down_to_zero(name: str) -> None:
         "lin_1e7",
         "lin_x",
         "line_1",
-        "exp_1e-3",
+        "lin_1_0.1",
+        "exp_0",
+        "exp_1_0",
+        "exp_1_1e7",
         "",
     ],
 )

@@ -52,7 +52,12 @@ MIXED = spaces.Dict(
 # Observations, actions, policy, settings.
 CASES: dict[str, tuple[spaces.Space, spaces.Space, str, dict[str, Any]]] = {
     "box": (NUMBERS, MOVES, "MlpPolicy", {"learning_rate": "lin_0.1", "clip_range_vf": "lin_0.5"}),
-    "discrete": (spaces.Discrete(5), spaces.Discrete(4), "MlpPolicy", {}),
+    "discrete": (
+        spaces.Discrete(5),
+        spaces.Discrete(4),
+        "MlpPolicy",
+        {"learning_rate": [[0, 0.1], [9, 0.2]], "clip_range": "exp_0.1", "ent_coef": "lin_0.1"},
+    ),
     "multi_discrete": (spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), "MlpPolicy", {}),
     "multi_binary": (spaces.MultiBinary(4), spaces.MultiBinary(3), "MlpPolicy", {}),
     "images": (spaces.Box(0, 255, (36, 40, 3), np.uint8), spaces.Discrete(3), "CnnPolicy", TINY_CNN),

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marl_sb3.config.values import FiniteFloat, Fraction, PositiveInt, accepts, require, shown
+from marl_sb3.config.algorithms import Points
+from marl_sb3.config.values import Count, Fraction, PositiveInt, accepts, require, shown, words
 from marl_sb3.errors import ConfigError
 
 # --- Values ----------------------------------------------------------------------------------------------------------
@@ -23,11 +24,9 @@ class Context(NamedTuple):
 
     Attributes:
         n_envs: number of envs of the run.
-        n_timesteps: env steps of the run.
     """
 
     n_envs: int | None = None
-    n_timesteps: int | None = None
 
 
 def batch_per_env(value: Any, context: Context) -> dict[str, Any]:
@@ -54,37 +53,38 @@ def updates_of_sac(value: Any, context: Context) -> dict[str, Any]:
 
 
 def epsilon_schedule(value: Any, context: Context) -> dict[str, Any]:
-    """A constant, or a line from the first of two points to the second."""
-    if accepts(Fraction, value):
-        return {"exploration_initial_eps": value, "exploration_final_eps": value}
-    if not _is_line(value):
-        raise ConfigError(
-            f"RLlib's epsilon is {shown(value)}; accepted: a number from 0 to 1, or [[0, FIRST], [ENV_STEPS, LAST]]"
-        )
-    (_, first), (env_steps, last) = value
-    if context.n_timesteps is None:
-        raise ConfigError("RLlib's epsilon needs the length of the run, which is not known here; set exploration_*")
-    fraction = min(1.0, env_steps / context.n_timesteps)
-    return {"exploration_initial_eps": first, "exploration_final_eps": last, "exploration_fraction": fraction}
+    """A constant, or points."""
+    if not accepts(Fraction | Points, value):
+        raise ConfigError(f"RLlib's epsilon is {shown(value)}; accepted: {words(Fraction | Points)}")
+    return {"exploration_schedule": value}
 
 
 def epsilon_greedy(value: Any, context: Context) -> dict[str, Any]:
-    """RLlib's class `EpsilonGreedy` of older versions: a line from the first epsilon to the last."""
+    """RLlib's class `EpsilonGreedy` of older versions: a constant, then a line from the first epsilon to the last."""
     defaults = {"initial_epsilon": 1.0, "final_epsilon": 0.05, "epsilon_timesteps": 100_000, "warmup_timesteps": 0}
     given = dict(value) if isinstance(value, Mapping) else {}
     is_meant = str(given.pop("type", None)).rpartition(".")[2] == "EpsilonGreedy"
-    if not is_meant or not given.keys() <= defaults.keys() or given.get("warmup_timesteps"):
-        accepted = "{type: EpsilonGreedy, initial_epsilon: X, final_epsilon: Y, epsilon_timesteps: ENV_STEPS}"
+    known = {**defaults, **given}
+    counts = all(accepts(Count, known[name]) for name in ("epsilon_timesteps", "warmup_timesteps"))
+    if not is_meant or not counts or known.keys() != defaults.keys():
+        accepted = (
+            "{type: EpsilonGreedy, initial_epsilon: X, final_epsilon: Y, epsilon_timesteps: N, warmup_timesteps: N}; "
+            "other classes are objects in Python: PolicySpec(exploration=marl_sb3.SoftQ(temperature=1.0))"
+        )
         raise ConfigError(f"RLlib's exploration_config is {shown(value)}; accepted: {accepted}")
-    first, last, env_steps, _ = {**defaults, **given}.values()
-    return epsilon_schedule([[0, first], [env_steps, last]], context)
+    first, last, env_steps, warmup = known.values()
+    return epsilon_schedule([[warmup, first], [warmup + env_steps, last]], context)
 
 
-def _is_line(value: Any) -> bool:
-    points = value if isinstance(value, (list, tuple)) and len(value) == 2 else ()
-    pairs = [point for point in points if isinstance(point, (list, tuple)) and len(point) == 2]
-    numbers = [number for pair in pairs for number in pair if accepts(FiniteFloat, number)]
-    return len(numbers) == 4 and pairs[0][0] == 0 and pairs[1][0] > 0
+def points_of(name: str, setting: str) -> Callable[[Any, Context], dict[str, Any]]:
+    """Return a conversion of one of RLlib's schedules, a list of points or None, to one setting."""
+
+    def converted(value: Any, context: Context) -> dict[str, Any]:
+        if not accepts(Points | None, value):
+            raise ConfigError(f"RLlib's {name} is {shown(value)}; accepted: {words(Points | None)}")
+        return {} if value is None else {setting: value}
+
+    return converted
 
 
 def by_name(names: Mapping[Any, Any]) -> Callable[[Any], Any]:
@@ -141,6 +141,8 @@ _ROLLOUTS = "with rollouts (PPO, A2C, TRPO, ...)", lambda kinds: "gae_lambda" in
 _REPLAY = "with a replay buffer (DQN, SAC, ...)", lambda kinds: "buffer_size" in kinds
 _Q = "DQN, QRDQN", lambda kinds: "exploration_fraction" in kinds
 _SAC = "SAC, TQC", lambda kinds: "target_entropy" in kinds and "target_update_interval" in kinds
+_ALL = "all", lambda kinds: "learning_rate" in kinds
+_BONUS = "with rollouts and an entropy bonus (PPO, A2C, ...)", lambda kinds: {"gae_lambda", "ent_coef"} <= kinds.keys()
 _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
 
 # --- Names that mean one setting for every algorithm that has it ------------------------------------------------------
@@ -217,22 +219,15 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
     ),
     "n_step": (Meaning(("n_steps",), *_REPLAY, same("n_steps")),),
     "epsilon": (
-        Meaning(
-            ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"),
-            *_Q,
-            epsilon_schedule,
-            "`[[0, 1.0], [10000, 0.05]]`: the fraction is 10000 / `n_timesteps`",
-        ),
+        Meaning(("exploration_schedule",), *_Q, epsilon_schedule),
         Meaning(("rms_prop_eps",), *_A2C, same("rms_prop_eps")),
     ),
     "exploration_config": (
-        Meaning(
-            ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"),
-            *_Q,
-            epsilon_greedy,
-            "`{type: EpsilonGreedy, ...}` without `warmup_timesteps`: the fraction is `epsilon_timesteps` / "
-            "`n_timesteps`",
-        ),
+        Meaning(("exploration_schedule",), *_Q, epsilon_greedy, "`{type: EpsilonGreedy, ...}`: points"),
+    ),
+    "lr_schedule": (Meaning(("learning_rate",), *_ALL, points_of("lr_schedule", "learning_rate"), "`null`: not set"),),
+    "entropy_coeff_schedule": (
+        Meaning(("ent_coef",), *_BONUS, points_of("entropy_coeff_schedule", "ent_coef"), "`null`: not set"),
     ),
 }
 
@@ -260,7 +255,6 @@ class Always(NamedTuple):
 
 
 _CUDA = "set device=cuda to put all networks on a GPU"
-_LR = "set learning_rate=lin_X for a rate that falls linearly from X to 0"
 _SAC_RATES = "SB3 uses one learning rate for the actor, the critics and the entropy coefficient; set lr"
 _QUANTILES = "set algo=qrdqn to learn the distribution of returns"
 _LSTM = "for an LSTM, set algo=recurrent_ppo and policy_kwargs.lstm_hidden_size"
@@ -302,8 +296,6 @@ ALWAYS: Mapping[str, Always] = {
     "td_error_loss_fn": Always(("huber",), "SB3's DQN uses the Huber loss"),
     "training_intensity": Always((None,), "set gradient_steps = training_intensity x train_freq x n_envs / batch_size"),
     "store_buffer_in_checkpoints": Always((True,), "checkpoints always hold the buffer, so that runs resume exactly"),
-    "lr_schedule": Always((None,), _LR),
-    "entropy_coeff_schedule": Always((None,), "SB3's entropy coefficient is constant"),
     "decay": Always((0.99,), "the RMSprop of SB3's A2C has a decay of 0.99"),
     "momentum": Always((0.0,), "the RMSprop of SB3's A2C has no momentum"),
     "evaluation_parallel_to_training": Always((False,), "evaluations run between iterations, not beside them"),
