@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from marl_sb3.config.values import Count, PositiveInt, require
-from marl_sb3.errors import ConfigError
+import numpy as np
+
+from marl_sb3.config.values import Count, PositiveInt, require, shown
+from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import (
     evaluate_against_random,
     evaluate_policies,
@@ -16,7 +18,7 @@ from marl_sb3.evaluation import (
     random_returns,
     require_same_agents,
 )
-from marl_sb3.metrics import Result, finite_or_none
+from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
 from marl_sb3.types import AgentID
@@ -50,9 +52,9 @@ class EvaluationCallback(MultiAgentCallback):
             completes that many env steps, or a multiple of them.
         against_random: also measure what each policy gains over a random one, among random ones, as
             `evaluation/against_random/...`: see `evaluate_against_random`. It plays the `duration` for each agent.
-        evaluation_function: called with the policies and the seeded envs instead of the built-in evaluation. It
-            returns the metrics, nested or flat, for `evaluation/env_runners`, and may ignore `duration` and
-            `deterministic`.
+        evaluation_function: called with the algorithm and the seeded envs instead of the built-in evaluation. It
+            returns a mapping of numbers, nested or flat, which are logged below `evaluation/`, and may ignore
+            `duration` and `deterministic`.
 
     Raises:
         ConfigError: a number or a unit is not accepted; or, when the training starts, the envs are those of the
@@ -89,8 +91,8 @@ class EvaluationCallback(MultiAgentCallback):
         self._random_returns: Mapping[AgentID, float | None] | None = None  # the same each time
 
     def metric_names(self, algorithm: MultiAgentAlgorithm) -> list[str]:
-        """Return the flat names that it adds to a result, without those of an `evaluation_function`: not known."""
-        names: list[str] = []
+        """Return the flat names that it adds to a result; those of an `evaluation_function` are `evaluation/*`."""
+        names = ["evaluation/*"]
         if self._evaluation_function is None:
             names = [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
         if self._against_random:
@@ -118,7 +120,7 @@ class EvaluationCallback(MultiAgentCallback):
         """Evaluate if an evaluation is due."""
         if self._is_due(result):
             self.algorithm.tell("on_evaluation_start")
-            result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
+            result["evaluation"] = self._evaluate(result["iteration"])
             if self._against_random:
                 result["evaluation"]["against_random"] = finite_or_none(self._evaluate_against_random())
             self.algorithm.tell("on_evaluation_end", result["evaluation"])
@@ -131,14 +133,20 @@ class EvaluationCallback(MultiAgentCallback):
         )
         return bool(now // self.interval > (now - latest) // self.interval)
 
-    def _evaluate(self) -> Mapping[str, Any]:
+    def _evaluate(self, iteration: int) -> Result:
         env = self._open(self.algorithm)
         if self._evaluation_function is None:
-            return evaluate_policies(self.algorithm, env, seed=self._seed, **self._options)
+            metrics = evaluate_policies(self.algorithm, env, seed=self._seed, **self._options)
+            return {"env_runners": finite_or_none(metrics)}
         assert self._seed is not None
+        name = getattr(self._evaluation_function, "__qualname__", repr(self._evaluation_function))
         with preserve_training_state(self.algorithm, self._seed):
             env.seed(self._seed)
-            return self._evaluation_function(self.algorithm, env)
+            try:
+                return _numbers(self._evaluation_function(self.algorithm, env))
+            except Exception as error:  # code of the user's
+                why = error if isinstance(error, HookError) else described(error)
+                raise HookError(f"evaluation function {name}, after iteration {iteration}: {why}") from error
 
     def _evaluate_against_random(self) -> Mapping[str, Any]:
         env, options = self._open(self.algorithm), {**self._options, "seed": self._seed}
@@ -155,3 +163,13 @@ class EvaluationCallback(MultiAgentCallback):
         if self._make_env is not None and self._env is not None:
             self._env.close()
             self._env = None
+
+
+def _numbers(returned: Any) -> Result:
+    """Check what a function of the user's has returned."""
+    if not isinstance(returned, Mapping):
+        raise HookError(f"it returned {shown(returned)}; accepted: a mapping of names to numbers")
+    for name, value in flatten(returned).items():
+        if not (value is None or isinstance(value, (int, float, np.number, np.bool_))):
+            raise HookError(f"{name} is {shown(value)}; accepted: a number")
+    return finite_or_none(returned)

@@ -269,6 +269,8 @@ class EvaluationSettings:
             policies to these, in which policies that are left out are true.
         against_random: also measure what each policy gains over a random one in its place, where the other agents act
             at random: `evaluation/against_random/gain_mean`. It plays the `duration` once more for each agent.
+        function: `MODULE:NAME` of a function that evaluates instead: it gets the algorithm and the envs, and returns a
+            mapping of numbers, which are logged below `evaluation/`. None: the built-in evaluation.
     """
 
     interval: Count = 0
@@ -278,6 +280,7 @@ class EvaluationSettings:
     seed: Seed | None = None
     deterministic: bool | _ByPolicyTrue = True
     against_random: bool = False
+    function: str | None = None
 
 
 @dataclass(frozen=True)

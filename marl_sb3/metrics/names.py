@@ -41,12 +41,17 @@ def _finite_number(value: Any) -> Any:
 def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     """Refuse an unknown metric name.
 
+    Args:
+        known: the names; one like `evaluation/*` stands for all that begin like it.
+
     Raises:
         ConfigError: suggests similar names; or says that evaluation is off, if the metric is one of an evaluation.
     """
     if not isinstance(name, str):
         raise ConfigError(f"the name of a metric is {name!r}; accepted: a string", key=key)
     known = list(known)
+    if any(each.endswith("*") and name.startswith(each[:-1]) for each in known):
+        return
     if name.startswith(_EVALUATION) and not any(each.startswith(_EVALUATION) for each in known):
         hint = "evaluation is off; --set evaluation.interval=10 evaluates the policies every 10 iterations"
         raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)

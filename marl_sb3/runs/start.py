@@ -22,8 +22,8 @@ from marl_sb3.callbacks.curriculum import curriculum_of
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
-from marl_sb3.config.values import counted
-from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.config.values import counted, shown
+from marl_sb3.envs.registry import EnvFactory, import_from_here
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
@@ -155,6 +155,10 @@ def resume_run(
         changed = before
         if settings:
             changed = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
+        function = changed.evaluation.function
+        if function is not None and "evaluation.function" not in (settings or {}):
+            words = f"accepted with --resume: --set evaluation.function={shlex.quote(function)}"
+            raise ConfigError(f"a run folder cannot import its evaluation.function; {words}", key="evaluation.function")
         noted_changes = changes_between(before, changed)
         checkpoint = files.checkpoints.load("latest")
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
@@ -267,11 +271,25 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
 def evaluations_of(run: Run) -> list[EvaluationCallback]:
     """Make the evaluation that the configuration asks for; none if evaluation is off. The caller closes it."""
     settings, n_envs = asdict(run.config.evaluation), run.config.n_envs
+    name = settings.pop("function")
     if not settings["interval"]:
         return []
+    function = None if name is None else _named_function(name)
     if settings["duration_unit"] == "episodes":
         n_envs = min(settings["duration"], n_envs)
-    return [EvaluationCallback(lambda: run.make_env(n_envs), **settings)]
+    return [EvaluationCallback(lambda: run.make_env(n_envs), **settings, evaluation_function=function)]
+
+
+def _named_function(name: str) -> Any:
+    """Import the evaluation function that a user has named, `MODULE:NAME`."""
+    module_name, colon, attribute = name.partition(":")
+    where, accepted, key = f"evaluation.function {shown(name)}", "MODULE:NAME of a function", "evaluation.function"
+    if not colon:
+        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
+    found = getattr(import_from_here(module_name, where, accepted, key), attribute, None)
+    if not callable(found):
+        raise ConfigError(f"{where}: {module_name} has no function {attribute!r}", key=key)
+    return found
 
 
 def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumCallback]:

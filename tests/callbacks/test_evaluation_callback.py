@@ -16,13 +16,14 @@ from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
+from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
 from marl_sb3.evaluation import evaluation_seed
 from marl_sb3.metrics import flatten
 from marl_sb3.runs.folder import RESULT_FILE, read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.train import main
 from marl_sb3.training.results import ResultLogger
 from marl_sb3.vec_env.interface import episode_seed
 
@@ -199,14 +200,59 @@ def test_a_function_of_ones_own_evaluates_instead() -> None:
 
     env = two_envs()
     callback = EvaluationCallback(env, interval=2, seed=5, evaluation_function=own)
-    assert callback.metric_names(make()) == []
+    assert callback.metric_names(make()) == ["evaluation/*"]
     algorithm, kept = make(), Results()
     algorithm.learn(30, callback=[callback, kept])
     assert heard == [(algorithm, env, episode_seed(5, 0, 0))] * 2
-    assert kept.all[1]["evaluation"] == {"env_runners": {"luck": 0.25, "deep": {"nan": None}}}
+    assert kept.all[1]["evaluation"] == {"luck": 0.25, "deep": {"nan": None}}
     plain = Results()
     make().learn(30, callback=plain)
     assert without_clock(plain.all[-1]) == without_clock(kept.all[-1])
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (3, "it returned 3; accepted: a mapping of names to numbers"),
+        ({"a": {"b": "many"}}, "a/b is 'many'; accepted: a number"),
+        (None, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_function_is_named(returned: Any, words: str) -> None:
+    def mine(algo: Any, env: Any) -> Any:
+        return returned or 1 / 0
+
+    with pytest.raises(HookError, match=f"evaluation function .*mine, after iteration 1: {words}"):
+        learn(EvaluationCallback(two_envs(), interval=1, evaluation_function=mine))
+
+
+FUNCTION = """
+def steps(algorithm, envs):
+    return {"steps": algorithm.num_timesteps, "envs": {"number": envs.num_envs}}
+"""
+
+
+def test_a_function_is_named_by_settings_and_never_by_run_folders(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("my_evaluation.py").write_text(FUNCTION)
+    monkeypatch.syspath_prepend(in_tmp)
+    named = ["--set", "evaluation.function=my_evaluation:steps"]
+    settings = ["--set", "n_envs=4", "--set", "n_steps=25", "--set", "evaluation.interval=1"]
+    stop = ["--stop", "evaluation/steps=200", "--set", "checkpoints.metric=evaluation/steps", "--run-dir", "run"]
+    assert main(["arena", *settings, *named, *stop, "--quiet"]) == 0
+    assert [result["evaluation"] for result in read_results(Path("run"))] == [
+        {"steps": steps, "envs": {"number": 4}} for steps in (100, 200)
+    ]
+    assert main(["--resume", "run", "--timesteps", "100", "--quiet"]) == 2
+    assert "a run folder cannot import its evaluation.function" in capsys.readouterr().err
+    assert main(["--resume", "run", "--timesteps", "100", "--quiet", *named]) == 0
+    for wrong, words in (
+        ("steps", "accepted: MODULE:NAME of a function"),
+        ("my_evaluation:no", "no function 'no'"),
+    ):
+        assert main(["arena", *settings, "--set", f"evaluation.function={wrong}"]) == 2
+        assert words in capsys.readouterr().err
 
 
 # Its envs

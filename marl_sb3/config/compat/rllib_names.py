@@ -370,7 +370,7 @@ _REASONS: Mapping[str, str] = {
     _ITERATION: "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration "
     "timesteps_per_iteration min_iter_time_s min_time_s_per_reporting min_train_timesteps_per_reporting "
     "min_sample_timesteps_per_reporting",
-    "set evaluation.interval and evaluation.duration": "evaluation_num_episodes custom_evaluation_function "
+    "set evaluation.interval and evaluation.duration": "evaluation_num_episodes "
     "custom_async_evaluation_function always_attach_evaluation_results enable_async_evaluation "
     "evaluation_sample_timeout_s evaluation_auto_duration_max_env_steps_per_sample "
     "evaluation_auto_duration_min_env_steps_per_sample evaluation_force_reset_envs_before_iteration in_evaluation "
@@ -384,6 +384,7 @@ _REASONS: Mapping[str, str] = {
     "use the command doctor to examine an env": "disable_env_checking auto_wrap_old_gym_envs",
     "wrap the env": "observation_fn",
     "set curriculum, or use CurriculumCallback": "env_task_fn",
+    "set evaluation.function to MODULE:NAME": "custom_evaluation_function",
     "the key is always action_mask": "action_mask_key",
     "the final observation is always used": "ignore_final_observation",
     "set on_nan=rollback to return to the latest checkpoint after a NaN": "torch_skip_nan_gradients",
