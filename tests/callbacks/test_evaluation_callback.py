@@ -235,9 +235,9 @@ def steps(algorithm, envs):
 def test_a_function_is_named_by_settings_and_never_by_run_folders(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("my_evaluation.py").write_text(FUNCTION)
+    Path("own_evaluation_module.py").write_text(FUNCTION)
     monkeypatch.syspath_prepend(in_tmp)
-    named = ["--set", "evaluation.function=my_evaluation:steps"]
+    named = ["--set", "evaluation.function=own_evaluation_module:steps"]
     settings = ["--set", "n_envs=4", "--set", "n_steps=25", "--set", "evaluation.interval=1"]
     stop = ["--stop", "evaluation/steps=200", "--set", "checkpoints.metric=evaluation/steps", "--run-dir", "run"]
     assert main(["arena", *settings, *named, *stop, "--quiet"]) == 0
@@ -249,7 +249,7 @@ def test_a_function_is_named_by_settings_and_never_by_run_folders(
     assert main(["--resume", "run", "--timesteps", "100", "--quiet", *named]) == 0
     for wrong, words in (
         ("steps", "accepted: MODULE:NAME of a function"),
-        ("my_evaluation:no", "no function 'no'"),
+        ("own_evaluation_module:no", "no function 'no'"),
     ):
         assert main(["arena", *settings, "--set", f"evaluation.function={wrong}"]) == 2
         assert words in capsys.readouterr().err
