@@ -428,6 +428,22 @@ def test_trajectories_are_rewritten_in_shards(tmp_path: Path) -> None:
     assert any((one != other).any() for one, other in zip(here, weights(plain.algorithm), strict=True))
 
 
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_rewritten_trajectories_are_the_same_with_every_layout(algo: str, tmp_path: Path) -> None:
+    def trained(name: str, **layout: Any) -> Any:
+        settings = {"n_steps": 50, "batch_size": 50} if algo == "ppo" else {"learning_starts": 50, "train_freq": 10}
+        run = marl_sb3.train(
+            "arena", algo=algo, timesteps=800, n_envs=4, seed=1, settings={**settings, "env.max_timesteps": 30},
+            run_dir=tmp_path / name, callback=[TeamReward()], progress_bar=False, **layout,
+        )  # fmt: skip
+        return weights(run.algorithm)
+
+    batched = trained("batched")
+    for layout in ({"vectorizer": "sync"}, {"n_workers": 2}):
+        other = trained(next(iter(layout)), **layout)
+        assert all((one == two).all() for one, two in zip(batched, other, strict=True)), layout
+
+
 def test_hooks_of_steps_are_refused_over_shards(tmp_path: Path) -> None:
     settings = {"n_steps": 8, "batch_size": 8, "n_shards": 2}
     with pytest.raises(ConfigError, match=r"Sees\.on_episode_start\(\) needs every step as it is taken"):
