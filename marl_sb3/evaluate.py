@@ -73,6 +73,11 @@ def build_parser() -> CommandParser:
     parser.option(
         "--video FILE", "write a video of the first episode of env 0, as .gif or .mp4; default: none", type=Path
     )
+    parser.option(
+        "--record DIR",
+        "record the episodes, as one Minari dataset for each policy, in a new or empty folder; default: nothing is "
+        "recorded",
+    )
     parser.option("--video-episodes N", "number of episodes of env 0 in the video; default: 1", type=integer)
     parser.option(
         "--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed", type=integer
@@ -144,7 +149,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
         plan = EvaluationPlan.of_run(
             run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
         )
-        return evaluate_run(run, plan, arguments.checkpoint, video)
+        return evaluate_run(run, plan, arguments.checkpoint, video, arguments.record)
 
 
 def _asked(arguments: argparse.Namespace) -> Deterministic | None:

@@ -90,6 +90,7 @@ def play_episodes(
     on_episode: Callable[[Episode], None] | None = None,
     acting: Collection[AgentID] | None = None,
     watchers: Sequence[ActingWatcher] = (),
+    tells: bool = False,
 ) -> Evaluation:
     """Let the policies play complete episodes.
 
@@ -113,6 +114,7 @@ def play_episodes(
         on_episode: called with each counted episode.
         acting: the agents whose policies act; the others take random actions, those that their masks allow. None: all.
         watchers: see every step, also those of episodes that are not counted.
+        tells: whether watchers see the log-probabilities and values of sampled actions; see `PredictingPolicy`.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
@@ -134,7 +136,7 @@ def play_episodes(
             env.seed(seed)
         random_agents = () if acting is None else [agent for agent in env.agents if agent not in acting]
         at_random = RandomActions(env, random_agents, seed)
-        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random, watchers)
+        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random, watchers, tells)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -339,12 +341,13 @@ def _finished_by_step(
     deterministic: Deterministic,
     at_random: RandomActions,
     watchers: Sequence[ActingWatcher],
+    tells: bool,
 ) -> Iterator[list[Episode]]:
     """Yield the episodes finished by each step of all envs, endlessly."""
     step = env.reset()
     tracker.begin()
     actors = [
-        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest)
+        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
         for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
     ]
     for watcher in watchers:

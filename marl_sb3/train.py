@@ -34,6 +34,7 @@ from marl_sb3.startup import without_collections
 if TYPE_CHECKING:
     from marl_sb3.config import TrainConfig
     from marl_sb3.runs.run import Run
+    from marl_sb3.runs.start import Recording
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -151,6 +152,12 @@ def _add_run_folder(parser: CommandParser) -> None:
         "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; default: "
         "none",
     )
+    parser.option(
+        "--record DIR",
+        "record complete episodes, as one Minari dataset for each policy, in a new or empty folder; with --resume, "
+        "also in that of the same run; default: nothing is recorded",
+    )
+    parser.option("--record-limit SIZE", "stop recording at this size, such as 2GB; default: no limit")
     add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
 
 
@@ -179,7 +186,7 @@ def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
     Raises:
         ConfigError: another option does not go with it.
     """
-    others = ("resume", "print_config", "ray", "runners")
+    others = ("resume", "print_config", "ray", "runners", "record")
     for name in (*others, *(["seed"] if isinstance(arguments.seeds, list) else [])):
         if getattr(arguments, name) not in (None, False):
             raise ConfigError(f"--seeds and --{name.replace('_', '-')} are given; accepted: one of them", key="seeds")
@@ -207,7 +214,8 @@ def require_resumable(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
                 "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
-                "--on-nan, --workers, --runners, --ray and its options, --agents, --quiet, -v",
+                "--on-nan, --workers, --runners, --ray and its options, --record, --record-limit, --agents, --quiet, "
+                "-v",
                 key=name,
             )
 
@@ -245,7 +253,18 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     config, runners = _config(arguments), runner_settings(arguments)
     from marl_sb3.runs.start import prepare  # takes seconds: wrong options are refused before
 
-    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, runners=runners)
+    record = _recording(arguments)
+    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, runners=runners, record=record)
+
+
+def _recording(arguments: argparse.Namespace) -> Recording | None:
+    if arguments.record is None:
+        if arguments.record_limit is not None:
+            raise ConfigError("--record-limit needs --record DIR", key="record_limit")
+        return None
+    from marl_sb3.runs.start import Recording
+
+    return Recording(arguments.record, arguments.record_limit)
 
 
 def _train_seeds(arguments: argparse.Namespace) -> int:
@@ -304,7 +323,7 @@ def _resume(arguments: argparse.Namespace) -> Run:
     folder = found_run(arguments.resume)
     from marl_sb3.runs.start import resume_run  # takes seconds: wrong options are refused before
 
-    return resume_run(folder, arguments.timesteps, named_env(arguments), **changes)
+    return resume_run(folder, arguments.timesteps, named_env(arguments), record=_recording(arguments), **changes)
 
 
 if __name__ == "__main__":

@@ -43,16 +43,17 @@ class PolicyBundle(PolicyByAgent):
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
     checkpoint_why: str = ""
 
-    def make_actor(self, rows: PolicyRows, deterministic: bool) -> Actor:
+    def make_actor(self, rows: PolicyRows, deterministic: bool, tells: bool = False) -> Actor:
         """Make an actor of a policy, with its own recurrent state and noise, for envs whose episodes have just begun.
 
         Args:
             rows: the rows of the policy in these envs.
             deterministic: the most likely actions instead of sampled ones.
+            tells: see `PredictingPolicy`.
         """
         algorithm: Any = self.policies[rows.policy_id]
         processed = process_rows(self.processing[rows.policy_id], rows, algorithm.gamma, learns=False)
-        actor = Actor(rows, PredictingPolicy(algorithm, deterministic), processed)
+        actor = Actor(rows, PredictingPolicy(algorithm, deterministic, tells), processed)
         actor.begin_rollout()
         return actor
 

@@ -114,14 +114,18 @@ class PredictingPolicy(Policy):
     Args:
         algorithm: the algorithm.
         deterministic: the most likely actions instead of sampled ones.
+        tells: whether sampled actions come with log-probabilities and values, where the algorithm has them and no
+            memory. The actions are the same.
     """
 
     transposes_images = False  # `predict` does it
 
-    def __init__(self, algorithm: BaseAlgorithm, deterministic: bool) -> None:
+    def __init__(self, algorithm: BaseAlgorithm, deterministic: bool, tells: bool = False) -> None:
         super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
         self._deterministic = deterministic
+        can_tell = isinstance(algorithm, OnPolicyAlgorithm) and not initial_states(algorithm, 1)
+        self._tells = tells and can_tell and not deterministic
 
     @override
     def initial_states(self, rows: int) -> States:
@@ -130,10 +134,29 @@ class PredictingPolicy(Policy):
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
         more: dict[str, Any] = {} if inputs.masks is None else {"action_masks": inputs.masks}
+        if self._tells:
+            algorithm: Any = self.algorithm
+            with th.no_grad():
+                outputs = algorithm.policy(algorithm.policy.obs_to_tensor(inputs.observations)[0], **more)
+            sampled, values, log_probs = (output.cpu().numpy() for output in outputs)
+            return decision_of(algorithm, sampled, values.reshape(-1), log_probs)
         if inputs.states:
             more |= {"state": inputs.states, "episode_start": inputs.starts}
         actions, after = self.algorithm.predict(inputs.observations, deterministic=self._deterministic, **more)
         return Decision(actions, after if inputs.states and after is not None else ())
+
+
+def decision_of(
+    algorithm: Any, sampled: Array, values: FloatArray, log_probs: FloatArray, states: States = ()
+) -> Decision:
+    """Bring sampled actions within the bounds of their space, as `OnPolicyAlgorithm.collect_rollouts` does."""
+    space, actions = algorithm.action_space, sampled
+    if isinstance(space, spaces.Box):
+        if algorithm.policy.squash_output:
+            actions = algorithm.policy.unscale_action(sampled)
+        else:
+            actions = np.clip(sampled, space.low, space.high)
+    return Decision(actions, states, sampled, values, log_probs)
 
 
 class RolloutPolicy(Policy):
@@ -166,14 +189,7 @@ class RolloutPolicy(Policy):
         return self._decision(actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy())
 
     def _decision(self, sampled: Array, values: FloatArray, log_probs: FloatArray, states: States = ()) -> Decision:
-        """Bring sampled actions within the bounds of their space, as `OnPolicyAlgorithm.collect_rollouts` does."""
-        space, actions = self.algorithm.action_space, sampled
-        if isinstance(space, spaces.Box):
-            if self.algorithm.policy.squash_output:
-                actions = self.algorithm.policy.unscale_action(sampled)
-            else:
-                actions = np.clip(sampled, space.low, space.high)
-        return Decision(actions, states, sampled, values, log_probs)
+        return decision_of(self.algorithm, sampled, values, log_probs, states)
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:

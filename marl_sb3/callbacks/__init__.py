@@ -6,6 +6,7 @@ from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.curriculum import CurriculumCallback
 from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.metrics import AgentMetricsCallback, RewardHistogramCallback
+from marl_sb3.callbacks.recording import RecordEpisodes
 from marl_sb3.callbacks.stop import StopAfterSteps, StopOnMetric, StopOnSignal
 from marl_sb3.training.algorithm import MultiAgentCallback
 
@@ -15,6 +16,7 @@ __all__ = [
     "CurriculumCallback",
     "EvaluationCallback",
     "MultiAgentCallback",
+    "RecordEpisodes",
     "RewardHistogramCallback",
     "StopAfterSteps",
     "StopOnMetric",

@@ -30,7 +30,7 @@ FORMAT = 1
 
 # Infos of an episode. Those in lower rows have a value for each action, the others one for the episode.
 AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED = "agent", "episode_id", "env_index", "episode_seed"
-LOG_PROB, VALUE, ACTION_MASK = "log_prob", "value", "action_mask"
+LOG_PROB, VALUE, ACTION_MASK, SAMPLED_ACTION = "log_prob", "value", "action_mask", "sampled_action"
 
 Space = spaces.Space[Any]
 Recorded = Array | Mapping[str, Array]  # (T, ...), or one such array per key of a `Dict` space
@@ -55,6 +55,8 @@ class RecordedEpisode:
         log_probs: (T,) log-probability or log-density of each action, if the policy that acted told it.
         values: (T,) what this policy expected, if it told it.
         action_masks: (T, n) True where an action was allowed, if the env gave masks.
+        sampled_actions: (T, ...) what the policy sampled, which the log-probabilities are of, if that is not `actions`:
+            actions in a Box are brought within its bounds.
     """
 
     policy_id: PolicyID
@@ -70,6 +72,7 @@ class RecordedEpisode:
     log_probs: FloatArray | None = None
     values: FloatArray | None = None
     action_masks: BoolArray | None = None
+    sampled_actions: Array | None = None
 
     def __len__(self) -> int:
         """T."""
@@ -169,7 +172,7 @@ def recording_counts(content: Any) -> dict[str, int]:
     if content["format"] != FORMAT:
         raise ValueError(f"{RECORDING} has the format {content['format']!r}; accepted: {FORMAT}")
     counts = {str(name): int(count) for name, count in content["episodes"].items()}
-    elsewhere = [name for name in counts if Path(name).name != name]
+    elsewhere = [name for name in counts if Path(name).name != name or name == ".."]
     if elsewhere:
         raise ValueError(f"{RECORDING} names the folder {elsewhere[0]!r}; accepted: names without a path")
     return counts
@@ -294,6 +297,7 @@ class _StoredEpisodes(Sequence[RecordedEpisode]):
             truncated=bool(np.any(episode["truncations"][-1:])),
             log_probs=_per_action(infos, LOG_PROB, length, index),
             values=_per_action(infos, VALUE, length, index),
+            sampled_actions=_sampled(infos, self._storage.action_space, length, index),
             action_masks=_masks(infos, self._storage.action_space, length, index),
         )
         if length == 0:
@@ -312,6 +316,10 @@ def _per_action(infos: Mapping[str, Any], name: str, length: int, index: int) ->
     if found.shape != (length,):
         raise ValueError(f"episode {index}: {name} of shape {found.shape}; accepted: ({length},)")
     return found
+
+
+def _sampled(infos: Mapping[str, Any], space: Space, length: int, index: int) -> Array | None:
+    return _part(infos[SAMPLED_ACTION], space, length, index) if SAMPLED_ACTION in infos else None
 
 
 def _masks(infos: Mapping[str, Any], space: Space, length: int, index: int) -> BoolArray | None:

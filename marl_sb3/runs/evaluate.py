@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config.values import counted
+from marl_sb3.data.recorder import EpisodeRecorder, recorder_of
 from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import Samples, progress_bars, samples_table
-from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
+from marl_sb3.errors import as_path
+from marl_sb3.evaluation import Evaluation, EvaluationPlan, episodes_of_env, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
@@ -70,21 +72,35 @@ class EvaluatedRun:
 
 
 def evaluate_run(
-    run: SavedRun, plan: EvaluationPlan, checkpoint: str | None = None, video: VideoFile | None = None
+    run: SavedRun,
+    plan: EvaluationPlan,
+    checkpoint: str | None = None,
+    video: VideoFile | None = None,
+    record: str | Path | None = None,
 ) -> EvaluatedRun:
     """Evaluate a run, and write the video; a progress bar is shown on standard error if that is a terminal.
 
     Args:
         checkpoint: see `CheckpointFolder.load`.
         video: of the first episodes of env 0; None: no video.
+        record: new or empty folder in which the episodes are recorded, as one Minari dataset per policy. Of sampled
+            actions there are log-probabilities and values, where a policy has them. None: nothing is recorded.
 
     Raises:
         ConfigError: the env cannot be filmed, or is not that of the training.
         EnvError: the env broke the `ParallelEnv` contract.
     """
-    with closing(_make_env(run, plan, video)) as env, progress_bars() as bars:
+    with closing(_make_env(run, plan, video)) as env, progress_bars() as bars, ExitStack() as cleanup:
         policies = run.policies(checkpoint, env)
         playing = bars.add_task("episodes", total=plan.n_episodes)
+        recorders: list[EpisodeRecorder] = []
+        if record is not None:
+            quotas = [episodes_of_env(index, env.num_envs, plan.n_episodes) for index in range(env.num_envs)]
+            recorder, store = recorder_of(
+                env, policies.policy_of, as_path("record", record), run.config.env, quotas=quotas
+            )
+            cleanup.callback(store.flush)
+            recorders.append(recorder)
         evaluation = play_episodes(
             policies,
             env,
@@ -92,6 +108,8 @@ def evaluate_run(
             plan.deterministic,
             plan.seed,
             on_episode=lambda _: bars.advance(playing),
+            watchers=recorders,
+            tells=bool(recorders),
         )
         if video is not None:
             writing = bars.add_task("video frames", total=None)  # imageio reports no progress

@@ -97,6 +97,9 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         stop = StopOnMetric(run.config.stop, [name for each in evaluations for name in each.metric_names(algorithm)])
         curriculum = curricula_of(run, [name for each in evaluations for name in each.metric_names(algorithm)])
         histograms, checkpoints = RewardHistogramCallback(run.config.tensorboard_agents), _checkpoint_callback(run)
+        if run.recorder is not None:
+            cleanup.callback(run.recorder.flush)
+            callbacks = [*callbacks, run.recorder]
         others = [signals, histograms, *curriculum, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):

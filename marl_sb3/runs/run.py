@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.ids import file_names
 from marl_sb3.config.resume import Change
@@ -53,6 +54,7 @@ class Run:
         factory: makes the env, if the id in the configuration cannot be imported.
         changes: the settings that this resume has changed, by name.
         callbacks: those that the user has named.
+        recorder: records the episodes; None: they are not recorded.
     """
 
     files: RunFolder
@@ -69,6 +71,7 @@ class Run:
     factory: EnvFactory | None = None
     changes: Mapping[str, Change] = field(default_factory=dict)
     callbacks: Sequence[BaseCallback] = ()
+    recorder: RecordEpisodes | None = None
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
-from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback
+from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
 from marl_sb3.callbacks.curriculum import curriculum_of
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
-from marl_sb3.config.values import counted, shown
+from marl_sb3.config.values import as_bytes, counted, shown
 from marl_sb3.envs.registry import EnvFactory, import_from_here
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable
 from marl_sb3.metrics import require_metric
@@ -43,6 +43,22 @@ _log = logging.getLogger(__name__)
 MAX_ROLLBACKS = 3
 
 
+@dataclass(frozen=True)
+class Recording:
+    """Where the episodes of a training are recorded, and how much of them."""
+
+    directory: str | Path
+    limit: int | str | None = None  # bytes of the files, or a text such as `2GB`
+
+    def recorder(self, env: str, *, continues: bool) -> RecordEpisodes:
+        """Make the callback that records.
+
+        Raises:
+            ConfigError: the folder or the limit is not accepted.
+        """
+        return RecordEpisodes(self.directory, as_bytes(self.limit), continues=continues, name=env)
+
+
 # --- Anew -------------------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +69,7 @@ def prepare(
     *,
     trust_pickle: bool = False,
     runners: AnyRunners | None = None,
+    record: Recording | None = None,
     makes_folder: bool = True,
 ) -> Run:
     """Build everything, check everything, then make the run folder.
@@ -63,6 +80,7 @@ def prepare(
         factory: makes the env, if the id in the configuration is only its name.
         trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
         runners: which processes roll out the shards; None: this one.
+        record: where episodes are recorded; None: they are not.
         makes_folder: False: nothing is written.
 
     Raises:
@@ -70,12 +88,13 @@ def prepare(
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
     files = RunFolder.new(config.env, run_dir)
+    recorder = None if record is None else record.recorder(config.env, continues=False)
     config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
     set_up_process(config)
     config, algorithm = build(config, factory, runners)
-    run = Run(files, config, algorithm, factory=factory)
+    run = Run(files, config, algorithm, factory=factory, recorder=recorder)
     with undone_on_error(run.close):
         require_metrics(run)
         with source_named(config, "callbacks"):
@@ -86,6 +105,8 @@ def prepare(
         with source_named(config, "init_from"):
             sources = [parse_init_from(text) for text in config.init_from or ()]
             run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
+        if recorder is not None:
+            recorder.open(algorithm)
         with source_named(config):
             algorithm.read_data()
             algorithm.start_runners()
@@ -124,6 +145,7 @@ def resume_run(
     runners: AnyRunners | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[str] = (),
+    record: Recording | None = None,
     **changes: Any,
 ) -> Run:
     """Restore a run from its newest checkpoint; `execute` then continues it exactly.
@@ -140,6 +162,7 @@ def resume_run(
         settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
             than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
         callbacks: names of callbacks; those that the run folder names are not imported.
+        record: where episodes are recorded: a new folder, or that of the same run; None: they are not.
         changes: new values of settings that do not affect what was trained so far.
 
     Raises:
@@ -165,10 +188,11 @@ def resume_run(
         config = continued(changed, env_steps, timesteps, changes)
         if runners is not None and not config.n_shards:
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
+        recorder = None if record is None else record.recorder(config.env, continues=True)
         set_up_process(config)
         goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
         config, algorithm = build(config, factory, runners)
-        run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory)
+        run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory, recorder=recorder)
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)
@@ -176,6 +200,8 @@ def resume_run(
             with source_named(config):
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
+            if recorder is not None:
+                recorder.open(algorithm)
             if goes_on:
                 with source_named(config):
                     run.algorithm.read_data()

@@ -17,7 +17,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
-from marl_sb3.runs.start import prepare, resume_run
+from marl_sb3.runs.start import Recording, prepare, resume_run
 from marl_sb3.stacks import unending_named
 from marl_sb3.training.callback import accepted_callbacks
 from marl_sb3.types import PolicyID
@@ -46,6 +46,8 @@ def train(
     progress_bar: bool = True,
     ray: RaySettings | None = None,
     runners: int | None = None,
+    record: str | Path | None = None,
+    record_limit: int | str | None = None,
     **more_settings: Any,
 ) -> Run:
     """Train agents, as `python -m marl_sb3.train` does.
@@ -69,14 +71,19 @@ def train(
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `runners`, `callback` and `progress_bar` are
-            accepted; `settings` may change what its state does not depend on, such as `learning_rate`.
+            arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `runners`, `callback`, `progress_bar`,
+            `record` and `record_limit` are accepted; `settings` may change what its state does not depend on, such as
+            `learning_rate`.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: print what the command prints: the start, the progress (a live view on terminals and in
             notebooks, plain lines elsewhere) and the results. False: nothing is printed.
         ray: how the envs, in `n_shards` shares, are rolled out on Ray; None: not on Ray.
         runners: number of processes of this machine that roll out the envs, in `n_shards` shares; None: this process
             does.
+        record: folder in which complete episodes are recorded, as one Minari dataset per policy: new or empty, or
+            with `resume` that of the same run; see `RecordEpisodes`. None: nothing is recorded.
+        record_limit: size of the recording in bytes, or a text such as `"2GB"`, beyond which nothing is recorded; None:
+            no limit.
         more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.
 
     Raises:
@@ -88,17 +95,18 @@ def train(
     name, factory = named_factory(env)
     n_timesteps = as_integer(timesteps)
     settings, chosen = _together(settings, more_settings), either(ray, runners)
+    recording = None if record is None else Recording(record, record_limit)
     changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers}
     of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
     of_new |= {"vectorizer": vectorizer, "device": device}
     if resume is not None:
         given = {"algo": algo, "hparams": hparams, "run_dir": run_dir, **of_new}
         _refuse_with_resume([argument for argument, value in given.items() if value is not None])
-        run = resume_run(resume, n_timesteps, name, factory, chosen, settings, **changes)
+        run = resume_run(resume, n_timesteps, name, factory, chosen, settings, record=recording, **changes)
     else:
         algo = None if algo is None else named_algorithm(algo)
         config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, **changes, **of_new)
-        run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen)
+        run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen, record=recording)
     if not progress_bar:
         return execute(run, callbacks)
     from marl_sb3.runs.view import execute_and_show
@@ -120,5 +128,6 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
 
 def _refuse_with_resume(given: Sequence[str]) -> None:
     if given:
-        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback and progress_bar are accepted"
+        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record and "
+        accepted += "record_limit are accepted"
         raise ConfigError(f"with resume only {accepted}; received {', '.join(given)}", key="resume")

@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
+from marl_sb3.acting.actor import ActingWatcher
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.config.values import PositiveInt, Seed, require
@@ -23,6 +24,7 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
+from marl_sb3.runners.runner import LocalRunner
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
@@ -408,6 +410,31 @@ class MultiAgentAlgorithm(PolicyByAgent):
         """
         for learner in self.parts.learners.values():
             learner.read_data()
+
+    def require_watchable(self) -> None:
+        """Refuse watchers where the envs are not stepped together.
+
+        Raises:
+            ConfigError: the envs are rolled out in shards.
+        """
+        if not isinstance(self._runner, LocalRunner):
+            words = "the envs are rolled out in shards, where nobody can follow the steps of all envs"
+            raise ConfigError(f"{words}; accepted: n_shards=0, without runners and Ray", key="n_shards")
+
+    def add_watcher(self, watcher: ActingWatcher) -> None:
+        """Let a watcher see what all policies do in all envs, from the next step on.
+
+        Raises:
+            ConfigError: see `require_watchable`.
+        """
+        self.require_watchable()
+        assert isinstance(self._runner, LocalRunner)
+        self._runner.watchers.append(watcher)
+
+    def remove_watcher(self, watcher: ActingWatcher) -> None:
+        """Let a watcher see nothing any more; nothing happens if it saw nothing."""
+        if isinstance(self._runner, LocalRunner) and watcher in self._runner.watchers:
+            self._runner.watchers.remove(watcher)
 
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes, because the envs were stepped by other code."""

@@ -252,6 +252,10 @@ class CallbackStates:
         """Keep the states of the callbacks for those of the next training."""
         self._waiting = self.get_state() or None
 
+    def has_state(self, name: str) -> bool:
+        """Whether there is a state for the callback of this name, such as `RecordEpisodes-0`."""
+        return name in self.get_state()
+
     def get_state(self) -> State:
         """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
         if self._waiting is not None:

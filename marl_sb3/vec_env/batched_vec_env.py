@@ -91,6 +91,11 @@ class BatchedVecEnv(InProcessVecEnv):
         return self._first_step()
 
     @override
+    def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
+        episodes = self._episodes.tolist()
+        return [None if episodes[env] < 0 else self._episode_seed(env, episodes[env]) for env in env_indices]
+
+    @override
     def limit_episodes(self, env_steps: int) -> None:
         self._horizon = env_steps
 

@@ -187,6 +187,10 @@ class MultiAgentVecEnv(ABC):
         self._require_idle(f"call({name!r})")
         return self._call(name, env_indices, *args, **kwargs)
 
+    def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
+        """Return the seed of the running episode of each of these envs; None if it is not known, or none has begun."""
+        return [None] * len(env_indices)
+
     def limit_episodes(self, env_steps: int) -> None:
         """Truncate all agents after so many env steps of an episode, if the env has not ended it before.
 

@@ -79,6 +79,10 @@ class SyncVecEnv(InProcessVecEnv):
         self._none_done = np.zeros(num_envs, dtype=np.bool_)
 
     @override
+    def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
+        return [self._slots[env].seed_of_episode for env in env_indices]
+
+    @override
     def limit_episodes(self, env_steps: int) -> None:
         for slot in self._slots:
             slot.horizon = env_steps

@@ -131,6 +131,11 @@ class EnvSlot:
         """Make the next reset episode 0 of this run seed."""
         self.run_seed, self.episode = run_seed, -1
 
+    @property
+    def seed_of_episode(self) -> int | None:
+        """The seed of the running episode; None before the first."""
+        return None if self.episode < 0 else episode_seed(self.run_seed, self.index, self.episode)
+
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
 

@@ -280,6 +280,7 @@ class EnvServer:
         # Requests that the envs themselves answer.
         self.limit_episodes, self.show_env_state = self._envs.limit_episodes, self._envs.show_env_state
         self.seed, self.close = self._envs.seed, self._envs.close
+        self.episode_seeds = self._envs.episode_seeds
 
     def facts(self) -> Facts:
         """Return what the envs are."""

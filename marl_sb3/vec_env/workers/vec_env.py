@@ -97,6 +97,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
         return Health(self._supervisor.num_healthy, self._supervisor.restarts)
 
     @override
+    def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
+        return self._of_envs("episode_seeds", env_indices)
+
+    @override
     def limit_episodes(self, env_steps: int) -> None:
         self._supervisor.set_in_all("limit_episodes", env_steps)
 
@@ -186,15 +190,20 @@ class WorkersVecEnv(MultiAgentVecEnv):
     # --- Single envs -------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        results = self._of_envs("call", env_indices, name, args, kwargs)
+        if name not in _READ_ONLY_CALLS:
+            self._journal.add("call", env_indices, name, args, kwargs)
+        return results
+
+    def _of_envs(self, request: str, env_indices: Sequence[int], *arguments: Any) -> list[Any]:
+        """Ask the workers of these envs; returns the result of each env."""
         rows = [spec.rows_of(env_indices) for spec in self._specs]
-        answers = self._supervisor.ask_each("call", [(own, name, args, kwargs) if own else None for own in rows])
+        answers = self._supervisor.ask_each(request, [(own, *arguments) if own else None for own in rows])
         found = {
             spec.first_index + row: result
             for spec, own, results in zip(self._specs, rows, answers, strict=True)
             for row, result in zip(own, results or (), strict=True)
         }
-        if name not in _READ_ONLY_CALLS:
-            self._journal.add("call", env_indices, name, args, kwargs)
         return [found[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
