@@ -88,11 +88,12 @@ RUNS = {
         {"episode_return_mean"},
         {"HYPERPARAMETERS": {"n_envs": 2, "n_steps": 100, "batch_size": 100, "n_epochs": 1}},
     ),
+    "memory_task": Small("--delays 3 --sides mlp,lstm --timesteps 512 --seeds 1", {"mlp-3", "lstm-3"}),
     "no_preset": Small("--games echo,meet --timesteps 256 --seeds 1", {"echo", "meet"}),
     "presets": Small("--presets ppo:arena --seeds 3 --timesteps 2000 --episodes 2", {"ppo:arena"}),
 }
 
-NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "no_preset", "presets"}
+NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
 
 Load = Callable[[str], ModuleType]
 

@@ -48,7 +48,7 @@ def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[s
     policy_of = {agent: str(n) for n, each in enumerate(vec_env.groups) for agent in each.agents}
     spec = PolicySpec(policy=policy, policy_kwargs={"ortho_init": False})  # which takes long for large images
     try:
-        build_for_acting(rows_of_policy(vec_env, str(number), policy_of), spec, "cpu")
+        build_for_acting(rows_of_policy(vec_env, str(number), policy_of), spec, None, "cpu")
     except ConfigError as error:
         words = str(error).partition(": ")[2]
         evidence.report("no-algorithm", Seen(words, ", ".join(map(str, group.agents))))

@@ -12,7 +12,7 @@ from marl_sb3.config.values import Count, FiniteFloat, Named, PositiveInt
 
 # --- Names of classes ------------------------------------------------------------------------------------------------
 
-_EXTRACTORS = "stable_baselines3.common.torch_layers"
+_EXTRACTORS, _OWN_EXTRACTORS = "stable_baselines3.common.torch_layers", "marl_sb3.policies.extractors"
 
 # Entry of `policy_kwargs` -> name -> where the class is: `module:class`. Nothing else is imported by name;
 # `register_network` adds the classes of a user.
@@ -43,6 +43,8 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "FlattenExtractor": f"{_EXTRACTORS}:FlattenExtractor",
         "NatureCNN": f"{_EXTRACTORS}:NatureCNN",
         "CombinedExtractor": f"{_EXTRACTORS}:CombinedExtractor",
+        "mlp": f"{_OWN_EXTRACTORS}:MlpFeatures",
+        "attention": f"{_OWN_EXTRACTORS}:AttentionFeatures",
     },
 }
 
@@ -74,7 +76,26 @@ Networks = Annotated[
 ]
 
 _Heads = Annotated[int, Meta(ge=1, le=1000)]
-_LstmLayers = Annotated[int, Meta(ge=1, le=100)]
+_LayerCount = Annotated[int, Meta(ge=1, le=100)]
+
+# Name of a features extractor of marl_sb3 -> entry of `features_extractor_kwargs` -> kind.
+EXTRACTOR_KWARGS: Mapping[str, Mapping[str, Any]] = {
+    "mlp": {
+        "net_arch": Annotated[Sequence[Width], Meta(min_length=1, max_length=100)],
+        "activation_fn": str,
+    },
+    "attention": {
+        "embed_dim": Width,
+        "num_layers": _LayerCount,
+        "num_heads": _Heads,
+        "head_dim": Width | None,
+        "feedforward_dim": Width,
+        "positions": Literal["learned", "sinusoidal"],
+        "gate_bias": FiniteFloat,
+        "net_arch": Annotated[Sequence[Width], Meta(max_length=100)],
+        "activation_fn": str,
+    },
+}
 
 # Entry -> kind. The classes of a user may take others.
 POLICY_KWARGS: Mapping[str, Any] = {
@@ -87,7 +108,7 @@ POLICY_KWARGS: Mapping[str, Any] = {
     **dict.fromkeys(("n_critics", "n_quantiles"), _Heads),
     "renorm_warmup_steps": Count,
     "lstm_hidden_size": PositiveInt,
-    "n_lstm_layers": _LstmLayers,
+    "n_lstm_layers": _LayerCount,
 }
 
 # --- In a checkpoint, which is untrusted -----------------------------------------------------------------------------
@@ -106,7 +127,11 @@ STORED_POLICY_KWARGS: Mapping[str, Any] = {
     **POLICY_KWARGS,
     "net_arch": _StoredWidths | Mapping[Literal["pi", "vf", "qf"], _StoredWidths],
     "features_extractor_kwargs": _mapping(
-        "FeaturesExtractorKwargs", features_dim=PositiveInt, cnn_output_dim=PositiveInt, normalized_image=bool
+        "FeaturesExtractorKwargs",
+        features_dim=PositiveInt,
+        cnn_output_dim=PositiveInt,
+        normalized_image=bool,
+        **EXTRACTOR_KWARGS["attention"],
     ),
     # Arguments of the optimizers, without those that choose PyTorch's implementation (`foreach`, `fused`, ...).
     "optimizer_kwargs": _mapping(

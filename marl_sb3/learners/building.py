@@ -26,8 +26,10 @@ from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.extractors import AttentionFeatures
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Policy, Processing
+from marl_sb3.processing.processors import WHOLE, FrameStack
 from marl_sb3.sb3.schedules import Schedule
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv, check_spaces
 from marl_sb3.wrappers.observations import choices_of
@@ -36,11 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 def build(
-    rows: PolicyRows, spec: PolicySpec, device: str, seed: int | None = None, buffer: type[BaseBuffer] | None = None
+    rows: PolicyRows,
+    spec: PolicySpec,
+    processing: Processing | None,
+    device: str,
+    seed: int | None = None,
+    buffer: type[BaseBuffer] | None = None,
 ) -> BaseAlgorithm:
     """Make the SB3 algorithm of a policy; it gets no replay buffer.
 
     Args:
+        processing: of the policy, whose frames an extractor may look at; None: there is none.
         seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
         buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
@@ -61,6 +69,7 @@ def build(
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, kwargs)
     _check_net_arch(rows, spec, kwargs.get("net_arch"))
+    _describe_frames(kwargs, processing)
     arguments = {"policy": spec.policy_class, "env": SpacesOnlyVecEnv(rows), "seed": seed, "device": device, **settings}
     with warnings.catch_warnings():
         # `check_rollout` gives the same warning in one line.
@@ -68,6 +77,8 @@ def build(
         warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
             made: Any = _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
+        except ConfigError as error:  # of a features extractor of ours
+            raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"
             raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
@@ -82,7 +93,7 @@ def coefficients(spec: PolicySpec) -> dict[str, Schedule]:
     return {"ent_coef": given} if callable(given) else {}
 
 
-def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
+def build_for_acting(rows: PolicyRows, spec: PolicySpec, processing: Processing | None, device: str) -> BaseAlgorithm:
     """Make the SB3 algorithm of a policy that acts but does not learn: it gets no buffer.
 
     Raises:
@@ -91,7 +102,7 @@ def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlg
     check_spaces(rows)
     if is_off_policy(spec.algorithm):
         check_action_space(rows, spec)
-    return build(rows, spec, device)
+    return build(rows, spec, processing, device)
 
 
 def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
@@ -205,6 +216,24 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
             f"accepted: {accepted}",
             key="policy_kwargs.net_arch",
         )
+
+
+def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | None) -> None:
+    """Tell a features extractor with attention which frames its policy's observations have."""
+    extractor = policy_kwargs.get("features_extractor_class")
+    stack = None if processing is None else processing.processors.get("frame_stack")
+    if processing is None or not isinstance(stack, FrameStack) or not _is_attention(extractor):
+        return
+    if WHOLE in stack.frame_shapes:
+        frames = {"frames": processing.settings.frame_stack, "frame_shape": stack.frame_shapes[WHOLE]}
+        policy_kwargs["features_extractor_kwargs"] = {
+            **(policy_kwargs.get("features_extractor_kwargs") or {}),
+            **frames,
+        }
+
+
+def _is_attention(extractor: Any) -> bool:
+    return isinstance(extractor, type) and issubclass(extractor, AttentionFeatures)
 
 
 def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:

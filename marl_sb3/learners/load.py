@@ -83,7 +83,9 @@ def read_bundle(
                 raise CheckpointError(f"{saved.where}: {error}") from error
             processing[policy_id].read_state(saved.fields("processing"))()
             rows = policy_rows(rows, processing[policy_id])
-            algorithms[policy_id] = _algorithm(checkpoint, rows, specs[policy_id], number, device)
+            algorithms[policy_id] = _algorithm(
+                checkpoint, rows, specs[policy_id], processing[policy_id], number, device
+            )
     why = checkpoint.why
     return PolicyBundle(algorithms, policy_of, spaces, processing, checkpoint.name, deterministic, checkpoint_why=why)
 
@@ -122,9 +124,11 @@ def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: Polic
     return PolicyRows(policy_id, 1, len(policy_of), 0, group, agents, columns, tuple(range(len(agents))))
 
 
-def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, number: int, device: str) -> BaseAlgorithm:
+def _algorithm(
+    checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, processing: Processing, number: int, device: str
+) -> BaseAlgorithm:
     try:
-        algorithm = build_for_acting(rows, spec, device)
+        algorithm = build_for_acting(rows, spec, processing, device)
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
     read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()

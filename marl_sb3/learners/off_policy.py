@@ -79,19 +79,19 @@ class OffPolicyLearner(Learner):
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
         if options.num_shards is not None:
-            return cls._build_for_shard(rows, spec, options.num_shards)
+            return cls._build_for_shard(rows, spec, processing, options.num_shards)
         check_spaces(rows)
         check_replay(rows, spec, processing)
         mention_flat_images(rows, spec)
-        algorithm: Any = build(rows, spec, options.device, seed)
+        algorithm: Any = build(rows, spec, processing, options.device, seed)
         assert options.goal_rewards is not None
         stored = stored_space(processing, algorithm)
         algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored, options.goal_rewards)
         return algorithm  # type: ignore[no-any-return]
 
     @staticmethod
-    def _build_for_shard(rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
-        algorithm: Any = build(rows, spec, "cpu")
+    def _build_for_shard(rows: PolicyRows, spec: PolicySpec, processing: Processing, num_shards: int) -> BaseAlgorithm:
+        algorithm: Any = build(rows, spec, processing, "cpu")
         algorithm.replay_buffer = None  # see `RecordingExperience`
         algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
         # The random actions before `learning_starts` are shared out to the shards.

@@ -74,7 +74,7 @@ class OnPolicyLearner(Learner):
             check_rollout(rows, spec)
             mention_flat_images(rows, spec)
         buffer_class = cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
-        return build(rows, spec, options.device, seed, buffer_class)
+        return build(rows, spec, processing, options.device, seed, buffer_class)
 
     def _make_actor(self) -> Actor:
         processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)

@@ -11,7 +11,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn, optim
 
-from marl_sb3.config.networks import CLASSES, POLICY_KWARGS
+from marl_sb3.config.networks import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS
 from marl_sb3.config.values import require, shown
 from marl_sb3.errors import ConfigError
 
@@ -88,6 +88,24 @@ def resolve_policy_kwargs(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
             resolved[name] = _class(name, value)
         elif name in POLICY_KWARGS and isinstance(value, (str, bool, int, float, list, tuple, Mapping)):
             require(name, value, POLICY_KWARGS[name], f"policy_kwargs.{name}")
+    extractor, arguments = (policy_kwargs.get(f"features_extractor_{part}") for part in ("class", "kwargs"))
+    if isinstance(extractor, str) and extractor in EXTRACTOR_KWARGS and arguments:
+        resolved["features_extractor_kwargs"] = _extractor_kwargs(extractor, arguments)
+    return resolved
+
+
+def _extractor_kwargs(extractor: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the arguments of a features extractor of marl_sb3."""
+    known, resolved, key = EXTRACTOR_KWARGS[extractor], dict(given), "policy_kwargs.features_extractor_kwargs"
+    for name, value in given.items():
+        if name not in known:
+            words = f"features_extractor_kwargs of {extractor} has {shown(name)}; accepted: {', '.join(known)}"
+            raise ConfigError(words, key=key)
+        if name in CLASSES and isinstance(value, type):
+            continue
+        resolved[name] = require(f"features_extractor_kwargs.{name}", value, known[name], key)
+        if name in CLASSES:
+            resolved[name] = _class(name, value)
     return resolved
 
 

@@ -180,17 +180,23 @@ class FrameStack(ObservationProcessor):
 
     Only observations that the row acts on are frames. Frames before the first one of an episode are zeros.
 
+    Attributes:
+        frame_shapes: the shape of a frame of each part, with the channels of an image first, as SB3's networks see it.
+
     Raises:
         ConfigError: a part of the space is no Box of at least one axis.
     """
 
     def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
         self._axes, self._boxes = {}, {}
+        self.frame_shapes: dict[str, tuple[int, ...]] = {}
         for key, box in parts_of(space).items():
             if not isinstance(box, spaces.Box) or not box.shape:
                 words = f"frame_stack: {named(key)}the space is {box}; accepted: a Box of at least one axis"
                 raise ConfigError(words, key="frame_stack")
             axis = channel_axis(box) if is_image_space(box) else len(box.shape) - 1
+            shape = (box.shape[axis], *np.delete(box.shape, axis)) if is_image_space(box) else box.shape
+            self.frame_shapes[key] = tuple(map(int, shape))
             low, high = (np.concatenate([bound] * settings.frame_stack, axis=axis) for bound in (box.low, box.high))
             # The zeros before the first frame belong to the space, too.
             self._boxes[key] = spaces.Box(np.minimum(low, 0), np.maximum(high, 0), dtype=box.dtype.type)
