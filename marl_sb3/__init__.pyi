@@ -2,6 +2,8 @@
 
 from .acting.bundle import PolicyBundle as PolicyBundle
 from .acting.bundle import combine_policies as combine_policies
+from .acting.exploration import Exploration as Exploration
+from .acting.exploration import SoftQ as SoftQ
 from .checkup.api import examine as examine
 from .config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .config.ray import RaySettings as RaySettings
@@ -38,6 +40,7 @@ from .runs.imitate import imitate as imitate
 from .runs.run import Run as Run
 from .runs.run import load_run as load_run
 from .runs.train import train as train
+from .sb3.schedules import make_schedule as make_schedule
 from .training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .training.algorithm import MultiAgentCallback as MultiAgentCallback
 from .tuning.api import tune as tune

@@ -185,13 +185,13 @@ class Actor(Stateful):
         return observations if self._image_env is None else self._image_env.transpose_observations(observations)
 
     def masks(self, step: VecStep) -> BoolArray | None:
-        """Return the (rows, n) masks of a step; None if the env gives none and no agent of the policy acts next.
+        """Return the (rows, n) masks of a step; None if the env gives none.
 
         Raises:
-            ConfigError: an agent acts next, and the env gives no masks.
+            ConfigError: the policy needs masks, one of its agents acts next, and the env gives none.
         """
         masks = self.rows.masks(step.action_masks)
-        if masks is None and self.rows.of_agents(step.to_act).any():
+        if masks is None and self.policy.needs_masks and self.rows.of_agents(step.to_act).any():
             agents, algorithm = ", ".join(self.rows.agents), type(self.policy.algorithm).__name__
             accepted = (
                 "masks in infos[agent]['action_mask'], in observations {observation, action_mask}, or from "

@@ -77,11 +77,13 @@ class Policy:
 
     Attributes:
         takes_masks: whether it uses action masks; if not, it gets none.
+        needs_masks: whether it cannot do without, if it takes them.
         transposes_images: whether images have to be given with the channels first, as SB3's networks take them.
         row_noise: the action noise of each row of the actor; None: none.
     """
 
     takes_masks: bool = False
+    needs_masks: bool = True
     transposes_images: bool = True
     row_noise: RowNoise | None = None
 
@@ -301,7 +303,7 @@ class ExploringPolicy(Policy):
     def __init__(self, algorithm: OffPolicyAlgorithm, row_noise: RowNoise | None, warms_up: bool) -> None:
         super().__init__(algorithm)
         self.row_noise = row_noise
-        self._warms_up = warms_up
+        self.warms_up = warms_up
         self._kernels: Any = None
         self._is_read = False
 
@@ -322,8 +324,15 @@ class ExploringPolicy(Policy):
     def _chosen(self, inputs: PolicyInputs) -> Array:
         algorithm = self.algorithm
         by_noise = algorithm.use_sde and algorithm.use_sde_at_warmup
-        if self._warms_up and algorithm.num_timesteps < algorithm.learning_starts and not by_noise:
-            return np.array([algorithm.action_space.sample() for _ in inputs.starts])
+        if self.warms_up and algorithm.num_timesteps < algorithm.learning_starts and not by_noise:
+            return self._random(inputs)
+        return self._chosen_by_policy(inputs)
+
+    def _random(self, inputs: PolicyInputs) -> Array:
+        return np.array([self.algorithm.action_space.sample() for _ in inputs.starts])
+
+    def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
+        algorithm = self.algorithm
         if not self._is_read:
             kernels = getattr(algorithm, "acting_kernels", None)
             self._kernels, self._is_read = None if kernels is None else kernels(), True

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from marl_sb3.acting.actor import Actor
+from marl_sb3.acting.exploration import Exploration, Explorer, choosing_policy
 from marl_sb3.config.algorithms import info_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.shards import ShardedExperience
@@ -25,7 +26,7 @@ from marl_sb3.sb3.optimizers import (
     read_optimizers,
 )
 from marl_sb3.sb3.private import COUNTS, set_progress_remaining, set_up_logging
-from marl_sb3.sb3.schedules import Schedule
+from marl_sb3.sb3.schedules import Progress, Schedule
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
 from marl_sb3.storage.space_data import generators
@@ -99,7 +100,7 @@ class LearnerOptions:
     device: str
     n_steps: int | None
     update_path: str
-    progress_remaining: Callable[[], float]
+    progress_remaining: Callable[[], Progress]
     sharded: bool = False
     goal_rewards: GoalRewards | None = None
     num_shards: int | None = None
@@ -177,6 +178,8 @@ class Learner(Stateful, ABC):
         if learns_here and spec.data.changed():
             learner.take_data(spec, seed, options)
         learner.schedules = coefficients(spec)
+        if spec.exploration is not None:
+            learner.explore_by(spec.exploration, seed, options)
         return learner
 
     @classmethod
@@ -203,6 +206,23 @@ class Learner(Stateful, ABC):
     @abstractmethod
     def pace(self) -> Pace:
         """How long an iteration is for this policy."""
+
+    def explore_by(self, exploration: Exploration, seed: int | None, options: LearnerOptions) -> None:
+        """Let an object choose the actions in training; it becomes a part of checkpoints.
+
+        Raises:
+            ConfigError: it cannot, for this algorithm and these actions, or in shards.
+        """
+        self.explorer = Explorer(exploration, seed, options.progress_remaining)
+        policy = None if options.sharded else choosing_policy(self.actor.policy, self.explorer)
+        if policy is None:
+            name, space = type(self.algorithm).__name__, self.algorithm.action_space
+            why = "in shards or on Ray" if options.sharded else f"with {name} and actions {space}"
+            accepted = "DQN, QRDQN, or an algorithm with rollouts and without memory, with Discrete actions; no shards"
+            words = f"policy {self.policy_id!r}: exploration is {type(exploration).__name__} {why}"
+            raise ConfigError(f"{words}; accepted: {accepted}", key="exploration")
+        self.actor.policy = policy
+        self.fields = {**self.fields, "exploration": part("explorer")}  # type: ignore[misc]
 
     def follow_schedules(self, progress_remaining: float) -> None:
         """Set what the algorithm's own schedules take, and the values of those that it does not have itself."""

@@ -10,6 +10,7 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 
+from marl_sb3.acting.exploration import Exploration
 from marl_sb3.config.algorithms import ADDED, AlgorithmInfo, Decay, algorithm_info, info_of, saved_class, saved_name
 from marl_sb3.config.compat.rllib import LATER, explanation, is_of_rllib, no_counterpart, translated
 from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
@@ -49,6 +50,7 @@ class PolicySpec:
             algorithm, or a name as on the command line: `"ppo"` or `"PPO"`.
         policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
             class, or the name that `register_network` gave to one.
+        exploration: chooses the actions in training, instead of the algorithm; None: the algorithm does.
         hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
             `ProcessingSettings`, such as `normalize_observations=True`, and of `DataSettings`, such as
             `replay_data="recorded"`: by themselves, or in mappings `processing` and `data`.
@@ -71,8 +73,14 @@ class PolicySpec:
         self,
         algorithm: type[BaseAlgorithm] | AlgorithmInfo | str = "ppo",
         policy: str | type[Any] = "MlpPolicy",
+        *,
+        exploration: Exploration | None = None,
         **hyperparameters: Any,
     ) -> None:
+        if not isinstance(exploration, Exploration | None):
+            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
+            raise ConfigError(f"exploration is {shown(exploration)}; accepted: {accepted}", key="exploration")
+        self.exploration = exploration
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
         for section in {*OF_POLICIES.values()} & hyperparameters.keys():
@@ -108,12 +116,15 @@ class PolicySpec:
         own = {**self._given, **self._processing, **self._data}
         more = {name: value for name, value in defaults.items() if name not in OF_POLICIES}
         resolve_hyperparameters(self.algorithm, more)
-        return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
+        if defaults.keys() <= own.keys():
+            return self
+        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **{**defaults, **own})
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
         name = saved_name(self.algorithm)
-        if name is None or not isinstance(self.policy, str) or not is_plain([self._given, self._processing]):
+        is_named = name is not None and isinstance(self.policy, str) and self.exploration is None
+        if not is_named or not is_plain([self._given, self._processing]):
             return None
         return {
             "algorithm": name,
@@ -151,7 +162,8 @@ class PolicySpec:
     def __repr__(self) -> str:
         given = {**self.hyperparameters, **self._processing, **self._data}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
-        return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+        exploration = "" if self.exploration is None else f", exploration={type(self.exploration).__name__}"
+        return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{exploration}{settings})"
 
 
 def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
@@ -207,9 +219,10 @@ def policy_specs(
         defaults: settings of every policy that does not set its own, by SB3's names or RLlib's.
     """
     if isinstance(policies, str):
-        spec = PolicySpec(**{name: defaults[name] for name in ("algorithm", "policy") if name in defaults})
+        named = ("algorithm", "policy", "exploration")
+        spec = PolicySpec(**{name: defaults[name] for name in named if name in defaults})
         policies = dict.fromkeys(policy_ids, spec)
-        defaults = {name: value for name, value in defaults.items() if name not in ("algorithm", "policy")}
+        defaults = {name: value for name, value in defaults.items() if name not in named}
     for policy_id, spec in policies.items():
         if not isinstance(spec, PolicySpec):
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")

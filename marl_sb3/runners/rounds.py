@@ -13,6 +13,7 @@ from marl_sb3.errors import VecEnvOrderError
 from marl_sb3.experience.shards import PolicyOrder, PolicyRollout
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Episode, InfoMetric
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.sharded_vec_env import EnvPlan
@@ -75,7 +76,7 @@ class RoundOrder:
     new_episodes: bool
     policies: Mapping[PolicyID, PolicyOrder]
     seed: int
-    progress: Sequence[float]
+    progress: Sequence[Progress]
     trajectory_hook: bytes | None = None
 
 

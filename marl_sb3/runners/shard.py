@@ -24,6 +24,7 @@ from marl_sb3.processes.messages import known_error
 from marl_sb3.processes.pool import versions
 from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
 from marl_sb3.runners.runner import LocalRunner
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import SavedPart, read_states
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
@@ -71,7 +72,7 @@ class Shard:
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
         return ShardPolicy(learner.actor, learner.experience, learner.processing)
 
-    def _progress_remaining(self) -> float:
+    def _progress_remaining(self) -> Progress:
         return self._order.progress[len(self._recorder.episodes)]
 
     # --- Rounds ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from marl_sb3.processes.messages import by_value
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
 from marl_sb3.runners.runner import Runner, StepListener
 from marl_sb3.runners.shard_runners import ShardRunners
+from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State
 from marl_sb3.types import PolicyID
@@ -41,7 +42,7 @@ class ShardedRunner(Runner):
         runners: ShardRunners,
         sources: Mapping[PolicyID, ShardedExperience],
         tracker: EpisodeTracker,
-        progress_after: Callable[[int], float],
+        progress_after: Callable[[int], Progress],
     ) -> None:
         self.tracker = tracker
         self._make_plan = plan

@@ -115,7 +115,7 @@ def set_up(
     device: str,
     update_path: str,
     evaluation_deterministic: Deterministic,
-    progress_remaining: Callable[[], float],
+    progress_remaining: Callable[[], Progress],
 ) -> Setup:
     """Make the policies and their learners; the arguments are those of `MultiAgentAlgorithm`.
 
@@ -300,7 +300,7 @@ def make_runner(
     env: MultiAgentVecEnv,
     setup: Setup,
     tracker: EpisodeTracker,
-    progress_after: Callable[[int], float],
+    progress_after: Callable[[int], Progress],
     *,
     update_path: str,
     n_threads: int,
