@@ -90,10 +90,21 @@ RUNS = {
     ),
     "memory_task": Small("--delays 3 --sides mlp,lstm --timesteps 512 --seeds 1", {"mlp-3", "lstm-3"}),
     "no_preset": Small("--games echo,meet --timesteps 256 --seeds 1", {"echo", "meet"}),
+    "learning_from_data": Small(
+        "--seeds 1",
+        {"cloning", "replay"},
+        {
+            "CLONING": {"timesteps": 40, "recorded": 2, "evaluated": 2},
+            "REPLAY": {"recorded": 1, "timesteps": 1, "evaluated": 1},
+            "OF_ARENA": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "env.max_timesteps": 15},
+            "OF_SAC": {"learning_starts": 10**6},
+        },
+    ),
     "presets": Small("--presets ppo:arena --seeds 3 --timesteps 2000 --episodes 2", {"ppo:arena"}),
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
+NO_SPEEDS |= {"learning_from_data"}
 
 Load = Callable[[str], ModuleType]
 

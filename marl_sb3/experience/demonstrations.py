@@ -267,8 +267,8 @@ def require_episodes(data: Sequence[EpisodesOfSpaces], rows: PolicyRows, path: A
             _require_spaces(observation_space, action_space, rows, path)
         found += own
     if not found:
-        names = ", ".join(sorted(map(str, agents))[:8]) or "no agent"
-        words = f"{path} has no episode of {', '.join(rows.agents)}, but of {names}"
+        others = f" of {', '.join(rows.agents)}, but of {', '.join(sorted(map(str, agents))[:8])}" if agents else "s"
+        words = f"{path} has no episode{others}"
         raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data with episodes of its agents", key="data")
     for episode in found:
         _require_values(episode, rows, path)

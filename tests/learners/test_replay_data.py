@@ -186,6 +186,7 @@ def test_remembered_observations_are_those_of_an_own_episode() -> None:
 
 
 WRONG = {
+    "data has no episodes; accepted: data with episodes of its agents": lambda group: [],
     "no episode of a, b, but of c": lambda group: [
         episode(np.zeros((2, *group.observation_space.shape)), [0], agent="c")
     ],
