@@ -16,7 +16,7 @@ from typing import Any
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Severity
 from marl_sb3.config.algorithms import ALGORITHMS
-from marl_sb3.config.compat.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
+from marl_sb3.config.compat.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, NETWORK, REASONS, RENAMED, RUNNERS
 from marl_sb3.config.schema import SECTIONS, TrainConfig
 from marl_sb3.config.values import documented
 
@@ -130,13 +130,16 @@ def rllib_page() -> str:
         for name, meanings in DEPENDENT.items()
         for each in meanings
     ]
+    network = [_meaning(name, *meaning) for name, meaning in NETWORK.items()]
     always = [
         f"| {_code(name)} | {' or '.join(dict.fromkeys(map(_code, each.values)))} | {_in_cell(each.why)} |"
         for name, each in ALWAYS.items()
     ]
     missing = [f"| {_in_cell(reason)} | {', '.join(map(_code, names))} |" for reason, names in REASONS.items()]
     return _RLLIB.format(
-        meanings="\n".join([*dependent, *envs, *renamed]), always="\n".join(always), missing="\n".join(missing)
+        meanings="\n".join([*dependent, *envs, *network, *renamed]),
+        always="\n".join(always),
+        missing="\n".join(missing),
     )
 
 

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.config.algorithms import canonical_algorithm, kinds_of, takes_integers
-from marl_sb3.config.compat.rllib import LATER, OF_RUN, is_taken_apart, number_of_envs, split_name, translated, unnested
-from marl_sb3.config.compat.rllib_names import RENAMED, Context
+from marl_sb3.config.compat.rllib import (
+    LATER,
+    OF_RUN,
+    is_taken_apart,
+    network_settings,
+    number_of_envs,
+    split_name,
+    translated,
+    unnested,
+)
+from marl_sb3.config.compat.rllib_names import NETWORK, RENAMED, Context
 from marl_sb3.config.compat.zoo import (
     KEYS,
     TRANSLATED,
@@ -191,11 +200,11 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
     found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
     for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
         own, _, entry = _without_section(name).partition(_OF_NETWORK)
-        _put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
+        put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
     return result
 
 
-def _put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     """Set an entry of nested mappings; they are copied, because they may be the user's."""
     for name in path[:-1]:
         inner = settings.get(name) or {}
@@ -246,7 +255,7 @@ class MergedSettings:
                 for name, own in translated_key(key, whole).items() if key in TRANSLATED else [(key, whole)]:
                     self.sources[name] = self.sources[key]
                     path = _path(name, is_dotted=dotted or key != written)
-                    _put(self.of_the_zoo if name in KEYS else self.fields, path, own)
+                    put(self.of_the_zoo if name in KEYS else self.fields, path, own)
         except ConfigError as error:
             key = error.key or ""
             raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
@@ -277,10 +286,26 @@ class MergedSettings:
             self._put_meant("", latest, self.fields, lambda: {"n_envs": number_of_envs(of_envs)})
         context = Context(*(self.fields.get(name, getattr(TrainConfig, name)) for name in Context._fields))
         for policy, algo, settings in self._by_policy():
+            self._put_network(policy, str(algo), settings)
             for name in LATER & settings.keys():
                 value = settings.pop(name)
                 meaning = partial(translated, name, value, str(algo), kinds_of(algo), context)
                 self._put_meant(policy, name, settings, meaning)
+
+    def _put_network(self, policy: str, algo: str, settings: dict[str, Any]) -> None:
+        """Put the settings that RLlib's names of networks mean together; their place is that of the latest of them."""
+        given = {name: settings.pop(name) for name in NETWORK if name in settings}
+        if not given:
+            return
+        latest = max(given, key=lambda name: self._source(f"{policy}{name}").order)
+        meaning = partial(network_settings, given, settings.get("policy_kwargs"), algo, "gae_lambda" in kinds_of(algo))
+        meant = self._meant(policy, meaning)
+        for name in [name for name in meant if name.startswith(_OF_NETWORK)]:
+            put(settings, ("policy_kwargs", name.removeprefix(_OF_NETWORK)), meant.pop(name))
+            self.sources[f"{policy}{name}"] = self._source(f"{policy}{latest}")
+        if not policy:
+            meant = {f"processing.{name}": value for name, value in meant.items()}
+        self._put_meant(policy, latest, settings if policy else self.fields, lambda: meant)
 
     def _by_policy(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         """Yield the settings of the run, and of each policy: `POLICY.`, its algorithm, its settings."""
@@ -296,12 +321,7 @@ class MergedSettings:
         self, policy: str, name: str, target: dict[str, Any], meaning: Callable[[], Mapping[str, Any]]
     ) -> None:
         """Put the settings that a name of RLlib means, but not where a later source has given them."""
-        source = self._source(f"{policy}{name}")
-        try:
-            meant = meaning()
-        except ConfigError as error:
-            key = f"{policy}{error.key}"
-            raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
+        source, meant = self._source(f"{policy}{name}"), self._meant(policy, meaning)
         for setting, value in meant.items():
             other = self._source(f"{policy}{setting}").order if setting in target else -1
             if other == source.order:
@@ -310,6 +330,13 @@ class MergedSettings:
             if other < source.order:
                 target[setting] = value
                 self.sources[f"{policy}{setting}"] = source
+
+    def _meant(self, policy: str, meaning: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        try:
+            return dict(meaning())
+        except ConfigError as error:
+            key = f"{policy}{error.key}"
+            raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
 
     def _source(self, key: str) -> Source:
         return source_of(self.sources, key) or Source(key)

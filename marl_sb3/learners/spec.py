@@ -12,8 +12,15 @@ from stable_baselines3.common.noise import ActionNoise
 
 from marl_sb3.acting.exploration import Exploration
 from marl_sb3.config.algorithms import ADDED, AlgorithmInfo, Decay, algorithm_info, info_of, saved_class, saved_name
-from marl_sb3.config.compat.rllib import LATER, explanation, is_of_rllib, no_counterpart, translated
-from marl_sb3.config.compat.rllib_names import NO_COUNTERPART, Context
+from marl_sb3.config.compat.rllib import (
+    LATER,
+    explanation,
+    is_of_rllib,
+    network_settings,
+    no_counterpart,
+    translated,
+)
+from marl_sb3.config.compat.rllib_names import NETWORK, NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.schema import (
     ACCEPTED,
@@ -25,7 +32,7 @@ from marl_sb3.config.schema import (
     data_settings,
     processing_settings,
 )
-from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice
+from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice, put
 from marl_sb3.config.values import (
     Named,
     accepts,
@@ -234,9 +241,15 @@ def policy_specs(
 def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
     settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
+    algorithm, kinds = spec.algorithm.__name__, spec.info.kinds
+    of_network = {name: settings.pop(name) for name in NETWORK if name in settings}
+    meant = network_settings(of_network, settings.get("policy_kwargs"), algorithm, "gae_lambda" in kinds)
+    if "frame_stack" in meant.keys() & settings.keys():
+        raise given_twice("frame_stack", "use_attention", "frame_stack")
+    for name, value in meant.items():
+        put(settings, ("policy_kwargs", name.partition(".")[2]) if "." in name else (name,), value)
     for name in [name for name in settings if name in LATER]:
-        value, kinds = settings.pop(name), spec.info.kinds
-        meant = translated(name, value, spec.algorithm.__name__, kinds, Context(n_envs))
+        meant = translated(name, settings.pop(name), algorithm, kinds, Context(n_envs))
         for setting in meant.keys() & settings.keys():
             raise given_twice(setting, name, setting)
         settings |= meant

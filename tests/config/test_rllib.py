@@ -17,6 +17,7 @@ from marl_sb3.config.compat.rllib_names import (
     DEPENDENT,
     ENVS_PER_RUNNER,
     NESTED,
+    NETWORK,
     NO_COUNTERPART,
     RENAMED,
     RUNNERS,
@@ -75,7 +76,7 @@ def sources(given: dict[str, Any], folder: Path) -> list[Any]:
 
 
 def test_no_name_is_in_two_tables_or_means_something_else() -> None:
-    tables = (RENAMED, DEPENDENT, ALWAYS, NO_COUNTERPART, NESTED, RUNNERS, ENVS_PER_RUNNER)
+    tables = (RENAMED, DEPENDENT, NETWORK, ALWAYS, NO_COUNTERPART, NESTED, RUNNERS, ENVS_PER_RUNNER)
     names = [name for table in tables for name in table]
     assert len(names) == len({*names}) > 350
     assert not OWN_NAMES.intersection(names)
@@ -210,6 +211,70 @@ def test_the_entries_of_models_and_buffers_are_read_as_if_they_stood_alone(tmp_p
     assert spec.hyperparameters == {"buffer_size": 99}
 
 
+LAYERS = {"fcnet_hiddens": [8, 6], "fcnet_activation": "relu"}
+OURS = {"net_arch": [8, 6], "activation_fn": "relu"}
+GTRXL = {"num_layers": 1, "embed_dim": 64, "num_heads": 1, "head_dim": 32, "feedforward_dim": 32, "gate_bias": 2.0}
+SMALL = {
+    "attention_num_transformer_units": 2,
+    "attention_dim": 16,
+    "attention_num_heads": 4,
+    "attention_head_dim": 8,
+    "attention_position_wise_mlp_dim": 12,
+    "attention_init_gru_gate_bias": 1.0,
+    "attention_memory_inference": 9,
+    "attention_memory_training": 9,
+}
+OF_SMALL = {"num_layers": 2, "embed_dim": 16, "num_heads": 4, "head_dim": 8, "feedforward_dim": 12, "gate_bias": 1.0}
+# What RLlib's file says, and the features extractor, its arguments, the widths behind it, and the frames.
+NETWORKS: dict[str, tuple[dict[str, Any], str | None, Any, Any, int]] = {
+    "shared layers": ({"vf_share_layers": True, **LAYERS}, "mlp", OURS, [], 1),
+    "shared layers by default": ({"vf_share_layers": True}, "mlp", {}, [], 1),
+    "separate layers": ({"vf_share_layers": False, "fcnet_hiddens": [8]}, None, None, [8], 1),
+    "attention by default": ({"use_attention": True}, "attention", GTRXL, None, 51),
+    "attention": (
+        {"use_attention": True, "attention_use_n_prev_actions": 0, **SMALL, **LAYERS},
+        "attention",
+        {**OF_SMALL, **OURS},
+        [],
+        10,
+    ),
+    "attention and shared layers": ({"use_attention": True, "vf_share_layers": True}, "attention", GTRXL, None, 51),
+    "no attention": ({"use_attention": False, **SMALL, "fcnet_hiddens": [8]}, None, None, [8], 1),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_names_of_networks_mean_a_features_extractor_together(name: str, tmp_path: Path) -> None:
+    given, extractor, arguments, widths, frames = NETWORKS[name]
+    if extractor == "attention":
+        arguments = {**arguments, "positions": "sinusoidal"}
+
+    def check(policy_kwargs: Any) -> None:
+        assert policy_kwargs.get("features_extractor_class") == extractor
+        assert policy_kwargs.get("features_extractor_kwargs") == arguments
+        assert policy_kwargs.get("net_arch") == widths
+
+    for load in [*sources(given, tmp_path), *sources({"model": given}, tmp_path)]:
+        config = load()
+        check(config.hyperparameters.get("policy_kwargs", {}))
+        assert config.processing.frame_stack == frames
+    own = load_config("e", settings={f"p.{name}": value for name, value in given.items()}).own_settings("p")
+    check(own.get("policy_kwargs", {}))
+    assert own.get("frame_stack", 1) == frames
+    plain: Any = policy_specs("shared", ["shared"], given, 1)["shared"].to_plain()
+    check(plain["hyperparameters"].get("policy_kwargs", {}))
+    assert plain["processing"].get("frame_stack", 1) == frames
+
+
+def test_shared_layers_and_frames_of_earlier_sources_are_kept_or_replaced() -> None:
+    preset = {"e": {"net_arch": [7], "frame_stack": 3}}
+    config = load_config("e", hparams=preset, settings={"vf_share_layers": True})
+    assert config.hyperparameters["policy_kwargs"]["features_extractor_kwargs"] == {"net_arch": [7]}
+    assert load_config("e", hparams=preset, settings={"use_attention": True}).processing.frame_stack == 51
+    later = load_config("e", hparams={"e": {"use_attention": True}}, settings={"frame_stack": 3})
+    assert later.processing.frame_stack == 3
+
+
 def test_a_later_source_wins_by_whatever_name() -> None:
     def n_steps(first: dict[str, Any], second: dict[str, Any]) -> Any:
         config = load_config("e", hparams={"e": {"n_envs": 4, **first}}, settings=second)
@@ -255,6 +320,25 @@ def test_a_later_source_wins_by_whatever_name() -> None:
             {"use_lstm": True},
             "use_lstm is True; accepted: false; for an LSTM, set algo=recurrent_ppo",
         ),
+        (
+            {"algo": "dqn", "vf_share_layers": True},
+            "vf_share_layers has no counterpart for dqn, which has no value function of states",
+        ),
+        ({"vf_share_layers": 1}, "vf_share_layers is 1; accepted: true or false"),
+        (
+            {"vf_share_layers": True, "net_arch": {"pi": [8], "vf": [4]}},
+            "vf_share_layers takes the layers of fcnet_hiddens, which are .*; accepted: one list",
+        ),
+        (
+            {"use_attention": True, "policy_kwargs": {"features_extractor_class": "NatureCNN"}},
+            "use_attention and policy_kwargs.features_extractor_class are both given",
+        ),
+        ({"use_attention": True, "frame_stack": 3}, "use_attention and processing.frame_stack are both given"),
+        (
+            {"use_attention": True, "attention_memory_inference": 9},
+            "attention_memory_inference 9 and attention_memory_training 50 .*act and learn with the same frames",
+        ),
+        ({"attention_use_n_prev_actions": 2}, "prev_actions is 2; accepted: 0; frames have observations alone; proc"),
         ({"observation_filter": "x"}, "RLlib's observation_filter is 'x'; accepted: MeanStdFilter, "),
         ({"evaluation_config": {"lr": 1}}, "RLlib's evaluation_config is .*; accepted: {explore: true or false}"),
         ({"model": {"fcnet": [8]}}, "'fcnet' in model is unknown"),

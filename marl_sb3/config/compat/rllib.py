@@ -7,9 +7,12 @@ from typing import Any
 
 from marl_sb3.config.compat.rllib_names import (
     ALWAYS,
+    ATTENTION,
     DEPENDENT,
     ENVS_PER_RUNNER,
+    MEMORY,
     NESTED,
+    NETWORK,
     NO_COUNTERPART,
     RENAMED,
     RUNNERS,
@@ -21,7 +24,7 @@ from marl_sb3.errors import ConfigError
 
 OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
 # Names that are translated when the algorithm and the number of envs are known.
-LATER = OF_RUN.union(DEPENDENT)
+LATER = OF_RUN.union(DEPENDENT, NETWORK)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -117,6 +120,64 @@ def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], c
         return dict(meanings[0].convert(value, context))
     except ConfigError as error:
         raise ConfigError(str(error), key=own) from error
+
+
+def network_settings(given: Mapping[str, Any], policy_kwargs: Any, algorithm: str, has_values: bool) -> dict[str, Any]:
+    """Translate the names of `NETWORK` together.
+
+    Args:
+        given: names with their values.
+        policy_kwargs: those of the same policy, whose layers become those of the features extractor.
+        algorithm: its name, for messages.
+        has_values: whether the algorithm has a value function beside its actor.
+
+    Returns:
+        Entries of `policy_kwargs`, as `policy_kwargs.NAME`, and `frame_stack`.
+
+    Raises:
+        ConfigError: there is no such network; its key is the name.
+    """
+    switches = {
+        name: require(name, given[name], bool) for name in ("use_attention", "vf_share_layers") if name in given
+    }
+    name = next((name for name, value in switches.items() if value), None)
+    if name is None:
+        return {}
+    network = dict(policy_kwargs) if isinstance(policy_kwargs, Mapping) else {}
+    if name == "vf_share_layers" and not has_values:
+        words = f"RLlib's vf_share_layers has no counterpart for {algorithm}, which has no value function of states"
+        raise ConfigError(words, key=name)
+    if "features_extractor_class" in network:
+        words = f"{name} and policy_kwargs.features_extractor_class are both given; accepted: one of them"
+        raise ConfigError(words, key=name)
+    if isinstance(network.get("net_arch"), Mapping):
+        words = f"{name} takes the layers of fcnet_hiddens, which are {shown(network['net_arch'])}; accepted: one list"
+        raise ConfigError(words, key=name)
+    layers = {each: network[each] for each in ("net_arch", "activation_fn") if network.get(each) is not None}
+    has_layers = "net_arch" in layers
+    moved: dict[str, Any] = {"policy_kwargs.net_arch": []}
+    if name == "vf_share_layers":
+        return _extractor("mlp", layers) | moved
+    arguments = {argument: given.get(own, default) for own, (argument, default) in ATTENTION.items()}
+    extractor = _extractor("attention", {**arguments, "positions": "sinusoidal", **(layers if has_layers else {})})
+    return {**extractor, **(moved if has_layers else {}), "frame_stack": _frames(given)}
+
+
+def _extractor(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    entries = {"features_extractor_class": name, "features_extractor_kwargs": dict(arguments)}
+    return {f"policy_kwargs.{entry}": value for entry, value in entries.items()}
+
+
+def _frames(given: Mapping[str, Any]) -> int:
+    """Return the number of frames that are the present observation and those that RLlib's transformer remembers."""
+    acting, learning = (require(name, given.get(name, default), Count) for name, default in MEMORY.items())
+    if acting != learning or acting == 0:
+        named = " and ".join(f"{name} {given.get(name, default)}" for name, default in MEMORY.items())
+        words = "accepted: the same number, of at least 1: policies act and learn with the same frames"
+        raise ConfigError(
+            f"RLlib's {named} (by default 50); {words}", key=next(name for name in MEMORY if name in given)
+        )
+    return int(acting) + 1
 
 
 def number_of_envs(given: Mapping[str, Any]) -> int:

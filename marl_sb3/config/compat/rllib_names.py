@@ -231,6 +231,38 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
     ),
 }
 
+# Names that together mean one network, see `rllib.network_settings`: first those of arguments of `attention`, with
+# RLlib's defaults.
+ATTENTION: Mapping[str, tuple[str, Any]] = {
+    "attention_num_transformer_units": ("num_layers", 1),
+    "attention_dim": ("embed_dim", 64),
+    "attention_num_heads": ("num_heads", 1),
+    "attention_head_dim": ("head_dim", 32),
+    "attention_position_wise_mlp_dim": ("feedforward_dim", 32),
+    "attention_init_gru_gate_bias": ("gate_bias", 2.0),
+}
+MEMORY: Mapping[str, int] = {"attention_memory_inference": 50, "attention_memory_training": 50}
+_EXTRACTOR = "policy_kwargs.features_extractor_class"
+_ARGUMENTS = "policy_kwargs.features_extractor_kwargs"
+# Name -> settings, for which algorithms, and how the value changes.
+NETWORK: Mapping[str, tuple[str, str, str]] = {
+    "vf_share_layers": (
+        _EXTRACTOR,
+        _ROLLOUTS[0],
+        "true: `mlp`, with the layers of `fcnet_hiddens` and `fcnet_activation`; `net_arch` is `[]`",
+    ),
+    "use_attention": (
+        _EXTRACTOR,
+        "all",
+        "true: `attention` with RLlib's defaults and sinusoidal positions, of the frames alone; the layers of "
+        "`fcnet_hiddens` and `fcnet_activation` come before it, and `net_arch` is `[]` then",
+    ),
+    **{name: (_ARGUMENTS, "all", f"`{argument}`") for name, (argument, _) in ATTENTION.items()},
+    **dict.fromkeys(
+        MEMORY, ("processing.frame_stack", "all", "N earlier observations are N + 1 frames; both must be the same")
+    ),
+}
+
 # Names that together mean the run's `n_envs`: the number of runners, 0 is 1, times the number of envs of each.
 RUNNERS = ("num_env_runners", "num_rollout_workers", "num_workers")
 ENVS_PER_RUNNER = ("num_envs_per_env_runner", "num_envs_per_worker")
@@ -258,6 +290,7 @@ _CUDA = "set device=cuda to put all networks on a GPU"
 _SAC_RATES = "SB3 uses one learning rate for the actor, the critics and the entropy coefficient; set lr"
 _QUANTILES = "set algo=qrdqn to learn the distribution of returns"
 _LSTM = "for an LSTM, set algo=recurrent_ppo and policy_kwargs.lstm_hidden_size"
+_FRAMES = "frames have observations alone; processing.previous_action and previous_reward append the latest ones"
 _HEADS = "actor and critic have separate networks; add these layers to the end of fcnet_hiddens"
 
 ALWAYS: Mapping[str, Always] = {
@@ -280,12 +313,10 @@ ALWAYS: Mapping[str, Always] = {
     "num_gpus_per_env_runner": Always((0,), _CUDA),
     "explore": Always((True,), "training always explores; set evaluation.deterministic for evaluations"),
     "clip_actions": Always((True,), "SB3 always clips actions to the bounds of their Box"),
-    "vf_share_layers": Always(
-        (False,), "actor and critic can share only the features extractor; set policy_kwargs.share_features_extractor"
-    ),
     "free_log_std": Always((True,), "the standard deviation of SB3's on-policy actors is no output of a network"),
     "use_lstm": Always((False,), _LSTM),
-    "use_attention": Always((False,), f"there are no transformers; {_LSTM}"),
+    "attention_use_n_prev_actions": Always((0,), _FRAMES),
+    "attention_use_n_prev_rewards": Always((0,), _FRAMES),
     "head_fcnet_hiddens": Always(([],), _HEADS),
     "post_fcnet_hiddens": Always(([],), _HEADS),
     "conv_filters": Always((None,), "set policy=CnnPolicy, or register your own extractor with register_network"),
@@ -345,9 +376,6 @@ _REASONS: Mapping[str, str] = {
     "set policy_kwargs.optimizer_class and optimizer_kwargs": "optimizer",
     "set `algo` of the run or of a policy": "algo_class learner_class",
     _LSTM: "burn_in_len max_seq_len replay_sequence_length lstm_use_prev_action_reward",
-    f"there are no transformers; {_LSTM}": "attention_num_transformer_units attention_dim attention_num_heads "
-    "attention_head_dim attention_memory_inference attention_memory_training attention_position_wise_mlp_dim "
-    "attention_init_gru_gate_bias attention_use_n_prev_actions attention_use_n_prev_rewards",
     "set processing.resize, processing.frame_stack or processing.grayscale": "framestack dim zero_mean",
     "actor and critic have the activation function of fcnet_activation": "head_fcnet_activation post_fcnet_activation "
     "fusionnet_activation conv_activation fusionnet_hiddens",
