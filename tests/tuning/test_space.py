@@ -204,6 +204,16 @@ def test_a_space_says_why_it_does_not_contain_the_preset() -> None:
     assert followed.settings({"learning_rate": 0.002}) == {"learning_rate": "lin_0.002"}
 
 
+def test_schedules_of_points_may_be_chosen_and_may_be_in_a_preset() -> None:
+    points = [[0, 1e-3], [500, 1e-4]]
+    preset = replace(shipped_search("ppo", "arena").preset(), hyperparameters={"learning_rate": points})
+    chosen, ranged = space_of(lr={"choices": [points, 5e-4]}), space_of(lr={"uniform": [1e-4, 1e-3]})
+    assert [chosen.settings(each)["learning_rate"] for each in chosen.grid()] == [points, 5e-4]
+    assert chosen.settings(chosen.params_of(preset)) == {"learning_rate": points}
+    assert ranged.missing(preset) == "learning_rate is [[0, 0.001], [500, 0.0001]], outside 0.0001 to 0.001"
+    assert ranged.following(preset).containing(preset, 10_000) == ranged
+
+
 def test_a_shipped_space_takes_the_preset_in_and_leaves_out_what_no_rollout_fills() -> None:
     preset = shipped_search("ppo", "CartPole-v1").preset()  # 8 envs, 500 steps, minibatches of 128
     space = space_of(
