@@ -25,7 +25,7 @@ from marl_sb3.kernels.distributions import (
     softmax,
 )
 from marl_sb3.kernels.layers import LINEAR, TANH, clear, vector_at
-from marl_sb3.kernels.mlp import Inputs, Net, backward, forward, last_layer, outputs_size, parameters_size
+from marl_sb3.kernels.mlp import Inputs, Net, backward, forward, last_layer, outputs_size, parameters_size, plain
 from marl_sb3.kernels.optimizers import ADAM, Optimizer, clipping, norm, take_step
 from marl_sb3.types import Array, FloatArray
 
@@ -41,11 +41,13 @@ class Nets(NamedTuple):
     """Actor and critic.
 
     Attributes:
+        trunk: layers that both have in common, before their own; an empty table: they have none.
         log_std: address of a Gaussian's log standard deviations.
         gaussian: whether actions are real numbers.
         sizes: (sub-distributions,) int64; number of categories of each; empty for a Gaussian.
     """
 
+    trunk: Net
     pi: Net
     vf: Net
     log_std: int
@@ -202,6 +204,7 @@ def gradients(
     batch: Samples,
     rows: int,
     settings: Settings,
+    trunk_space: tuple[FloatArray, FloatArray],
     pi_space: tuple[FloatArray, FloatArray],
     vf_space: tuple[FloatArray, FloatArray],
     grad: FloatArray,
@@ -210,12 +213,15 @@ def gradients(
     """Compute the gradients of the loss of a minibatch: the first `rows` rows of `batch`.
 
     Args:
-        pi_space: two arrays for the actor's activations and their gradients, see `mlp`.
+        trunk_space: two arrays for the activations of the common layers and their gradients, see `mlp`.
+        pi_space: the same for the actor.
         vf_space: the same for the critic.
-        grad: (parameters,); filled with the gradients for the actor, for the critic and for `log_std`.
+        grad: (parameters,); filled with the gradients for the actor, the critic, the common layers and `log_std`.
         stats: (NUM_STATS,) float64; filled.
     """
-    inputs = Inputs(batch.inputs.indices[:rows], batch.inputs.floats[:rows])
+    seen = Inputs(batch.inputs.indices[:rows], batch.inputs.floats[:rows])
+    shares = nets.trunk.table.shape[0] > 0
+    inputs = plain(forward(nets.trunk, seen, trunk_space[0])) if shares else seen
     pi_work, pi_deltas = pi_space
     vf_work, vf_deltas = vf_space
     pi_out, vf_out = forward(nets.pi, inputs, pi_work), forward(nets.vf, inputs, vf_work)
@@ -224,13 +230,19 @@ def gradients(
         forbid(pi_out, batch.allowed)
         softmax(pi_out, pi_delta, nets.sizes)
     begin_vf = parameters_size(nets.pi)
-    begin_log_std = begin_vf + parameters_size(nets.vf)
+    begin_trunk = begin_vf + parameters_size(nets.vf)
+    begin_log_std = begin_trunk + parameters_size(nets.trunk)
     of_log_std = grad[begin_log_std:]
     log_std = vector_at(nets.log_std, of_log_std.shape[0])
     _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_delta, vf_delta, of_log_std, stats)
     none = np.empty((0, 0), np.float32)
-    backward(nets.pi, inputs, pi_work, pi_deltas, grad[:begin_vf], none)
-    backward(nets.vf, inputs, vf_work, vf_deltas, grad[begin_vf:begin_log_std], none)
+    below = last_layer(nets.trunk, trunk_space[1], rows) if shares else none
+    more = np.empty_like(below)
+    backward(nets.pi, inputs, pi_work, pi_deltas, grad[:begin_vf], below)
+    backward(nets.vf, inputs, vf_work, vf_deltas, grad[begin_vf:begin_trunk], more)
+    if shares:
+        below += more
+        backward(nets.trunk, seen, trunk_space[0], trunk_space[1], grad[begin_trunk:begin_log_std], none)
 
 
 @inner_kernel
@@ -253,7 +265,7 @@ def train(
     """One update, in place.
 
     Args:
-        optimizer: its parameters are the actor's, the critic's and `log_std`.
+        optimizer: its parameters are the actor's, the critic's, those of the common layers and `log_std`.
         samples: the rollout.
         batch: workspace for the largest minibatch.
         orders: (epochs, N) int64; the order of samples in each epoch.
@@ -265,7 +277,7 @@ def train(
         or gradient that is not finite.
     """
     size = batch.returns.shape[0]
-    pi_space, vf_space = _space(nets.pi, size), _space(nets.vf, size)
+    trunk_space, pi_space, vf_space = _space(nets.trunk, size), _space(nets.pi, size), _space(nets.vf, size)
     grad = np.zeros(optimizer.table[:, 0].sum(), np.float32)
     done = 0
     for epoch in range(orders.shape[0]):
@@ -275,7 +287,7 @@ def train(
             _gather(samples, order, batch)
             if settings.normalize_advantage and rows > 1:
                 _normalise(batch.advantages[:rows])
-            gradients(nets, batch, rows, settings, pi_space, vf_space, grad, stats[done])
+            gradients(nets, batch, rows, settings, trunk_space, pi_space, vf_space, grad, stats[done])
             size_of_grad = norm(grad)
             stats[done, GRAD_NORM] = size_of_grad
             done += 1
@@ -309,12 +321,18 @@ def outputs_of_both(
     return forward(Net(pi, hidden, LINEAR), inputs, pi_work), forward(Net(vf, hidden, LINEAR), inputs, vf_work)
 
 
+@kernel
+def features_of(table: Array, activation: int, indices: Array, floats: FloatArray, work: FloatArray) -> FloatArray:
+    """Run the common layers; arguments as in `outputs_of`."""
+    return forward(Net(table, activation, activation), Inputs(indices, floats), work)
+
+
 def warm_up() -> None:
     """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
     numbers = np.zeros((5, 4), np.float32)
     layer = np.array([[1, 1, numbers[0].ctypes.data, numbers[1].ctypes.data]])
     net = Net(layer, TANH, LINEAR)
-    nets = Nets(net, net, 0, False, np.ones(1, np.int64))
+    nets = Nets(Net(layer[:0], TANH, TANH), net, net, 0, False, np.ones(1, np.int64))
     addresses = [row.ctypes.data for row in numbers[1:]]
     index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
     samples = Samples(Inputs(index, none), index, none, none, one, one, one)
@@ -322,6 +340,7 @@ def warm_up() -> None:
     optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
     settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5)
     train(nets, optimizer, samples, batch, index, np.arange(2), settings, np.zeros((1, NUM_STATS)))
+    features_of(layer, TANH, index, none, np.empty(1, np.float32))
     logits = outputs_of(layer, TANH, index, none, np.empty(1, np.float32))
     outputs_of_both(layer, layer, TANH, index, none, np.empty(1, np.float32), np.empty(1, np.float32))
     sample(logits, none, nets.sizes, np.ones((1, 1), np.float32))

@@ -24,6 +24,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from marl_sb3.config.algorithms import place_of
 from marl_sb3.learners.kernel_tables import OPTIMIZERS, linears, parameters_of
+from marl_sb3.policies.extractors import MlpFeatures
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`
 
@@ -363,6 +364,7 @@ def _actor_critic_reliance(
     policy = algorithm.policy
     extractor = policy.mlp_extractor
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
+    modules += shared_layers(policy)
     layers = [module for module in modules if isinstance(module, nn.Linear)]
     log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
     decisive = [
@@ -376,9 +378,11 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
     policy = algorithm.policy
     if place_of(type(policy)) not in policies:
         return f"policy class {type(policy).__name__}"
-    extractors = (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor)
+    extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
     network, activation = policy.mlp_extractor, policy.activation_fn
-    reason = _why_not_common(algorithm, extractors)
+    shares = policies is _POLICIES and type(policy.features_extractor) is MlpFeatures
+    reason = _why_not_shared(extractors) if shares else None
+    reason = reason or _why_not_common(algorithm, [] if shares else extractors)
     if reason is None and type(network) is not MlpExtractor:
         reason = "layers other than linear ones and activations"
     reason = (
@@ -393,6 +397,23 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
     distribution = type(policy.action_dist)
     known = place_of(distribution) in policies[place_of(type(policy))]
     return None if known else f"distribution {distribution.__name__}"
+
+
+def shared_layers(policy: Any) -> nn.Sequential:
+    """Return the modules that the features extractor `mlp` has before actor and critic; empty for another extractor."""
+    extractor = policy.features_extractor
+    return extractor.layers if type(extractor) is MlpFeatures else nn.Sequential()
+
+
+def _why_not_shared(extractors: Sequence[Any]) -> str | None:
+    layers = extractors[0].layers
+    activation = type(layers[-1])
+    return first_reason(
+        {
+            "features extractors that are not shared": any(each is not extractors[0] for each in extractors),
+            f"activation {activation.__name__}": activation not in ACTIVATIONS,
+        }
+    ) or why_not_nets([layers], activation, last=())
 
 
 # --- Networks of algorithms with a replay buffer ---------------------------------------------------------------------

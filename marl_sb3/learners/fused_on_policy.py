@@ -36,9 +36,9 @@ class FusedActing(TwoPaths, OnPolicyAlgorithm):
         return acting_coverage(self)
 
     def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
-        from marl_sb3.learners.fused_policy import FusedPolicy
+        from marl_sb3.learners.fused_policy import fused_policy
 
-        return FusedPolicy(self.policy)
+        return fused_policy(self.policy)
 
 
 class FusedOnPolicy(FusedActing):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from marl_sb3.kernels.cache import note_compiling
 from marl_sb3.kernels.distributions import sample
 from marl_sb3.kernels.layers import LINEAR
 from marl_sb3.kernels.mlp import Inputs, Net
-from marl_sb3.learners.coverage import ACTIVATIONS
+from marl_sb3.learners.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.learners.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
 from marl_sb3.sb3.inference import States
 from marl_sb3.sb3.private import progress_remaining
@@ -65,20 +66,23 @@ class FusedPolicy:
         self._one_hot_starts = np.cumsum(self._one_hot_sizes) - self._one_hot_sizes  # where each block begins
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
         self.sizes = _category_sizes(policy.action_space)
-        extractor = policy.mlp_extractor
+        extractor, shared = policy.mlp_extractor, shared_layers(policy)
         self._layers: list[list[Any]] = [
             [*linears(extractor.policy_net), policy.action_net],
             [*linears(extractor.value_net), policy.value_net],
         ]
+        common = linears(shared)
         log_std = [policy.log_std] if self.is_gaussian else []
-        self.parameters: list[th.Tensor] = [*parameters_of(self._layers[0] + self._layers[1]), *log_std]
-        first = weights_of_inputs or [layers[0].weight for layers in self._layers]
+        self.parameters: list[th.Tensor] = [*parameters_of(chain(*self._layers, common)), *log_std]
+        first = weights_of_inputs or [layers[0].weight for layers in ([common] if common else self._layers)]
         self.copies = TransposedCopies(first if len(self._one_hot_sizes) else [])
         activation = ACTIVATIONS.index(policy.activation_fn)
         tables = [layer_table(layers, self.copies.addresses()) for layers in self._layers]
         pi, vf = (Net(table, activation, LINEAR) for table in tables)
+        of_trunk = ACTIVATIONS.index(type(shared[-1])) if common else LINEAR
+        trunk = Net(layer_table(common, self.copies.addresses()), of_trunk, of_trunk)
         address = log_std[0].data_ptr() if log_std else 0
-        self.nets = kernel.Nets(pi, vf, address, self.is_gaussian, self.sizes)
+        self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
         self._work_rows = 0
 
@@ -100,6 +104,8 @@ class FusedPolicy:
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
+    _inputs_of_nets = inputs  # of actor and critic
+
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
         """Sample actions as the policy's `forward` does, from the same stream of random numbers.
 
@@ -107,14 +113,15 @@ class FusedPolicy:
             Actions (rows, *action shape), values (rows,), log-probabilities (rows,), and the states after the step.
         """
         pi, vf = self.nets.pi, self.nets.vf
-        work, seen = self._work(len(inputs.starts)), self.inputs(inputs.observations)
+        work, seen = self._work(len(inputs.starts)), self._inputs_of_nets(inputs.observations)
         outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
         return *self._sample(outputs, values, inputs.masks), ()
 
     def values(self, inputs: PolicyInputs) -> FloatArray:
         """(rows,) values."""
         vf, work = self.nets.vf, self._work(len(inputs.starts))[1]
-        return kernel.outputs_of(vf.table, vf.hidden, *self.inputs(inputs.observations), work).reshape(-1).copy()
+        seen = self._inputs_of_nets(inputs.observations)
+        return kernel.outputs_of(vf.table, vf.hidden, *seen, work).reshape(-1).copy()
 
     def _work(self, rows: int) -> tuple[FloatArray, FloatArray]:
         """Return memory for the activations of actor and critic, which the next call overwrites."""
@@ -144,6 +151,23 @@ class FusedPolicy:
             masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
             actions, log_probs = sample(outputs, masks, self.sizes, noise)
         return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
+
+
+class FusedSharedPolicy(FusedPolicy):
+    """A policy whose actor and critic have layers in common, the features extractor `mlp`."""
+
+    @override
+    def _inputs_of_nets(self, observations: Any) -> Inputs:
+        trunk, seen = self.nets.trunk, self.inputs(observations)
+        rows = len(seen.floats)
+        work = np.empty(rows * int(trunk.table[:, 1].sum()), np.float32)
+        features = kernel.features_of(trunk.table, trunk.hidden, *seen, work)
+        return Inputs(np.empty((rows, 0), dtype=np.int64), features)
+
+
+def fused_policy(policy: ActorCriticPolicy) -> FusedPolicy:
+    """Return a policy that the kernels cover in their form."""
+    return (FusedSharedPolicy if len(shared_layers(policy)) else FusedPolicy)(policy)
 
 
 class FusedRecurrentPolicy(FusedPolicy):

@@ -44,7 +44,7 @@ def layer_table(layers: Iterable[nn.Linear], moved: Mapping[int, int] | None = N
     for layer in layers:
         addresses = [tensor.data_ptr() for tensor in parameters_of([layer])]
         rows.append((layer.in_features, layer.out_features, *((moved or {}).get(each, each) for each in addresses)))
-    return np.array(rows, dtype=np.int64)
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
 def target_table(sources: Iterable[nn.Module], targets: Iterable[nn.Module]) -> Array:

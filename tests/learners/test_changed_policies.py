@@ -28,11 +28,13 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners import coverage
+from marl_sb3.policies.extractors import MlpFeatures
 from marl_sb3.training import loop
 
 SEED = 7
 TOLERANCE = 2e-3  # of the distance moved; the fused path is as exact as floating point within these few updates
 NETWORK = {"policy_kwargs": {"net_arch": [8, 8]}}
+SHARED = {"net_arch": [8], "features_extractor_class": MlpFeatures, "features_extractor_kwargs": {"net_arch": [8]}}
 ROLLOUTS: dict[str, Any] = {"n_steps": 12, "learning_rate": 1e-2, **NETWORK}
 REPLAYED: dict[str, Any] = {
     "learning_starts": 6,
@@ -62,6 +64,7 @@ class Kind:
 
 KINDS = {
     "PPO": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}),
+    "PPO, shared layers": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS, "policy_kwargs": SHARED}),
     "PPO, forces": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}, "Pendulum-v1"),
     "PPO, places": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}, "FrozenLake-v1"),
     "A2C": Kind(stable_baselines3.A2C, ROLLOUTS, "Pendulum-v1"),

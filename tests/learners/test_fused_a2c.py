@@ -15,14 +15,19 @@ from stock_training import BOX, Case, assert_close, leaves, same, sampled, stock
 import marl_sb3
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners import fused_policy
+from marl_sb3.policies.extractors import MlpFeatures
 
 NETWORK = {"net_arch": [8]}
 SMALL = {"small": {"policy_kwargs": NETWORK, "learning_rate": 1e-2}, "n_steps": 5, "iterations": 4}
 TF_LIKE = {**NETWORK, "optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"alpha": 0.9, "eps": 1e-3}}
+SHARED = {**NETWORK, "features_extractor_class": MlpFeatures, "features_extractor_kwargs": {"net_arch": [8]}}
 OTHER = {"normalize_advantage": True, "ent_coef": 0.1, "gae_lambda": 0.9, "rms_prop_eps": 1e-3}
 CASES = {
     "SB3's defaults": sampled(BOX, spaces.Discrete(3), **SMALL),
     "one-hot observations": sampled(spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), **SMALL),
+    "shared layers, one-hot observations": sampled(
+        spaces.MultiDiscrete([3, 4]), spaces.Discrete(3), hyperparameters={"policy_kwargs": SHARED}, **SMALL
+    ),
     "Adam, continuous actions": sampled(BOX, spaces.Box(-1, 1, (2,)), hyperparameters={"use_rms_prop": False}, **SMALL),
     "TensorFlow's RMSprop": sampled(BOX, spaces.Discrete(3), hyperparameters={"policy_kwargs": TF_LIKE}, **SMALL),
     "other settings": sampled(BOX, spaces.Discrete(3), hyperparameters=OTHER, **SMALL),

@@ -22,8 +22,9 @@ from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.kernels import layers
 from marl_sb3.kernels import ppo as kernel
-from marl_sb3.learners.fused_policy import FusedPolicy
+from marl_sb3.learners.fused_policy import FusedPolicy, fused_policy
 from marl_sb3.learners.threads import blas_threads
+from marl_sb3.policies.extractors import MlpFeatures
 from marl_sb3.vec_env import SyncVecEnv
 
 # SB3 says that the batch size does not divide the rollout; here that is wanted.
@@ -80,6 +81,7 @@ def test_weights_and_optimizer_after_two_iterations_are_those_of_stock_sb3(obser
             assert relative(fused_state[key][moment], expected[moment]) < 1e-3
 
 
+SHARED = {"features_extractor_class": MlpFeatures, "features_extractor_kwargs": {"net_arch": [8, 7]}}
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "relu": {"policy_kwargs": {"activation_fn": nn.ReLU}},
     "no hidden layers": {"policy_kwargs": {"net_arch": []}},
@@ -92,6 +94,8 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "a last minibatch of one": {"batch_size": 47},
     "a minibatch larger than the rollout": {"batch_size": 500},
     "other betas": {"policy_kwargs": {"optimizer_kwargs": {"betas": (0.8, 0.9), "eps": 1e-3}}},
+    "shared layers": {"policy_kwargs": {**SHARED, "net_arch": []}},
+    "shared layers before others": {"policy_kwargs": {**SHARED, "activation_fn": nn.ReLU, "net_arch": [6, 5]}},
     "separate extractors": {"policy_kwargs": {"share_features_extractor": False}},
 }
 
@@ -119,7 +123,7 @@ def torch_gradients(policy: Any, batch: kernel.Samples, observations: np.ndarray
     """SB3's loss by autograd in float64."""
     policy = policy.double()
     features = preprocess_obs(th.as_tensor(observations), policy.observation_space).flatten(1).double()
-    latent_pi, latent_vf = policy.mlp_extractor(features)
+    latent_pi, latent_vf = policy.mlp_extractor(policy.features_extractor(features))
     distribution = policy._get_action_dist_from_latent(latent_pi)
     log_prob, entropy = distribution.log_prob(th.as_tensor(actions).double()), distribution.entropy()
     values = policy.value_net(latent_vf)
@@ -153,14 +157,15 @@ def gradient_parts(fused: FusedPolicy, grad: np.ndarray) -> list[np.ndarray]:
 @given(
     observation=st.sampled_from(list(OBSERVATIONS)), action=st.sampled_from(list(ACTIONS)),
     pi=st.lists(st.integers(1, 9), max_size=3), vf=st.lists(st.integers(1, 9), max_size=3),
-    relu=st.booleans(), rows=st.integers(1, 17), seed=st.integers(0, 10**6),
-    clip_range=st.sampled_from([0.01, 0.2, 1.0]), ent_coef=st.sampled_from([0.0, 0.3]),
+    shared=st.lists(st.integers(1, 9), max_size=2), relu=st.booleans(), rows=st.integers(1, 17),
+    seed=st.integers(0, 10**6), clip_range=st.sampled_from([0.01, 0.2, 1.0]), ent_coef=st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
 def test_gradients_are_those_of_autograd(
     observation: str,
     action: str,
     pi: list,
     vf: list,
+    shared: list,
     relu: bool,
     rows: int,
     seed: int,
@@ -172,6 +177,8 @@ def test_gradients_are_those_of_autograd(
     for space in (OBSERVATIONS[observation], ACTIONS[action]):
         space.seed(seed)
     kwargs = {"net_arch": {"pi": pi, "vf": vf}, "activation_fn": nn.ReLU if relu else nn.Tanh, "ortho_init": False}
+    if shared:
+        kwargs |= {"features_extractor_class": MlpFeatures, "features_extractor_kwargs": {"net_arch": shared}}
     policy = model(Fused, observation, action, policy_kwargs=kwargs, seed=None).policy
     if action == "box":
         policy.log_std.data.normal_(0, 0.3)
@@ -195,7 +202,7 @@ def test_gradients_are_those_of_autograd(
     chosen = kernel.Settings(False, True, clip_range, ent_coef, 0.5, 0.5)
     grad = np.full(sum(parameter.numel() for parameter in fused.parameters), np.nan, np.float32)
     spaces_ = []
-    for net in (fused.nets.pi, fused.nets.vf):
+    for net in (fused.nets.trunk, fused.nets.pi, fused.nets.vf):
         size = rows * int(net.table[:, 1].sum())
         spaces_.append((np.empty(size, np.float32), np.empty(size, np.float32)))
     with blas_threads(1):
@@ -223,10 +230,11 @@ def test_a_planted_error_in_the_gradient_is_found() -> None:
 # Acting
 
 
+@pytest.mark.parametrize("network", [{}, SHARED], ids=["plain", "shared layers"])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str) -> None:
-    policy = model(Fused, "box", action).policy
-    fused = FusedPolicy(policy)
+def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str, network: dict[str, Any]) -> None:
+    policy = model(Fused, "box", action, policy_kwargs=network).policy
+    fused = fused_policy(policy)
     fused.read_parameters()
     observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     th.manual_seed(7)
@@ -268,6 +276,26 @@ NOT_COVERED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "weight decay": ({"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}}, None, "weight decay"),
     "other optimizer": ({"policy_kwargs": {"optimizer_class": th.optim.SGD}}, None, "optimizer SGD"),
     "other activation": ({"policy_kwargs": {"activation_fn": nn.ELU}}, None, "activation ELU"),
+    "shared layers with another activation": (
+        {"policy_kwargs": {**SHARED, "features_extractor_kwargs": {"activation_fn": nn.ELU}}},
+        None,
+        "activation ELU",
+    ),
+    "layers that are not shared": (
+        {"policy_kwargs": {**SHARED, "share_features_extractor": False}},
+        None,
+        "extractors that are not shared",
+    ),
+    "a shared layer put in": (
+        {"policy_kwargs": SHARED},
+        lambda a: a.policy.features_extractor.layers.insert(2, nn.LayerNorm(8)),
+        "layers oth",
+    ),
+    "a frozen shared layer": (
+        {"policy_kwargs": SHARED},
+        lambda a: a.policy.features_extractor.requires_grad_(False),
+        "frozen",
+    ),
     "a layer put in": ({}, replace_layer, "layers other than linear ones"),
     "a hook": ({}, lambda a: a.policy.value_net.register_forward_hook(lambda *_: None), "hooks of the network"),
     "an optimizer hook": ({}, lambda a: a.policy.optimizer.register_step_pre_hook(lambda *_: None), "hooks of the opt"),
