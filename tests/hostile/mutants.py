@@ -286,6 +286,7 @@ _SPECS: tuple[tuple[str, str, Any], ...] = (
         ("net_arch", {"x": [1]}), ("net_arch", [8.5]), ("net_arch", [2**62]), ("activation_fn", "os.system"),
         ("activation_fn", 3), ("ortho_init", 3), ("log_std_init", "x"), ("squash_output", True),
         ("features_extractor_class", "os.system"), ("features_extractor_kwargs", {"x": 1}),
+        ("features_extractor_class", "attention"), ("features_extractor_kwargs", {"activation_fn": "os.system"}),
         ("optimizer_class", "torch.optim.Adam"), ("optimizer_kwargs", {"capturable": True}),
         ("optimizer_kwargs", {"fused": True}), ("optimizer_kwargs", {"lr": 1}), ("optimizer_kwargs", {"betas": 1}),
         ("observation_space", None), ("lr_schedule", 1), ("self", 1),

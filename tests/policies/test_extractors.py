@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import stable_baselines3
 import torch as th
@@ -245,12 +246,33 @@ def test_exported_files_act_as_the_policy_and_stock_sb3_loads_them_beside_marl_s
     (onnx,) = export_policies(bundle, "onnx", tmp_path)
     assert onnx.difference is not None
     assert onnx.difference < 1e-5
+    padded = np.random.default_rng(0).uniform(-1, 1, (5, 2, 9)).astype(np.float32)
+    padded[:3, :, :3] = 0.0  # frames that come from before the episode
+    padded[1, :, :6] = 0.0
+    session = onnxruntime.InferenceSession(onnx.path)
+    values = session.run(["values"], {session.get_inputs()[0].name: padded})[0]
+    with th.no_grad():
+        expected = bundle.policies["p"].policy.predict_values(th.as_tensor(padded))
+    np.testing.assert_allclose(values, expected.flatten(), atol=1e-5)
     (zipped,) = export_policies(bundle, "sb3", tmp_path)
-    seen = np.random.default_rng(0).uniform(-1, 1, (5, 2, 9)).astype(np.float32)
     loaded = stable_baselines3.PPO.load(zipped.path, device="cpu")
     np.testing.assert_array_equal(
-        loaded.predict(seen, deterministic=True)[0], bundle.policies["p"].predict(seen, deterministic=True)[0]
+        loaded.predict(padded, deterministic=True)[0], bundle.policies["p"].predict(padded, deterministic=True)[0]
     )
+
+
+def test_the_names_of_rllib_make_the_network_and_its_frames() -> None:
+    env = make_vec_env(SampledEnv, observation_space=STACKED, action_space=spaces.Discrete(2))
+    memory = {"attention_memory_inference": 2, "attention_memory_training": 2}
+    model = {"use_attention": True, "attention_dim": 12, "fcnet_hiddens": [5], "fcnet_activation": "relu", **memory}
+    algorithm = MultiAgentAlgorithm(env, n_steps=4, batch_size=4, device="cpu", model=model)
+    policy = algorithm.policies["shared"].policy
+    extractor, size = policy.features_extractor, STACKED.shape[0]
+    assert [type(layer) for layer in extractor.embed] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [layer.weight.shape for layer in extractor.embed[::2]] == [(5, size), (12, 5)]
+    assert extractor.positions.shape == (3, 12)
+    assert extractor.blocks[0].query.weight.shape == (32, 12)
+    assert policy.action_net.in_features == policy.value_net.in_features == 12
 
 
 def test_stock_sb3_trains_it_on_its_own_frames() -> None:
