@@ -5,12 +5,13 @@
 An episode shows one of two cues in its first step. The answer to the question DELAY steps later is paid 1 if it names
 the cue, which is nowhere to be seen by then. The table has the share of right answers in the last 100 episodes of a
 training, and the env steps after which 95% of 100 episodes in a row were right for the first time: means over the
-seeds, with the worst seed. Guessing is right in half of the episodes.
+seeds, with the worst seed; and the seconds of a training. Guessing is right in half of the episodes.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -104,12 +105,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     found, rows = {}, []
     for delay in arguments.delays:
         for side in arguments.sides:
+            started_s = time.perf_counter()
             runs = [train(side, DELAYS[delay], arguments.timesteps, seed) for seed in range(arguments.seeds)]
             shares, reached = zip(*runs, strict=True)
-            found[f"{side}-{delay}"] = {"right": shares, "env_steps_to_goal": reached}
-            rows.append([delay, side, f"{statistics.fmean(shares):.2f} ({min(shares):.2f})", _steps(reached)])
+            seconds = (time.perf_counter() - started_s) / len(runs)
+            found[f"{side}-{delay}"] = {"right": shares, "env_steps_to_goal": reached, "seconds": seconds}
+            right = f"{statistics.fmean(shares):.2f} ({min(shares):.2f})"
+            rows.append([delay, side, right, _steps(reached), f"{seconds:.1f}"])
             say(" ".join(rows[-1]))
-    print_table(["delay", "side", "right (worst seed)", f"env steps to {GOAL:.0%} (worst seed)"], rows)
+    print_table(["delay", "side", "right (worst seed)", f"env steps to {GOAL:.0%} (worst seed)", "seconds"], rows)
     Report("memory_task", SETTING, found).write(arguments.json)
 
 

@@ -298,7 +298,9 @@ class MergedSettings:
         if not given:
             return
         latest = max(given, key=lambda name: self._source(f"{policy}{name}").order)
-        meaning = partial(network_settings, given, settings.get("policy_kwargs"), algo, "gae_lambda" in kinds_of(algo))
+        kind = settings.get("policy", self.fields.get("policy"))
+        has_values = "gae_lambda" in kinds_of(algo)
+        meaning = partial(network_settings, given, kind, settings.get("policy_kwargs"), algo, has_values)
         meant = self._meant(policy, meaning)
         for name in [name for name in meant if name.startswith(_OF_NETWORK)]:
             put(settings, ("policy_kwargs", name.removeprefix(_OF_NETWORK)), meant.pop(name))

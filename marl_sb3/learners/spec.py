@@ -243,7 +243,7 @@ def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict
     settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
     algorithm, kinds = spec.algorithm.__name__, spec.info.kinds
     of_network = {name: settings.pop(name) for name in NETWORK if name in settings}
-    meant = network_settings(of_network, settings.get("policy_kwargs"), algorithm, "gae_lambda" in kinds)
+    meant = network_settings(of_network, spec.policy, settings.get("policy_kwargs"), algorithm, "gae_lambda" in kinds)
     if "frame_stack" in meant.keys() & settings.keys():
         raise given_twice("frame_stack", "use_attention", "frame_stack")
     for name, value in meant.items():

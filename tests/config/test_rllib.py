@@ -324,6 +324,10 @@ def test_a_later_source_wins_by_whatever_name() -> None:
             {"algo": "dqn", "vf_share_layers": True},
             "vf_share_layers has no counterpart for dqn, which has no value function of states",
         ),
+        (
+            {"policy": "CnnPolicy", "vf_share_layers": True},
+            "vf_share_layers is true with CnnPolicy, whose features extractor is shared already; accepted: false",
+        ),
         ({"vf_share_layers": 1}, "vf_share_layers is 1; accepted: true or false"),
         (
             {"vf_share_layers": True, "net_arch": {"pi": [8], "vf": [4]}},

@@ -122,11 +122,14 @@ def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], c
         raise ConfigError(str(error), key=own) from error
 
 
-def network_settings(given: Mapping[str, Any], policy_kwargs: Any, algorithm: str, has_values: bool) -> dict[str, Any]:
+def network_settings(
+    given: Mapping[str, Any], policy: Any, policy_kwargs: Any, algorithm: str, has_values: bool
+) -> dict[str, Any]:
     """Translate the names of `NETWORK` together.
 
     Args:
         given: names with their values.
+        policy: name or class of the policy that they are given for.
         policy_kwargs: those of the same policy, whose layers become those of the features extractor.
         algorithm: its name, for messages.
         has_values: whether the algorithm has a value function beside its actor.
@@ -146,6 +149,9 @@ def network_settings(given: Mapping[str, Any], policy_kwargs: Any, algorithm: st
     network = dict(policy_kwargs) if isinstance(policy_kwargs, Mapping) else {}
     if name == "vf_share_layers" and not has_values:
         words = f"RLlib's vf_share_layers has no counterpart for {algorithm}, which has no value function of states"
+        raise ConfigError(words, key=name)
+    if name == "vf_share_layers" and isinstance(policy, str) and policy.startswith(("Cnn", "MultiInput")):
+        words = f"vf_share_layers is true with {policy}, whose features extractor is shared already; accepted: false"
         raise ConfigError(words, key=name)
     if "features_extractor_class" in network:
         words = f"{name} and policy_kwargs.features_extractor_class are both given; accepted: one of them"
