@@ -38,6 +38,7 @@ LAYERS = (
     ("transfer",),
     ("callbacks",),
     ("runs", "checkup"),
+    ("serving",),
     ("cli",),
     ("tuning",),
     ("train", "evaluate", "export", "imitate", "tune", "doctor"),

@@ -1,0 +1,30 @@
+"""Policies over HTTP: what every server of the package needs, and the server of a run's policies.
+
+    http          an app with its guards (token, host, origin, limits), and the server it runs in
+    spaces_json   observations and actions of Gymnasium spaces as JSON
+
+Starlette and uvicorn are imported by this layer alone, and only where something is served.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from marl_sb3.errors import ConfigError, install_words
+
+_NEEDED = ("starlette", "uvicorn", "websockets")
+
+
+def require_extra(what: str) -> None:
+    """Refuse to serve without the packages of the extra `serve`.
+
+    Args:
+        what: what needs them, for the message.
+
+    Raises:
+        ConfigError: one of them is not installed; the message says how to install it.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        words = f"{what} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ConfigError(f"{words}; {install_words('serve')}")

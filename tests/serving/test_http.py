@@ -1,0 +1,318 @@
+"""The guards of an app, and the server it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.serving.http import (
+    Limits,
+    RequestError,
+    ServerThread,
+    is_loopback,
+    json_response,
+    make_app,
+    run_server,
+    served_hosts,
+)
+
+TOKEN = "0123456789abcdef"
+LIMITS = Limits(body_bytes=1000, seconds=0.3, connections=4)
+
+
+async def echo(request: Request) -> Response:
+    return json_response({"bytes": len(await request.body())})
+
+
+async def failing(request: Request) -> Response:
+    if request.query_params.get("how") == "config":
+        raise ConfigError("x is 1; accepted: 2", key="x")
+    if request.query_params.get("how") == "request":
+        raise RequestError("too much", 413, agent="a")
+    raise KeyError("secret")
+
+
+async def talk(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text(await websocket.receive_text())
+    await websocket.close()
+
+
+async def slow(_: Request) -> Response:
+    await asyncio.sleep(0.3)
+    return json_response("done")
+
+
+ROUTES = [
+    Route("/echo", echo, methods=["GET", "POST"]),
+    Route("/fail", failing),
+    Route("/page", echo),
+    Route("/slow", slow),
+    WebSocketRoute("/talk", talk),
+]
+
+
+def served(token: str | None = None, **settings: Any) -> ServerThread:
+    app = make_app(ROUTES, token=token, hosts=served_hosts("127.0.0.1"), limits=LIMITS, **settings)
+    return ServerThread(app, limits=LIMITS)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served() as server:
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    with served(TOKEN, public=["/page"]) as server:
+        yield server.address
+
+
+def error_of(response: httpx.Response) -> str:
+    message: str = response.json()["error"]["message"]
+    return message
+
+
+def raw(address: str, data: bytes, wait_s: float = 2.0) -> bytes:
+    """What a server answers to bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=wait_s) as connection:
+        connection.sendall(data)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+# --- Tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": f"Bearer {TOKEN}"}, 200),
+        ({"Authorization": f"bearer {TOKEN}"}, 200),
+        ({"Authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"Authorization": "Bearer \xe4"}, 401),
+        ({"Authorization": f"Basic {TOKEN}"}, 401),
+    ],
+)
+def test_requests_show_their_token(guarded: str, headers: dict[str, str], status: int) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    assert httpx.get(f"{guarded}/echo", headers=encoded).status_code == status
+    assert httpx.get(f"{guarded}/echo?token={TOKEN}").status_code == 401  # addresses end up in logs
+
+
+def test_a_refusal_says_what_is_accepted(guarded: str) -> None:
+    response = httpx.get(f"{guarded}/echo")
+    assert error_of(response) == "a token is missing; accepted: Authorization: Bearer TOKEN"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_public_paths_need_no_token(guarded: str) -> None:
+    assert httpx.get(f"{guarded}/page").status_code == 200
+    assert httpx.get(f"{guarded}/page/more").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", "short", "with space in it", "x" * 201, "täglich-neu"])
+def test_weak_tokens_are_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="accepted: 8 to 200 letters"):
+        served(token)
+
+
+def test_websockets_show_their_token_as_browsers_can(guarded: str) -> None:
+    url = guarded.replace("http", "ws") + "/talk"
+    with connect(f"{url}?token={TOKEN}") as websocket:
+        websocket.send("hello")
+        assert websocket.recv() == "hello"
+    with connect(url, subprotocols=["marl-sb3", f"token.{TOKEN}"]) as websocket:  # type: ignore[list-item]
+        assert websocket.subprotocol == "marl-sb3"
+    for wrong in (url, f"{url}?token=wrong", f"{url}?other={TOKEN}"):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(wrong)
+        assert refused.value.response.status_code == 401
+
+
+# --- Foreign pages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000"])
+def test_own_names_are_served(address: str, host: str) -> None:
+    assert httpx.get(f"{address}/echo", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 403), ("localhost.evil.example:80", 403), ("a b", 400)])
+def test_other_names_are_refused(address: str, host: str, status: int) -> None:
+    response = httpx.get(f"{address}/echo", headers={"Host": host})
+    assert response.status_code == status
+    with pytest.raises(InvalidStatus) as refused:
+        connect(address.replace("http", "ws") + "/talk", additional_headers={"Host": host})
+    assert refused.value.response.status_code == 400  # websockets adds its own Host: there are two
+
+
+def test_pages_of_other_servers_are_refused(address: str) -> None:
+    own, foreign = {"Origin": address}, {"Origin": "http://evil.example"}
+    assert httpx.post(f"{address}/echo", headers=own).status_code == 200
+    for headers in (foreign, {"Origin": "null"}, {"Origin": f"{address}0"}):
+        assert httpx.post(f"{address}/echo", headers=headers).status_code == 403
+    websocket = address.replace("http", "ws") + "/talk"
+    with connect(websocket, origin=address):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(InvalidStatus):
+        connect(websocket, origin="http://evil.example")  # type: ignore[arg-type]
+
+
+def test_only_a_server_with_a_token_is_served_by_any_name() -> None:
+    assert served_hosts("0.0.0.0") == ("*",)
+    assert served_hosts("127.0.0.2") == ("localhost", "127.0.0.1", "[::1]", "127.0.0.2")
+    assert [is_loopback(host) for host in ("localhost", "::1", "127.1.2.3", "0.0.0.0", "10.0.0.1", "here")] == [
+        *[True] * 3,
+        *[False] * 3,
+    ]
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_are_read_to_their_limit(address: str) -> None:
+    assert httpx.post(f"{address}/echo", content=b"x" * 1000).json() == {"bytes": 1000}
+    declared = httpx.post(f"{address}/echo", content=b"x" * 1001)
+    assert (declared.status_code, error_of(declared)) == (413, "the body has 1001 bytes; accepted: at most 1000")
+    in_chunks = httpx.post(f"{address}/echo", content=iter([b"x" * 600] * 2))
+    assert in_chunks.status_code == 413
+
+
+def test_slow_heads_and_bodies_are_ended(address: str) -> None:
+    begun = time.monotonic()
+    assert raw(address, b"GET /echo HTTP/1.1\r\nHost: loc").startswith(b"HTTP/1.1 408")
+    assert raw(address, b"").startswith(b"HTTP/1.1 408")
+    body = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1"
+    answer = raw(address, body)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"the body has not arrived; accepted: within 0.3 s" in answer
+    assert time.monotonic() - begun < 3
+
+
+def test_a_head_that_does_not_end_is_refused(address: str) -> None:
+    assert raw(address, b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)[:12] in (
+        b"HTTP/1.1 431",
+        b"HTTP/1.1 400",
+    )
+
+
+def test_connections_are_counted(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(LIMITS.connections)]
+    try:
+        time.sleep(0.05)
+        assert b"all 4 connections are in use" in raw(address, b"")
+    finally:
+        for connection in held:
+            connection.close()
+    time.sleep(0.05)
+    assert httpx.get(f"{address}/echo").status_code == 200
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_json(address: str) -> None:
+    assert httpx.get(f"{address}/fail?how=config").json() == {"error": {"message": "x is 1; accepted: 2", "key": "x"}}
+    refused = httpx.get(f"{address}/fail?how=request")
+    assert (refused.status_code, refused.json()) == (413, {"error": {"message": "too much", "agent": "a"}})
+    assert error_of(httpx.get(f"{address}/nowhere")) == "there is no /nowhere"
+    wrong = httpx.put(f"{address}/echo")
+    assert wrong.status_code == 405
+    assert "PUT is not accepted here; accepted: " in error_of(wrong)
+
+
+def test_an_unexpected_error_tells_the_client_nothing(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    response = httpx.get(f"{address}/fail")
+    assert (response.status_code, error_of(response)) == (500, "the server failed; its log says why")
+    assert "/fail failed: KeyError: 'secret'" in caplog.text
+
+
+# --- The server ------------------------------------------------------------------------------------------------------
+
+
+def test_other_machines_need_a_token() -> None:
+    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
+    with pytest.raises(ConfigError, match=r"--host is '0.0.0.0'.*; accepted: with --token TOKEN"):
+        run_server(app, host="0.0.0.0", limits=LIMITS, on_started=print)
+
+
+def test_a_taken_port_is_refused(address: str) -> None:
+    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}: .*--port 0"):
+        ServerThread(app, port=port)
+
+
+def test_a_key_or_certificate_that_cannot_be_read_is_refused(tmp_path: Any) -> None:
+    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
+    with pytest.raises(ConfigError, match="PEM files of a certificate and its key"):
+        ServerThread(app, tls_cert=tmp_path / "missing.pem")
+    (tmp_path / "no.pem").write_text("no")
+    with pytest.raises(ConfigError, match="PEM files of a certificate and its key"):
+        ServerThread(app, tls_cert=tmp_path / "no.pem")
+    with pytest.raises(ConfigError, match="--tls-key is given without --tls-cert"):
+        ServerThread(app, tls_key=tmp_path / "key.pem")
+
+
+def test_requests_in_flight_are_answered_when_the_server_ends() -> None:
+    answers: list[Any] = []
+    with served() as server:
+        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{server.address}/slow").json()))
+        asking.start()
+        time.sleep(0.1)
+    asking.join()
+    assert answers == ["done"]
+
+
+_PROGRAM = """
+import asyncio, sys
+from starlette.routing import Route
+from marl_sb3.cli.command import run_command
+from marl_sb3.serving.http import Limits, json_response, make_app, run_server
+
+async def slow(_):
+    print("asked", flush=True)
+    await asyncio.sleep(0.3)
+    return json_response("done")
+
+limits = Limits()
+app = make_app([Route("/slow", slow)], token=None, hosts=["127.0.0.1"], limits=limits)
+sys.exit(run_command(lambda: run_server(app, limits=limits, on_started=lambda at: print(at, flush=True)), 0))
+"""
+
+
+def test_sigterm_ends_a_command_cleanly() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        address, answers = command.stdout.readline().strip(), []
+        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{address}/slow").json()))
+        asking.start()
+        assert command.stdout.readline() == "asked\n"
+        os.kill(command.pid, signal.SIGTERM)
+        assert command.wait(10) == 130
+        asking.join()
+    assert answers == ["done"]
