@@ -173,9 +173,42 @@ class Actor(Stateful):
         except ValueError as error:
             _refuse_not_finite(error, self.rows.policy_id, f"rollout, step {self.step}")
             raise
+        if step.chosen:
+            decision = self._with_chosen(step, inputs, decision)
         self.processing.acted(decision.actions, acting)
         actions = env_actions(decision.actions, self.processing.rescale, self.rows.zero_based_actions)
         return Acted(acting, seen, inputs, decision, actions)
+
+    def _with_chosen(self, step: VecStep, inputs: PolicyInputs, decision: Decision) -> Decision:
+        """Put the actions that clients have chosen themselves in place of the policy's."""
+        policy_id, columns, policy = self.rows.policy_id, self.rows.agent_columns, self.policy
+        chosen = {
+            env_index * len(columns) + columns.index(column): action
+            for (env_index, column), action in step.chosen.items()
+            if column in columns
+        }
+        if not chosen:
+            return decision
+        rows = np.array(list(chosen))
+        of_env = self.rows.zero_based_actions.from_env(np.stack([np.asarray(action) for action, _ in chosen.values()]))
+        own = of_env if self.processing.rescale is None else self.processing.rescale.reverse(of_env)
+        actions = decision.actions.copy()
+        actions[rows] = own.reshape(len(rows), *actions.shape[1:])
+        learned, log_probs = policy.learned(actions), decision.log_probs
+        if decision.learned is None:
+            return decision._replace(actions=actions)
+        others = np.ones(len(actions), dtype=np.bool_)
+        others[rows] = False
+        learned = np.where(others.reshape(-1, *[1] * (learned.ndim - 1)), decision.learned, learned)
+        if log_probs is not None:
+            given = [log_prob for _, log_prob in chosen.values()]
+            if None in given:
+                words = "its algorithm learns from the log-probabilities of its own actions, and clients have sent none"
+                accepted = "log_probs beside actions, actions that the policy is asked for, or an off-policy algorithm"
+                raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}")
+            log_probs = log_probs.copy()
+            log_probs[rows] = given
+        return decision._replace(actions=actions, learned=learned, log_probs=log_probs)
 
     def observations(self, step: VecStep) -> Observations:
         """(rows, ...) observations of a step as the learner keeps them; filler in rows that wait."""

@@ -101,6 +101,12 @@ class Policy:
         """Choose actions."""
         raise NotImplementedError
 
+    def learned(self, actions: Array) -> Array:
+        """Return actions as the algorithm learns from them: scaled to -1 to 1 if its network gives them so."""
+        policy, is_box = self.algorithm.policy, isinstance(self.algorithm.action_space, spaces.Box)
+        scales = isinstance(self.algorithm, OffPolicyAlgorithm) or getattr(policy, "squash_output", False)
+        return policy.scale_action(actions) if is_box and scales else actions
+
     def values(self, inputs: PolicyInputs) -> FloatArray:
         """Return the (rows,) values of observations, for policies that learn from rollouts."""
         raise NotImplementedError

@@ -30,6 +30,7 @@ from marl_sb3.envs.turn_based import as_parallel
 from marl_sb3.errors import ConfigError, described
 
 GROUP = "marl_sb3.envs"
+EXTERNAL = "external"  # the id of the env that clients step
 
 # Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
@@ -57,7 +58,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
     """
-    if name in BUILTIN_ENVS:
+    if name in (*BUILTIN_ENVS, EXTERNAL):
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
     if not callable(factory):
         raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
@@ -82,6 +83,10 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
         return env
     if env in _registered:
         return _registered[env]
+    if env == EXTERNAL:
+        from marl_sb3.envs.external import ExternalEnv
+
+        return ExternalEnv
     if ":" in env:
         return _imported_factory(env)
     pettingzoo_id = BUILTIN_ENVS.get(env, env)

@@ -350,6 +350,8 @@ class ReplayExperience(Experience):
         self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
         self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # step of the rewriter
         self._held: dict[int, list[tuple[int, Transitions]]] = {}  # row -> its episode so far, with those steps
+        self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
+        self._advanced = 0  # steps of all envs that the latest one has completed
 
     @property
     def most_steps(self) -> int:
@@ -391,7 +393,17 @@ class ReplayExperience(Experience):
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
-        self.steps += 1
+        self._advanced = self._count_step(acted.acting)
+        self.steps += self._advanced
+
+    def _count_step(self, acting: BoolArray) -> int:
+        """Return the steps of all envs that are complete with this one: 1, if the envs take their steps together."""
+        rows = self.actor.rows
+        if not rows.steps_apart:
+            return 1
+        self._turns += int(np.count_nonzero(acting.reshape(rows.num_envs, -1).any(axis=1)))
+        complete, self._turns = divmod(self._turns, rows.num_envs)
+        return complete
 
     @override
     def add(self, observed: Observed) -> None:
@@ -400,7 +412,8 @@ class ReplayExperience(Experience):
         if np.count_nonzero(over):  # for few rows much faster than any()
             self._add_transitions(observed, over)
         set_progress_remaining(self.algorithm, self._progress_remaining())
-        after_step(self.algorithm)
+        if self._advanced:
+            after_step(self.algorithm)
         self.episodes += int(np.count_nonzero(ended))
 
     def _add_transitions(self, observed: Observed, over: BoolArray) -> None:

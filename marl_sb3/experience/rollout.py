@@ -42,11 +42,14 @@ class TurnAwareRollout(_Base):
         acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
         samples_drawn: number of agent steps in the minibatches drawn since `reset`.
         least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
+        packs_rows: whether each row fills its column from the first line on, and a line may belong to different steps:
+            for envs that take their steps at different times. The buffer is full when one of its rows is.
     """
 
     of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
     of_sample: ClassVar[tuple[str, ...]] = ("actions", "values", "log_probs", "advantages", "returns")
     least_minibatch: int = 1
+    packs_rows: bool = False
     acted: BoolArray
     samples_drawn: int
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
@@ -57,12 +60,13 @@ class TurnAwareRollout(_Base):
         self.samples_drawn = 0
         self._open_at = np.full(self.n_envs, -1)
         self._all_opened = False
+        self._filled = np.zeros(self.n_envs, dtype=np.int64)
         if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
-            self.acted.fill(True)
+            self.acted.fill(not self.packs_rows)
             return
         super().reset()
-        self.acted = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
+        self.acted = np.full((self.buffer_size, self.n_envs), not self.packs_rows)
 
     def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
         """Open a transition for each row that acts, (n_envs,) bool; there is filler in all other rows.
@@ -72,6 +76,9 @@ class TurnAwareRollout(_Base):
             decision: what it chose.
             acted: the rows that act.
         """
+        if self.packs_rows:
+            self._begin_packed(inputs, decision, acted)
+            return
         here = self.pos
         _, _, actions, values, log_probs = decision
         own: Any = self.observations
@@ -89,6 +96,35 @@ class TurnAwareRollout(_Base):
         self._all_opened = np.count_nonzero(acted) == self.n_envs
         self._open_at[acted] = here
         self.pos += 1
+        self.full = self.pos == self.buffer_size
+
+    def _begin_packed(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+        """Write the transition of each row that acts into the first free line of its column."""
+        rows = np.flatnonzero(acted)
+        places = self._filled[rows], rows
+        for own, seen in pairs(self.observations, inputs.observations):
+            own[places] = seen.reshape(own.shape[1:])[rows]
+        columns: dict[str, Any] = {
+            "actions": decision.learned.reshape(self.n_envs, self.action_dim),  # type: ignore[union-attr]
+            "rewards": np.zeros(self.n_envs, dtype=np.float32),
+            "episode_starts": inputs.starts,
+            "values": decision.values,
+            "log_probs": decision.log_probs,
+            "acted": acted,
+            **self._more_columns(inputs),
+        }
+        for name, array in columns.items():
+            getattr(self, name)[places] = array[rows]
+        self._open_at[rows] = self._filled[rows]
+        self._count_filled(rows)
+
+    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
+        """Return what a buffer of another kind keeps of each transition, (n_envs, ...) by name."""
+        return {}
+
+    def _count_filled(self, rows: Array) -> None:
+        self._filled[rows] += 1
+        self.pos = int(self._filled.max())
         self.full = self.pos == self.buffer_size
 
     def add_rewards(self, rewards: Array) -> None:
@@ -139,6 +175,8 @@ class TurnAwareRollout(_Base):
             getattr(self, name)[0][rows] = array[rows]
         self.acted[0] |= rows
         self._open_at[rows] = 0
+        if self.packs_rows:
+            self._count_filled(np.flatnonzero(rows))
 
     def begun_state(self) -> State:
         """Return the steps taken so far of the rollout, as plain data and arrays."""
@@ -165,6 +203,7 @@ class TurnAwareRollout(_Base):
             for name, array in columns.items():
                 getattr(self, name)[:steps] = array
             self._open_at, self._all_opened, self.pos = open_at, False, steps
+            self._filled = np.where(self.acted.any(axis=0), self.buffer_size - self.acted[::-1].argmax(axis=0), 0)
 
         return commit
 
@@ -325,6 +364,9 @@ class RolloutExperience(Experience):
     def __init__(self, actor: Actor) -> None:
         super().__init__(actor)
         self.carried: CarriedTransitions | None = None
+        if actor.rows.steps_apart:
+            self.buffer.packs_rows = True
+            self.buffer.reset()
 
     @property
     def buffer(self) -> TurnAwareRollout:
@@ -345,7 +387,7 @@ class RolloutExperience(Experience):
 
     @override
     def give_up(self, rows: BoolArray) -> None:
-        if self.is_under_way(self.steps):
+        if not self.buffer.generator_ready:
             self.buffer.break_off(rows)
         if self.carried is not None:
             self.carried = replace(self.carried, rows=self.carried.rows & ~rows)
@@ -363,7 +405,7 @@ class RolloutExperience(Experience):
             buffer.put_open(self.carried)
             self.carried = None
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
-        self.steps += 1
+        self.steps = buffer.pos
 
     @override
     def add(self, observed: Observed) -> None:

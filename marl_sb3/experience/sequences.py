@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,8 +120,13 @@ class _WithStates(_Transitions):
     @override
     def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
         for name, array in zip(STATES, inputs.states, strict=True):
-            getattr(self, name)[self.pos] = array.swapaxes(0, 1)
+            if not self.packs_rows:
+                getattr(self, name)[self.pos] = array.swapaxes(0, 1)
         super().begin_step(inputs, decision, acted)
+
+    @override
+    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
+        return {name: array.swapaxes(0, 1) for name, array in zip(STATES, inputs.states, strict=True)}
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Minibatches of whole sequences, see sb3-contrib's `RecurrentRolloutBuffer.get`."""
@@ -158,8 +163,14 @@ class _WithMasks(_Transitions):
 
     @override
     def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
-        self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
+        if not self.packs_rows:
+            self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
         super().begin_step(inputs, decision, acted)
+
+    @override
+    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
+        all_allowed = np.ones(self.action_masks.shape[1:], dtype=np.float32)
+        return {"action_masks": all_allowed if inputs.masks is None else inputs.masks.astype(np.float32)}
 
 
 class ActionMaskRolloutBuffer(_WithMasks, TurnAwareRollout, MaskableRolloutBuffer):

@@ -28,6 +28,7 @@ class PolicyRows:
         agents: its agents, in the env's order.
         agent_columns: their indices on the axis of all agents.
         group_columns: their indices on the axis of the group.
+        steps_apart: see `MultiAgentVecEnv`.
     """
 
     policy_id: PolicyID
@@ -38,6 +39,7 @@ class PolicyRows:
     agents: tuple[AgentID, ...]
     agent_columns: tuple[int, ...]
     group_columns: tuple[int, ...]
+    steps_apart: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -130,6 +132,7 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
         agents=agents,
         agent_columns=tuple(env.agents.index(agent) for agent in agents),
         group_columns=tuple(group.agents.index(agent) for agent in agents),
+        steps_apart=env.steps_apart,
     )
 
 

@@ -227,6 +227,8 @@ class LocalRunner(Runner):
     def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
         """Tell all of a step; returns whether the listener lets the rollout go on."""
         goes_on, episodes = False, self.tracker.record(step)
+        if step.given_up:
+            self._restart(step.given_up)
         try:
             for watcher in self.watchers:
                 watcher.after_step(step)
@@ -325,15 +327,19 @@ class LocalRunner(Runner):
     @override
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
         if self._latest is not None:
-            self.tracker.restart(list(lost))
-            for actor, experience in self._pairs:
-                actor.restart_envs(list(lost))
-                if experience is not None:
-                    experience.give_up(actor.rows.of_envs(list(lost)))
-            for watcher in self.watchers:
-                watcher.restart_envs(list(lost))
+            self._restart(list(lost))
         elif lost and seed is not None:
             self.env.seed(seed)
+
+    def _restart(self, env_indices: Sequence[int]) -> None:
+        """Forget the running episodes of these envs: other ones begin there."""
+        self.tracker.restart(list(env_indices))
+        for actor, experience in self._pairs:
+            actor.restart_envs(env_indices)
+            if experience is not None:
+                experience.give_up(actor.rows.of_envs(env_indices))
+        for watcher in self.watchers:
+            watcher.restart_envs(env_indices)
 
     def _set_running(self, running: StateReader | None) -> dict[int, str]:
         self.forget_episodes()

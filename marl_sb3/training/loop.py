@@ -140,6 +140,7 @@ class TrainingLoop:
         self._model, self._runner, self._counters = model, runner, counters
         self._trained = [learner for learner in learners.values() if learner.trained]
         self.n_steps, self._at_once = n_steps, at_once
+        self._steps_of_envs: Array | None = None
         self._episode_hooks: EpisodeHooks | None = None
         self._update_hooks: Sequence[TrainingCallback] = ()
         self._restart_hooks: Sequence[TrainingCallback] = ()
@@ -177,6 +178,9 @@ class TrainingLoop:
         self._callback, self.changes_policies = callback, has_step_hook(callback)
         self._counters.begin_iteration()
         report, taken = IterationReport(), 0
+        # Of each env in this iteration, if they take their steps at different times.
+        apart = self._model.env.steps_apart
+        self._steps_of_envs = np.zeros(self._model.env.num_envs, dtype=np.int64) if apart else None
         while taken < self.n_steps:
             started_s = time.perf_counter()
             if self._runner.begin_rollouts() or not self._trained:
@@ -185,7 +189,7 @@ class TrainingLoop:
             health = self._runner.health if self._restart_hooks else None
             if not self._runner.collect(env_steps, self):
                 return None
-            taken += env_steps
+            taken = taken + env_steps if self._steps_of_envs is None else int(self._steps_of_envs.max())
             self._tell_of_restarts(health)
             due = [learner for learner in self._trained if learner.due_in() == 0]
             if due or not self._trained:
@@ -202,6 +206,8 @@ class TrainingLoop:
         """See `StepListener.on_step`."""
         counters = self._counters
         counters.env_steps += int(np.count_nonzero(step.stepped))
+        if self._steps_of_envs is not None:
+            self._steps_of_envs += step.stepped
         counters.agent_steps += step.acted.sum(axis=0)
         counters.episodes += len(episodes)
         if self._episode_hooks is not None:

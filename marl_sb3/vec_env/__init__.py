@@ -176,7 +176,12 @@ def make_vec_env(
     max_worker_restarts = require("max_worker_restarts", max_worker_restarts, Count)
     factory = env_factory(env)
     env_kwargs = _without_nesting(factory, env_kwargs)
-    if n_workers == 0:
+    if getattr(factory, "steps_apart", False):
+        from marl_sb3.vec_env.external_vec_env import ExternalVecEnv, require_in_process
+
+        require_in_process(n_workers=n_workers, vectorizer=vectorizer, env_state=env_state)
+        made: MultiAgentVecEnv = ExternalVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+    elif n_workers == 0:
         made = VECTORIZERS[vectorizer](factory, n_envs, seed, env_kwargs)
     elif vectorizer == "supersuit":
         raise ConfigError(

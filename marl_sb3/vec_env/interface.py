@@ -82,8 +82,10 @@ class MultiAgentVecEnv(ABC):
         groups: the agents by their spaces, in order of first appearance.
         metadata: the env's own metadata.
         render_mode: the env's render mode, or None.
+        steps_apart: whether a step may leave out envs, because clients step them; see `VecStep.stepped`.
     """
 
+    steps_apart: ClassVar[bool] = False
     num_envs: int
     agents: tuple[AgentID, ...]
     groups: tuple[AgentGroup, ...]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -131,6 +131,18 @@ class StackedFinalObservations(FinalObservations):
 NO_FINAL_OBSERVATIONS = FinalObservations({})
 
 
+class ChosenAction(NamedTuple):
+    """An action that a client has chosen for its agent, instead of the policy in this process.
+
+    Attributes:
+        action: as the env takes it.
+        log_prob: its log-probability under the policy that the client chose it with; None: not known.
+    """
+
+    action: Any
+    log_prob: float | None = None
+
+
 @dataclass(frozen=True)
 class VecStep:
     """One step of E envs with A agents; or a reset, which is a first step without actions and rewards.
@@ -162,6 +174,8 @@ class VecStep:
         env_state: (E, ...) what the envs' `state()` returns, for critics that see everything; where an episode is over,
             the first state of the next one. None unless the vec env was made with `env_state=True`.
         final_env_states: {env index: the state in which the episode ended}, for the envs that were reset.
+        given_up: the envs whose episode was given up before its end, because the client that stepped them is gone.
+        chosen: {(env index, agent column): its next action}, for agents whose actions clients choose themselves.
     """
 
     observations: tuple[Observations, ...]
@@ -179,6 +193,8 @@ class VecStep:
     reset_infos: Mapping[int, Mapping[str, Any]]
     env_state: Array | None = None
     final_env_states: Mapping[int, Array] = field(default_factory=dict)
+    given_up: Sequence[int] = ()
+    chosen: Mapping[tuple[int, int], ChosenAction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arrays = [self.rewards, self.terminated, self.truncated, self.acted, self.to_act, self.in_play, self.stepped]

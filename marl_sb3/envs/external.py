@@ -1,0 +1,235 @@
+"""An env that clients step: a game, a robot or a simulator that Python cannot call sends what its agents see.
+
+Only its agents and spaces are known here. What a client reports of a step is put into `report`, and the env returns it
+as the result of its next `reset` or `step`, so that it is checked and counted like that of any other env.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from marl_sb3.config.files import read_yaml
+from marl_sb3.config.values import PositiveSeconds, require, shown
+from marl_sb3.envs.registry import EXTERNAL
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID
+
+Space = spaces.Space[Any]
+
+
+# --- Spaces in a file ------------------------------------------------------------------------------------------------
+
+
+def _box(where: str, low: Any = "-inf", high: Any = "inf", shape: Any = None, dtype: str = "float32") -> spaces.Box:
+    kind = np.dtype(dtype)
+    if kind.kind not in "fiu":
+        raise ConfigError(f"{where}: dtype is {shown(dtype)}; accepted: one of floats or integers, such as float32")
+    bounds = [np.asarray(_with_infinities(bound), dtype=np.float64) for bound in (low, high)]
+    size = tuple(shape) if shape is not None else np.broadcast_shapes(*(bound.shape for bound in bounds))
+    lows, highs = (np.broadcast_to(bound, size) for bound in bounds)
+    if kind.kind != "f" and not (np.isfinite(lows).all() and np.isfinite(highs).all()):
+        raise ConfigError(f"{where}: low is {shown(low)} and high {shown(high)}; accepted for {dtype}: finite bounds")
+    if not (lows < highs).all():
+        raise ConfigError(f"{where}: low is {shown(low)} and high {shown(high)}; accepted: low below high")
+    return spaces.Box(lows.astype(kind), highs.astype(kind), size, kind.type)
+
+
+def _with_infinities(bound: Any) -> Any:
+    """Replace the texts `inf` and `-inf` by numbers."""
+    if isinstance(bound, list):
+        return [_with_infinities(part) for part in bound]
+    return {"inf": math.inf, "-inf": -math.inf}[bound] if isinstance(bound, str) else bound
+
+
+def _dict(where: str, spaces: Mapping[str, Any]) -> Space:
+    from gymnasium.spaces import Dict
+
+    return Dict([(key, space_of(part, f"{where}.{key}")) for key, part in spaces.items()])
+
+
+def _tuple(where: str, spaces: list[Any]) -> Space:
+    from gymnasium.spaces import Tuple
+
+    return Tuple([space_of(part, f"{where}.{number}") for number, part in enumerate(spaces)])
+
+
+_KINDS: Mapping[str, Any] = {
+    "box": _box,
+    "discrete": lambda where, n, start=0: spaces.Discrete(n, start=start),
+    "multi_discrete": lambda where, nvec: spaces.MultiDiscrete(nvec),
+    "multi_binary": lambda where, n: spaces.MultiBinary(n),
+    "dict": _dict,
+    "tuple": _tuple,
+}
+_ONE_ARGUMENT = {"discrete": "n", "multi_discrete": "nvec", "multi_binary": "n", "dict": "spaces", "tuple": "spaces"}
+
+
+def space_of(plain: Any, where: str) -> Space:
+    """Make a space from a mapping of its kind to its arguments, as in a YAML file.
+
+    Args:
+        plain: `{box: {low: -1, high: 1, shape: [4], dtype: float32}}`, where bounds are numbers, nested lists, `inf` or
+            `-inf`; `{discrete: 5}` or `{discrete: {n: 5, start: 1}}`; `{multi_discrete: [3, 2]}`; `{multi_binary: 4}`;
+            `{dict: {name: SPACE}}`; `{tuple: [SPACE, ...]}`.
+        where: its key, for messages.
+
+    Raises:
+        ConfigError: it describes no space.
+    """
+    accepted = f"accepted: one of {', '.join(f'{{{kind}: ...}}' for kind in _KINDS)}"
+    if not isinstance(plain, Mapping) or len(plain) != 1 or next(iter(plain)) not in _KINDS:
+        raise ConfigError(f"{where} is {shown(plain)}; {accepted}", key=where)
+    ((kind, arguments),) = plain.items()
+    alone = _ONE_ARGUMENT.get(kind)
+    if alone is not None and (kind in ("dict", "tuple") or not isinstance(arguments, Mapping)):
+        arguments = {alone: arguments}
+    try:
+        space: Space = _KINDS[kind](where, **arguments)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, KeyError, AssertionError, AttributeError, OverflowError, MemoryError) as error:
+        raise ConfigError(f"{where}: {shown(plain)} describes no space: {error}", key=where) from error
+    return space
+
+
+# --- The env ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a client says of a step of its simulator, or of a start: then there are observations and infos alone.
+
+    Attributes:
+        observations: agent -> what it sees: agents that act next, and the last observations of agents that ended.
+        rewards: agent -> reward since the latest report; 0 for an agent without one.
+        terminated: agent -> whether it was terminated; False without an entry.
+        truncated: agent -> whether it was truncated; False without an entry.
+        infos: agent -> info; `action_mask` in it is the mask of its next action.
+        actions: agent -> the action that the client has chosen for it, instead of asking.
+        log_probs: agent -> log-probability of that action under the client's copy of the policy.
+    """
+
+    observations: Mapping[AgentID, Any] = field(default_factory=dict)
+    rewards: Mapping[AgentID, float] = field(default_factory=dict)
+    terminated: Mapping[AgentID, bool] = field(default_factory=dict)
+    truncated: Mapping[AgentID, bool] = field(default_factory=dict)
+    infos: Mapping[AgentID, Mapping[str, Any]] = field(default_factory=dict)
+    actions: Mapping[AgentID, Any] = field(default_factory=dict)
+    log_probs: Mapping[AgentID, float] = field(default_factory=dict)
+
+    def ended(self) -> set[AgentID]:
+        """The agents that were terminated or truncated."""
+        return {agent for flags in (self.terminated, self.truncated) for agent, flag in flags.items() if flag}
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no agent is left to act."""
+        return not set(self.observations) - self.ended()
+
+
+class ExternalEnv(ParallelEnv):  # type: ignore[misc]
+    """The place of an env that clients step; see the module.
+
+    Args:
+        agents: agent id -> `{observation_space: SPACE, action_space: SPACE}`, with spaces as `space_of` takes them.
+        episode_timeout_s: an episode is given up if its client is silent for so many seconds.
+
+    Attributes:
+        report: what the next `reset` or `step` returns; None: no client has an episode here.
+
+    Raises:
+        ConfigError: a space is missing or wrong.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": EXTERNAL, "render_modes": []}
+    steps_apart: ClassVar[bool] = True  # each env when its client says so
+
+    def __init__(self, agents: Mapping[AgentID, Any], episode_timeout_s: float = 60.0) -> None:
+        if not isinstance(agents, Mapping) or not agents:
+            accepted = "a mapping of agent ids to {observation_space: ..., action_space: ...}"
+            raise ConfigError(f"agents is {shown(agents)}; accepted: {accepted}", key="env.agents")
+        self.possible_agents = list(agents)
+        self._spaces = {agent: _spaces_of(agent, entry) for agent, entry in agents.items()}
+        self.episode_timeout_s = require("env.episode_timeout_s", episode_timeout_s, PositiveSeconds)
+        self.agents: list[AgentID] = []
+        self.report: StepReport | None = None
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """The space of what an agent sees."""
+        return self._spaces[agent][0]
+
+    def action_space(self, agent: AgentID) -> Space:
+        """The space of an agent's actions."""
+        return self._spaces[agent][1]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Return the first observations that the client has reported."""
+        report = self._taken()
+        self.agents = [agent for agent in self.possible_agents if agent in report.observations]
+        return dict(report.observations), self._infos(report, self.agents)
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[Any, ...]:
+        """Return what the client has reported of its step."""
+        report = self._taken()
+        ended = report.ended()
+        self.agents = [agent for agent in self.possible_agents if agent in report.observations and agent not in ended]
+        told = list(dict.fromkeys([*actions, *report.rewards, *ended, *self.agents]))
+        rewards = {agent: report.rewards.get(agent, 0.0) for agent in (*actions, *report.rewards)}
+        flags = [
+            {agent: bool(own.get(agent)) for agent in (*actions, *own)} for own in (report.terminated, report.truncated)
+        ]
+        return dict(report.observations), rewards, *flags, self._infos(report, told)
+
+    def _taken(self) -> StepReport:
+        report, self.report = self.report, None
+        assert report is not None, "the vec env steps it when there is a report"
+        return report
+
+    def _infos(self, report: StepReport, agents: list[AgentID]) -> dict[AgentID, Any]:
+        return {**{agent: {} for agent in agents}, **report.infos}
+
+    def close(self) -> None:
+        """Do nothing: the client has the env."""
+
+
+def _spaces_of(agent: AgentID, entry: Any) -> tuple[Space, Space]:
+    names = ("observation_space", "action_space")
+    where = f"env.agents.{agent}"
+    if not isinstance(entry, Mapping) or set(entry) != set(names):
+        raise ConfigError(f"{where} is {shown(entry)}; accepted: {' and '.join(names)}", key=where)
+    observation_space, action_space = (space_of(entry[name], f"{where}.{name}") for name in names)
+    return observation_space, action_space
+
+
+# --- The file after `--external` -------------------------------------------------------------------------------------
+
+
+def read_external(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of the keys `agents`, see `ExternalEnv`, and `settings`, those of a run.
+
+    Returns:
+        The settings by the id of the env, as `load_config` takes them.
+
+    Raises:
+        ConfigError: it cannot be read, or says something else.
+    """
+    content = read_yaml(Path(path))
+    accepted = "a mapping with the keys agents and settings, of which agents is needed"
+    if not isinstance(content, Mapping) or "agents" not in content or set(content) - {"agents", "settings"}:
+        raise ConfigError(f"{path} is {shown(content)}; accepted: {accepted}", key="external")
+    settings = content.get("settings") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{path}: settings is {shown(settings)}; accepted: a mapping", key="external")
+    try:
+        ExternalEnv(content["agents"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", key="external") from error
+    return {EXTERNAL: {**settings, "env": {"agents": content["agents"]}}}
