@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
@@ -17,6 +18,7 @@ from marl_sb3.cli.parser import (
     add_device_options,
     add_env_option,
     add_ray_options,
+    add_server_options,
     add_setting,
     add_setup_options,
     add_verbosity,
@@ -25,9 +27,12 @@ from marl_sb3.cli.parser import (
     integer,
     named_env,
     number_of_workers,
+    require_no_server_options,
     runner_settings,
+    server_settings,
     stop_conditions,
 )
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
@@ -76,6 +81,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
     _add_what_is_trained(parser)
     _add_how_it_runs(parser)
+    _add_clients(parser)
     _add_run_folder(parser)
     parser.section("output")
     parser.option(
@@ -161,6 +167,19 @@ def _add_run_folder(parser: CommandParser) -> None:
     add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
 
 
+def _add_clients(parser: CommandParser) -> None:
+    parser.section("clients that step the env")
+    parser.option(
+        "--external SPEC",
+        "learn from clients over HTTP, which step the env themselves: a YAML file of agents with their spaces, and "
+        "settings; default: the env ENV, stepped here",
+    )
+    add_server_options(parser, EXTERNAL_PORT)
+
+
+EXTERNAL_PORT = 9900  # RLlib's
+
+
 def _most_agents(text: str) -> int | None:
     """Parse `--agents`: an integer of at least 1, or None for `all`."""
     if text == "all":
@@ -201,7 +220,7 @@ RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
-    *("algo", "hparams", "run_dir", "trust_pickle", "print_config"),
+    *("algo", "hparams", "external", "run_dir", "trust_pickle", "print_config"),
     *(name for name in SETTINGS if name not in RESUME_SETTINGS),
 )
 
@@ -235,16 +254,37 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.print_config:
             return _print_config(arguments)
         run = _prepare(arguments)
-    if arguments.quiet:
-        from marl_sb3.runs.execute import execute
+    with _clients_served(arguments, run):
+        if arguments.quiet:
+            from marl_sb3.runs.execute import execute
 
-        execute(run)
-    else:
-        from marl_sb3.runs.view import execute_and_show
+            execute(run)
+        else:
+            from marl_sb3.runs.view import execute_and_show
 
-        execute_and_show(run, most_agents=arguments.agents)
+            execute_and_show(run, most_agents=arguments.agents)
     print(run.files.shown, flush=True)
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
+
+
+@contextmanager
+def _clients_served(arguments: argparse.Namespace, run: Run) -> Iterator[None]:
+    """Serve the clients that step the env of the run, if clients do."""
+    if run.config.env != EXTERNAL:
+        require_no_server_options(arguments, "--external SPEC")
+        yield
+        return
+    from marl_sb3.runs.folder import undone_on_error
+    from marl_sb3.serving import require_extra
+
+    with undone_on_error(run.close):
+        require_extra("--external")
+        from marl_sb3.serving.external import external_server
+
+        server = external_server(run.algorithm, **server_settings(arguments, EXTERNAL_PORT))
+    with server:
+        print(f"clients connect to {server.address}", file=sys.stderr, flush=True)
+        yield
 
 
 def _prepare(arguments: argparse.Namespace) -> Run:
@@ -299,10 +339,18 @@ def _print_config(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> TrainConfig:
     from marl_sb3.config import load_config
 
+    env, hparams = named_env(arguments), arguments.hparams
+    if arguments.external is not None:
+        if env is not None or hparams is not None:
+            words = "--external is given with an env or --hparams; accepted: one of them"
+            raise ConfigError(words, key="external")
+        from marl_sb3.envs.external import read_external
+
+        env, hparams = EXTERNAL, read_external(arguments.external)
     return load_config(
-        named_env(arguments),
+        env,
         arguments.algo,
-        arguments.hparams,
+        hparams,
         assignments("--set", arguments.settings),
         n_timesteps=arguments.timesteps,
         stop=stop_conditions(arguments),

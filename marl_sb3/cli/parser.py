@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -247,6 +248,57 @@ def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """
     accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15"
     return assignments("--stop", arguments.stop, accepted) or None
+
+
+# --- Options of servers ----------------------------------------------------------------------------------------------
+
+TOKEN_VARIABLE = "MARL_SB3_TOKEN"
+_OF_SERVER = ("host", "port", "token", "tls_cert", "tls_key")
+
+
+def add_server_options(parser: CommandParser, port: int) -> None:
+    """Give a command the options of a server.
+
+    Args:
+        port: the default.
+    """
+    parser.option(
+        "--host HOST", "name or address to listen on; one that others reach needs a token; default: 127.0.0.1"
+    )
+    parser.option("--port PORT", f"port to listen on; 0: any free one; default: {port}", type=integer)
+    parser.option(
+        "--token TOKEN",
+        f"what requests have to show as Authorization: Bearer TOKEN; default: ${TOKEN_VARIABLE}, else no token",
+    )
+    parser.option("--tls-cert FILE", "PEM file of a certificate, for HTTPS; default: HTTP")
+    parser.option("--tls-key FILE", "PEM file of its key; default: in the file of the certificate")
+
+
+def server_settings(arguments: argparse.Namespace, port: int) -> dict[str, Any]:
+    """Return host, port, token and the files of TLS, as `marl_sb3.serving` takes them.
+
+    Args:
+        port: the default.
+    """
+    token = arguments.token or os.environ.get(TOKEN_VARIABLE) or None
+    files = {
+        name: None if getattr(arguments, name) is None else Path(getattr(arguments, name))
+        for name in ("tls_cert", "tls_key")
+    }
+    given = port if arguments.port is None else arguments.port
+    return {"host": arguments.host or "127.0.0.1", "port": given, "token": token, **files}
+
+
+def require_no_server_options(arguments: argparse.Namespace, accepted: str) -> None:
+    """Refuse options of a server where nothing is served.
+
+    Args:
+        accepted: the option that they go with.
+    """
+    for name in _OF_SERVER:
+        if getattr(arguments, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is only for servers; accepted: with {accepted}", key=option)
 
 
 # --- Options of Ray --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ as the result of its next `reset` or `step`, so that it is checked and counted l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.config.files import read_yaml
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import PositiveSeconds, require, shown
-from marl_sb3.envs.registry import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 
@@ -28,76 +28,73 @@ Space = spaces.Space[Any]
 # --- Spaces in a file ------------------------------------------------------------------------------------------------
 
 
-def _box(where: str, low: Any = "-inf", high: Any = "inf", shape: Any = None, dtype: str = "float32") -> spaces.Box:
+def _box(where: str, low: Any = None, high: Any = None, shape: Any = None, dtype: str = "float32") -> Space:
     kind = np.dtype(dtype)
     if kind.kind not in "fiu":
-        raise ConfigError(f"{where}: dtype is {shown(dtype)}; accepted: one of floats or integers, such as float32")
-    bounds = [np.asarray(_with_infinities(bound), dtype=np.float64) for bound in (low, high)]
-    size = tuple(shape) if shape is not None else np.broadcast_shapes(*(bound.shape for bound in bounds))
-    lows, highs = (np.broadcast_to(bound, size) for bound in bounds)
-    if kind.kind != "f" and not (np.isfinite(lows).all() and np.isfinite(highs).all()):
-        raise ConfigError(f"{where}: low is {shown(low)} and high {shown(high)}; accepted for {dtype}: finite bounds")
-    if not (lows < highs).all():
-        raise ConfigError(f"{where}: low is {shown(low)} and high {shown(high)}; accepted: low below high")
+        raise ConfigError(f"{where}: dtype is {shown(dtype)}; accepted: floats or integers, such as float32", key=where)
+    bounds = [_without_null(bound, infinite) for bound, infinite in ((low, -math.inf), (high, math.inf))]
+    arrays = [np.asarray(bound, dtype=np.float64) for bound in bounds]
+    size = np.broadcast_shapes(*(array.shape for array in arrays)) if shape is None else tuple(shape)
+    lows, highs = (np.broadcast_to(array, size) for array in arrays)
+    if not (lows < highs).all() or (kind.kind != "f" and not np.isfinite([lows, highs]).all()):
+        accepted = "low below high" if kind.kind == "f" else f"numbers for {dtype}, low below high"
+        words = f"{where}: low is {shown(low)} and high {shown(high)}; accepted: {accepted}"
+        raise ConfigError(words, key=where)
     return spaces.Box(lows.astype(kind), highs.astype(kind), size, kind.type)
 
 
-def _with_infinities(bound: Any) -> Any:
-    """Replace the texts `inf` and `-inf` by numbers."""
+def _without_null(bound: Any, infinite: float) -> Any:
+    """Replace null, which stands for no bound."""
     if isinstance(bound, list):
-        return [_with_infinities(part) for part in bound]
-    return {"inf": math.inf, "-inf": -math.inf}[bound] if isinstance(bound, str) else bound
+        return [_without_null(part, infinite) for part in bound]
+    return infinite if bound is None else bound
 
 
-def _dict(where: str, spaces: Mapping[str, Any]) -> Space:
-    from gymnasium.spaces import Dict
-
-    return Dict([(key, space_of(part, f"{where}.{key}")) for key, part in spaces.items()])
-
-
-def _tuple(where: str, spaces: list[Any]) -> Space:
-    from gymnasium.spaces import Tuple
-
-    return Tuple([space_of(part, f"{where}.{number}") for number, part in enumerate(spaces)])
+def _parts(where: str, spaces: Any) -> list[tuple[Any, Space]]:
+    named = spaces.items() if isinstance(spaces, Mapping) else enumerate(spaces)
+    return [(name, space_of(part, f"{where}.{name}")) for name, part in named]
 
 
-_KINDS: Mapping[str, Any] = {
-    "box": _box,
-    "discrete": lambda where, n, start=0: spaces.Discrete(n, start=start),
-    "multi_discrete": lambda where, nvec: spaces.MultiDiscrete(nvec),
-    "multi_binary": lambda where, n: spaces.MultiBinary(n),
-    "dict": _dict,
-    "tuple": _tuple,
+def _dict(where: str, **arguments: Any) -> Space:
+    return spaces.Dict(_parts(where, **arguments))
+
+
+def _tuple(where: str, **arguments: Any) -> Space:
+    return spaces.Tuple([part for _, part in _parts(where, **arguments)])
+
+
+_KINDS: Mapping[str, Callable[..., Space]] = {
+    "Box": _box,
+    "Discrete": lambda where, n, start=0: spaces.Discrete(n, start=start),
+    "MultiDiscrete": lambda where, nvec, start=None: spaces.MultiDiscrete(nvec, start=start),
+    "MultiBinary": lambda where, n: spaces.MultiBinary(n),
+    "Dict": _dict,
+    "Tuple": _tuple,
 }
-_ONE_ARGUMENT = {"discrete": "n", "multi_discrete": "nvec", "multi_binary": "n", "dict": "spaces", "tuple": "spaces"}
 
 
 def space_of(plain: Any, where: str) -> Space:
-    """Make a space from a mapping of its kind to its arguments, as in a YAML file.
+    """Make a space from a mapping, as in a YAML file.
 
     Args:
-        plain: `{box: {low: -1, high: 1, shape: [4], dtype: float32}}`, where bounds are numbers, nested lists, `inf` or
-            `-inf`; `{discrete: 5}` or `{discrete: {n: 5, start: 1}}`; `{multi_discrete: [3, 2]}`; `{multi_binary: 4}`;
-            `{dict: {name: SPACE}}`; `{tuple: [SPACE, ...]}`.
+        plain: `{kind: Box, shape: [4], low: -1, high: 1, dtype: float32}`, where a bound is a number, nested lists of
+            numbers, or null for none; `{kind: Discrete, n: 5}`; `{kind: MultiDiscrete, nvec: [3, 2]}`;
+            `{kind: MultiBinary, n: 4}`; `{kind: Dict, spaces: {NAME: SPACE}}`; `{kind: Tuple, spaces: [SPACE]}`.
         where: its key, for messages.
 
     Raises:
         ConfigError: it describes no space.
     """
-    accepted = f"accepted: one of {', '.join(f'{{{kind}: ...}}' for kind in _KINDS)}"
-    if not isinstance(plain, Mapping) or len(plain) != 1 or next(iter(plain)) not in _KINDS:
-        raise ConfigError(f"{where} is {shown(plain)}; {accepted}", key=where)
-    ((kind, arguments),) = plain.items()
-    alone = _ONE_ARGUMENT.get(kind)
-    if alone is not None and (kind in ("dict", "tuple") or not isinstance(arguments, Mapping)):
-        arguments = {alone: arguments}
+    if not isinstance(plain, Mapping) or plain.get("kind") not in _KINDS:
+        kinds = ", ".join(_KINDS)
+        raise ConfigError(f"{where} is {shown(plain)}; accepted: a mapping with a kind of {kinds}", key=where)
+    arguments = {str(name): value for name, value in plain.items() if name != "kind"}
     try:
-        space: Space = _KINDS[kind](where, **arguments)
+        return _KINDS[plain["kind"]](where, **arguments)
     except ConfigError:
         raise
-    except (TypeError, ValueError, KeyError, AssertionError, AttributeError, OverflowError, MemoryError) as error:
+    except (TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as error:
         raise ConfigError(f"{where}: {shown(plain)} describes no space: {error}", key=where) from error
-    return space
 
 
 # --- The env ---------------------------------------------------------------------------------------------------------
@@ -115,6 +112,7 @@ class StepReport:
         infos: agent -> info; `action_mask` in it is the mask of its next action.
         actions: agent -> the action that the client has chosen for it, instead of asking.
         log_probs: agent -> log-probability of that action under the client's copy of the policy.
+        number: of the report in its episode, counted from 1; None: it is not checked.
     """
 
     observations: Mapping[AgentID, Any] = field(default_factory=dict)
@@ -124,6 +122,7 @@ class StepReport:
     infos: Mapping[AgentID, Mapping[str, Any]] = field(default_factory=dict)
     actions: Mapping[AgentID, Any] = field(default_factory=dict)
     log_probs: Mapping[AgentID, float] = field(default_factory=dict)
+    number: int | None = None
 
     def ended(self) -> set[AgentID]:
         """The agents that were terminated or truncated."""
@@ -232,4 +231,4 @@ def read_external(path: str | Path) -> dict[str, Any]:
         ExternalEnv(content["agents"])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", key="external") from error
-    return {EXTERNAL: {**settings, "env": {"agents": content["agents"]}}}
+    return {EXTERNAL: {**settings, "env_kwargs": {"agents": content["agents"]}}}

@@ -22,6 +22,7 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
@@ -30,7 +31,6 @@ from marl_sb3.envs.turn_based import as_parallel
 from marl_sb3.errors import ConfigError, described
 
 GROUP = "marl_sb3.envs"
-EXTERNAL = "external"  # the id of the env that clients step
 
 # Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}

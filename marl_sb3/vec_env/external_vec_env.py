@@ -38,7 +38,8 @@ class EpisodeRefusedError(EnvError):
     """A client's episode or report is refused; the training goes on.
 
     Attributes:
-        reason: `unknown` (there is no such episode, or no longer), `full` (no slot is free), or `wrong`.
+        reason: `unknown` (there is no such episode, or no longer), `full` (no slot is free), `over` (the training is),
+            or `wrong`.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -68,12 +69,13 @@ class _Seat:
     episode_id: str | None = None
     reports: deque[tuple[StepReport, Answer]] = field(default_factory=deque)
     asked: Answer | None = None  # is waiting for the actions that follow
+    heard: int = 0  # reports of the episode
     heard_s: float = 0.0  # when the client was last heard of
-    given_up: str | None = None  # why the episode was given up, until a step says so
+    is_given_up: bool = False  # its episode was, and no step has said so yet
 
     def leave(self) -> None:
         """Make it free for another episode."""
-        self.episode_id, self.asked = None, None
+        self.episode_id, self.asked, self.heard = None, None, 0
         self.reports.clear()
 
 
@@ -140,9 +142,9 @@ class ExternalVecEnv(SyncVecEnv):
         """
         with self._changed:
             if self._is_closed:
-                raise EpisodeRefusedError("the training is over", "unknown")
+                raise EpisodeRefusedError("the training is over", "over")
             for seat, slot in zip(self._seats, self._slots, strict=True):
-                if seat.episode_id is None and seat.given_up is None and not slot.to_act:
+                if seat.episode_id is None and not seat.is_given_up and not slot.to_act:
                     seat.episode_id, seat.heard_s = secrets.token_hex(8), time.monotonic()
                     self._by_id[seat.episode_id] = slot.row
                     return seat.episode_id, slot.next_seed
@@ -165,6 +167,9 @@ class ExternalVecEnv(SyncVecEnv):
             if seat.asked is not None or len(seat.reports) >= _MOST_REPORTS:
                 why = "an earlier report of the episode waits for its answer; accepted: one report at a time"
                 raise EpisodeRefusedError(why, "wrong")
+            if report.number not in (None, seat.heard + 1):
+                raise EpisodeRefusedError(f"report {report.number} follows report {seat.heard}", "wrong")
+            seat.heard += 1
             seat.reports.append((report, answer))
             self._changed.notify()
 
@@ -200,7 +205,7 @@ class ExternalVecEnv(SyncVecEnv):
             for row, seat in enumerate(self._seats):
                 if self._slots[row].to_act:
                     self._give_up(row, EpisodeRefusedError("the training begins new episodes", "unknown"))
-                seat.given_up = None
+                seat.is_given_up = False
         return super()._reset(options)
 
     @override
@@ -228,9 +233,9 @@ class ExternalVecEnv(SyncVecEnv):
             answered = self._hand_out(actions)
             self._wait()
             taken = [seat.reports.popleft() if seat.reports else None for seat in self._seats]
-            self._lost = [row for row, seat in enumerate(self._seats) if seat.given_up is not None]
+            self._lost = [row for row, seat in enumerate(self._seats) if seat.is_given_up]
             for row in self._lost:
-                self._seats[row].given_up = None
+                self._seats[row].is_given_up = False
                 self._slots[row].reset()
                 taken[row] = None
         steps = [
@@ -268,7 +273,7 @@ class ExternalVecEnv(SyncVecEnv):
                 self._give_up(row, EpisodeRefusedError(f"the episode was given up: {why}", "unknown"))
 
     def _has_news(self) -> bool:
-        return any(seat.reports or seat.given_up is not None for seat in self._seats)
+        return any(seat.reports or seat.is_given_up for seat in self._seats)
 
     def _all_reported(self) -> bool:
         return all(seat.reports or seat.episode_id is None for seat in self._seats)
@@ -287,9 +292,10 @@ class ExternalVecEnv(SyncVecEnv):
         try:
             step = self._stepped_by(slot, report, acted) or nothing
         except EnvError as error:
+            refused = EpisodeRefusedError(str(error), "wrong")
             with self._changed:
-                self._give_up(slot.row, None)
-            answer(Answered(error=EpisodeRefusedError(str(error), "wrong")))
+                self._give_up(slot.row, refused)
+            answer(Answered(error=refused))
             return nothing
         seat = self._seats[slot.row]
         with self._changed:
@@ -328,13 +334,13 @@ class ExternalVecEnv(SyncVecEnv):
                 raise slot.error(f"the client's action is {chosen}; accepted: one in {space}", agent)
         return {agent: ChosenAction(report.actions[agent], report.log_probs.get(agent)) for agent in slot.to_act}
 
-    def _give_up(self, row: int, error: EpisodeRefusedError | None) -> None:
+    def _give_up(self, row: int, error: EpisodeRefusedError) -> None:
         """Free the slot; whoever waits for its answers gets the error. A later step says that it was given up."""
         seat = self._seats[row]
         waiting = [*([] if seat.asked is None else [seat.asked]), *(answer for _, answer in seat.reports)]
         self._by_id.pop(str(seat.episode_id), None)
         seat.leave()
-        seat.given_up = "yes" if error is None else str(error)
+        seat.is_given_up = True
         for answer in waiting:
             answer(Answered(error=error))
 
@@ -366,7 +372,7 @@ class ExternalVecEnv(SyncVecEnv):
             self._is_closed = True
             for row, seat in enumerate(self._seats):
                 if seat.episode_id is not None:
-                    self._give_up(row, EpisodeRefusedError("the training is over", "unknown"))
+                    self._give_up(row, EpisodeRefusedError("the training is over", "over"))
         super()._close()
 
     @override
