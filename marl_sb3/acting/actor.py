@@ -32,6 +32,7 @@ class Acted(NamedTuple):
         inputs: what the policy was shown.
         decision: what it chose.
         actions: (rows, *action shape), as the env takes them.
+        stepping: (rows,) bool; the rows whose env takes a step, where some may not; None: all.
     """
 
     acting: BoolArray
@@ -39,6 +40,7 @@ class Acted(NamedTuple):
     inputs: PolicyInputs
     decision: Decision
     actions: Array
+    stepping: BoolArray | None = None
 
 
 class Observed(NamedTuple):
@@ -177,7 +179,10 @@ class Actor(Stateful):
             decision = self._with_chosen(step, inputs, decision)
         self.processing.acted(decision.actions, acting)
         actions = env_actions(decision.actions, self.processing.rescale, self.rows.zero_based_actions)
-        return Acted(acting, seen, inputs, decision, actions)
+        return Acted(acting, seen, inputs, decision, actions, self._stepping(step))
+
+    def _stepping(self, step: VecStep) -> BoolArray | None:
+        return step.to_act.any(axis=1).repeat(len(self.rows.agents)) if self.rows.steps_apart else None
 
     def _with_chosen(self, step: VecStep, inputs: PolicyInputs, decision: Decision) -> Decision:
         """Put the actions that clients have chosen themselves in place of the policy's."""

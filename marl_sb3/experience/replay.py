@@ -393,15 +393,15 @@ class ReplayExperience(Experience):
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
-        self._advanced = self._count_step(acted.acting)
+        self._advanced = self._count_step(acted.stepping)
         self.steps += self._advanced
 
-    def _count_step(self, acting: BoolArray) -> int:
+    def _count_step(self, stepping: BoolArray | None) -> int:
         """Return the steps of all envs that are complete with this one: 1, if the envs take their steps together."""
-        rows = self.actor.rows
-        if not rows.steps_apart:
+        if stepping is None:
             return 1
-        self._turns += int(np.count_nonzero(acting.reshape(rows.num_envs, -1).any(axis=1)))
+        rows = self.actor.rows
+        self._turns += int(np.count_nonzero(stepping)) // len(rows.agents)
         complete, self._turns = divmod(self._turns, rows.num_envs)
         return complete
 

@@ -42,8 +42,8 @@ class TurnAwareRollout(_Base):
         acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
         samples_drawn: number of agent steps in the minibatches drawn since `reset`.
         least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
-        packs_rows: whether each row fills its column from the first line on, and a line may belong to different steps:
-            for envs that take their steps at different times. The buffer is full when one of its rows is.
+        packs_rows: whether each env fills the columns of its rows from the first line on, so that a line holds different
+            steps: for envs that take their steps at different times. The buffer is full when the rows of one env are.
     """
 
     of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
@@ -68,16 +68,19 @@ class TurnAwareRollout(_Base):
         super().reset()
         self.acted = np.full((self.buffer_size, self.n_envs), not self.packs_rows)
 
-    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+    def begin_step(
+        self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, stepping: BoolArray | None = None
+    ) -> None:
         """Open a transition for each row that acts, (n_envs,) bool; there is filler in all other rows.
 
         Args:
             inputs: what the policy was shown; masks and states are kept only by buffers of policies that have them.
             decision: what it chose.
             acted: the rows that act.
+            stepping: (n_envs,) bool; the rows whose env takes a step; None: all.
         """
-        if self.packs_rows:
-            self._begin_packed(inputs, decision, acted)
+        if stepping is not None:
+            self._begin_packed(inputs, decision, acted, np.flatnonzero(stepping))
             return
         here = self.pos
         _, _, actions, values, log_probs = decision
@@ -98,9 +101,8 @@ class TurnAwareRollout(_Base):
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
-    def _begin_packed(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
-        """Write the transition of each row that acts into the first free line of its column."""
-        rows = np.flatnonzero(acted)
+    def _begin_packed(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, rows: Array) -> None:
+        """Write the step of these rows, by their indices, into the first free line of each."""
         places = self._filled[rows], rows
         for own, seen in pairs(self.observations, inputs.observations):
             own[places] = seen.reshape(own.shape[1:])[rows]
@@ -115,15 +117,18 @@ class TurnAwareRollout(_Base):
         }
         for name, array in columns.items():
             getattr(self, name)[places] = array[rows]
-        self._open_at[rows] = self._filled[rows]
-        self._count_filled(rows)
+        opened = rows[acted[rows]]
+        self._open_at[opened] = self._filled[opened]
+        self._all_opened = False
+        self._fill(rows, self._filled[rows] + 1)
 
     def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         """Return what a buffer of another kind keeps of each transition, (n_envs, ...) by name."""
         return {}
 
-    def _count_filled(self, rows: Array) -> None:
-        self._filled[rows] += 1
+    def _fill(self, rows: Array, lines: Array | int) -> None:
+        """Note how many lines these rows have filled."""
+        self._filled[rows] = lines
         self.pos = int(self._filled.max())
         self.full = self.pos == self.buffer_size
 
@@ -176,7 +181,7 @@ class TurnAwareRollout(_Base):
         self.acted[0] |= rows
         self._open_at[rows] = 0
         if self.packs_rows:
-            self._count_filled(np.flatnonzero(rows))
+            self._fill(rows, np.maximum(self._filled[rows], 1))
 
     def begun_state(self) -> State:
         """Return the steps taken so far of the rollout, as plain data and arrays."""
@@ -400,7 +405,7 @@ class RolloutExperience(Experience):
     @override
     def begin(self, acted: Acted) -> None:
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
-        buffer.begin_step(acted.inputs, acted.decision, acted.acting)
+        buffer.begin_step(acted.inputs, acted.decision, acted.acting, acted.stepping)
         if self.carried is not None:
             buffer.put_open(self.carried)
             self.carried = None

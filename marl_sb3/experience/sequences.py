@@ -118,11 +118,13 @@ class _WithStates(_Transitions):
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
     @override
-    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+    def begin_step(
+        self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, stepping: BoolArray | None = None
+    ) -> None:
         for name, array in zip(STATES, inputs.states, strict=True):
-            if not self.packs_rows:
+            if stepping is None:
                 getattr(self, name)[self.pos] = array.swapaxes(0, 1)
-        super().begin_step(inputs, decision, acted)
+        super().begin_step(inputs, decision, acted, stepping)
 
     @override
     def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
@@ -162,10 +164,12 @@ class _WithMasks(_Transitions):
     action_masks: Array  # (buffer_size, n_envs, n) float32, 1 where an action was allowed
 
     @override
-    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
-        if not self.packs_rows:
+    def begin_step(
+        self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, stepping: BoolArray | None = None
+    ) -> None:
+        if stepping is None:
             self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
-        super().begin_step(inputs, decision, acted)
+        super().begin_step(inputs, decision, acted, stepping)
 
     @override
     def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:

@@ -11,7 +11,7 @@ DELETE /episodes/ID         give an episode up
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from marl_sb3.envs.external import StepReport
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.serving.http import Limits, RequestError, ServerThread, json_response, make_app, served_hosts
 from marl_sb3.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -61,11 +62,19 @@ class ExternalApi:
     Args:
         env: what they step.
         policy_of: agent -> id of its policy.
+        on_policy: ids of the policies that learn from the log-probabilities of actions.
         limits: `batch` is the most episodes in one request.
     """
 
-    def __init__(self, env: ExternalVecEnv, policy_of: Mapping[AgentID, PolicyID], limits: Limits) -> None:
+    def __init__(
+        self,
+        env: ExternalVecEnv,
+        policy_of: Mapping[AgentID, PolicyID],
+        on_policy: Collection[PolicyID],
+        limits: Limits,
+    ) -> None:
         self._env, self._policy_of, self._limits = env, policy_of, limits
+        self._need_log_probs = {agent for agent, policy_id in policy_of.items() if policy_id in on_policy}
         self._spaces: dict[str, tuple[Any, Any]] = {
             agent: (env.envs[0].observation_space(agent), env.envs[0].action_space(agent)) for agent in env.agents
         }
@@ -133,6 +142,10 @@ class ExternalApi:
                 if agent not in self._spaces:
                     words = f"{where}{name} has the agent {agent[:60]!r}; accepted: {', '.join(self._spaces)}"
                     raise RequestError(words, key=name, agent=agent[:60])
+        if unknown := sorted((self._need_log_probs & message.actions.keys()) - message.log_probs.keys()):
+            words = f"{where}agent {unknown[0]!r}: its policy learns on-policy, and the action has no log-probability"
+            accepted = "log_probs beside actions, or a report without actions, which are answered then"
+            raise RequestError(f"{words}; accepted: {accepted}", agent=unknown[0], key="log_probs")
         infos = {agent: dict(own) for agent, own in message.infos.items()}
         for agent, mask in message.action_masks.items():
             infos.setdefault(agent, {})["action_mask"] = mask
@@ -249,6 +262,8 @@ def external_server(
         words = "the envs are stepped by this process; accepted: envs of make_vec_env('external', ...)"
         raise ConfigError(words, key="env")
     limits = limits or Limits()
-    routes = ExternalApi(env, algorithm.policy_of, limits).routes
+    learners = algorithm.parts.learners
+    on_policy = [policy_id for policy_id, learner in learners.items() if isinstance(learner, OnPolicyLearner)]
+    routes = ExternalApi(env, algorithm.policy_of, on_policy, limits).routes
     app = make_app(routes, token=token, hosts=served_hosts(host), limits=limits)
     return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
