@@ -41,6 +41,7 @@ from .runs.run import Run as Run
 from .runs.run import load_run as load_run
 from .runs.train import train as train
 from .sb3.schedules import make_schedule as make_schedule
+from .serving.client import PolicyClient as PolicyClient
 from .training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .training.algorithm import MultiAgentCallback as MultiAgentCallback
 from .tuning.api import tune as tune

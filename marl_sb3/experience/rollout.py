@@ -42,8 +42,8 @@ class TurnAwareRollout(_Base):
         acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
         samples_drawn: number of agent steps in the minibatches drawn since `reset`.
         least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
-        packs_rows: whether each env fills the columns of its rows from the first line on, so that a line holds different
-            steps: for envs that take their steps at different times. The buffer is full when the rows of one env are.
+        packs_rows: whether each env fills the columns of its rows from the first line on, so that a line holds
+            different steps: for envs that step at different times. The buffer is full when the rows of one env are.
     """
 
     of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
