@@ -224,6 +224,9 @@ def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgen
     bundle = _bundle(algo)
     if not isinstance(env, MultiAgentVecEnv):
         raise ConfigError(f"env is {env!r:.200}; accepted: envs from make_vec_env", key="env")
+    if env.steps_apart:
+        words = "clients step the env, so that no episode can be played in it here"
+        raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)", key="env")
     spaces_of = {agent: bundle.spaces[policy_id] for agent, policy_id in bundle.policy_of.items()}
     theirs = {agent: group for group in env.groups for agent in group.agents}
     if set(theirs) != set(spaces_of):

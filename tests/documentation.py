@@ -5,6 +5,7 @@ A page runs from its top to its bottom, in an empty folder:
 - `python`: all blocks of a page share one namespace. A block whose first line is `# name.py` is written to that file.
 - `yaml`: must be valid; a block whose first line is `# name.yml` is written to that file.
 - `bash`: every line is a command of this package, or `python FILE.py`; it runs in this process and must return 0.
+  A line that ends with `&` runs beside those after it, and must have ended when the page has.
 - `text`, and MyST's directives: shown, never run.
 
 In a path, `<run>` and `<study>` stand for the newest run and the newest study in the folder before it.
@@ -18,7 +19,8 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +105,15 @@ def run_page(page: Path, folder: Path) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     modules = set(sys.modules)
     try:
-        for block in blocks(page):
-            if block.not_run is None and not block.is_shown:
-                _run(block, folder, namespace)
+        with ThreadPoolExecutor() as beside:
+            started: dict[Future[int], str] = {}
+            for block in blocks(page):
+                if block.not_run is None and not block.is_shown:
+                    _run(
+                        block, folder, namespace, lambda line: started.update({beside.submit(run_command, line): line})
+                    )
+            for future, line in started.items():
+                assert future.result(timeout=60) == 0, f"{page.name}: {line}"
     finally:
         for name in set(sys.modules) - modules:
             if (folder / f"{name}.py").exists():  # another page may have a file of this name
@@ -113,11 +121,14 @@ def run_page(page: Path, folder: Path) -> dict[str, Any]:
     return namespace
 
 
-def _run(block: Block, folder: Path, namespace: dict[str, Any]) -> None:
+def _run(block: Block, folder: Path, namespace: dict[str, Any], start: Callable[[str], None]) -> None:
     if block.language == "yaml":
         yaml.safe_load(block.text)
     if block.language == "bash":
         for command in block.commands():
+            if command.endswith(" &"):
+                start(_without_placeholders(command.removesuffix(" &"), folder))
+                continue
             code = run_command(_without_placeholders(command, folder))
             assert code == 0, f"{block}: {command}: exit code {code}"
     elif block.file_name is not None:
@@ -139,15 +150,15 @@ def run_command(command: str) -> int:
         command, file = shlex.join(words[: words.index(">")]), Path(words[-1])
         with file.open("w", encoding="utf-8") as output, redirect_stdout(output):
             return run_command(command)
-    with mock.patch.object(sys, "argv", words[1:]):
-        try:
-            if words[:2] == ["python", "-m"] and words[2].partition(".")[0] == "marl_sb3":
-                return int(importlib.import_module(words[2]).main(words[3:]))
-            if words[0] == "python" and words[1].endswith(".py"):
+    try:
+        if words[:2] == ["python", "-m"] and words[2].partition(".")[0] == "marl_sb3":
+            return int(importlib.import_module(words[2]).main(words[3:]))
+        if words[0] == "python" and words[1].endswith(".py"):
+            with mock.patch.object(sys, "argv", words[1:]):
                 runpy.run_path(words[1], run_name="__main__")
-                return 0
-        except SystemExit as ending:
-            return int(ending.code or 0)
+            return 0
+    except SystemExit as ending:
+        return int(ending.code or 0)
     raise ValueError(f"{command!r} cannot be run by a test; write <!-- not run: why --> above its block")
 
 

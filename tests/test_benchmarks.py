@@ -21,7 +21,7 @@ from forked import ForkServer, forked_subprocess
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
-SHARED |= {"games", "preset_curves", "preset_jobs"}
+SHARED |= {"games", "preset_curves", "preset_jobs", "external_client"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
 WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which these tests replace
@@ -90,6 +90,11 @@ RUNS = {
     ),
     "memory_task": Small("--delays 3 --sides mlp,lstm --timesteps 512 --seeds 1", {"mlp-3", "lstm-3"}),
     "no_preset": Small("--games echo,meet --timesteps 256 --seeds 1", {"echo", "meet"}),
+    "external_learning": Small(
+        "--seeds 1 --envs CartPole-v1",
+        {"CartPole-v1"},
+        {"TIMESTEPS": {"CartPole-v1": 8}, "HYPERPARAMETERS": {"CartPole-v1": {"n_envs": 1, "n_steps": 8}}},
+    ),
     "learning_from_data": Small(
         "--seeds 1",
         {"cloning", "replay"},
@@ -104,7 +109,7 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"learning_from_data"}
+NO_SPEEDS |= {"learning_from_data", "external_learning"}
 
 Load = Callable[[str], ModuleType]
 
@@ -137,14 +142,17 @@ def test_every_benchmark_has_a_run() -> None:
 
 
 def put(module: ModuleType, constants: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace constants of a module; a mapping of a mapping changes fields of a dataclass in it."""
+    """Replace constants of a module; a mapping of a mapping changes fields of a dataclass or dictionary in it."""
     for name, value in constants.items():
         if not isinstance(value, Mapping):
             monkeypatch.setattr(module, name, value)
             continue
         held = getattr(module, name)
         for key, small in value.items():
-            monkeypatch.setitem(held, key, replace(held[key], **small) if isinstance(small, Mapping) else small)
+            changed = small
+            if isinstance(small, Mapping):
+                changed = {**held[key], **small} if isinstance(held[key], dict) else replace(held[key], **small)
+            monkeypatch.setitem(held, key, changed)
 
 
 @pytest.mark.parametrize("name", RUNS)

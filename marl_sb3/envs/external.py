@@ -231,4 +231,7 @@ def read_external(path: str | Path) -> dict[str, Any]:
         ExternalEnv(content["agents"])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", key="external") from error
-    return {EXTERNAL: {**settings, "env_kwargs": {"agents": content["agents"]}}}
+    more = settings.get("env_kwargs") or {}
+    if not isinstance(more, Mapping):
+        raise ConfigError(f"{path}: settings.env_kwargs is {shown(more)}; accepted: a mapping", key="external")
+    return {EXTERNAL: {**settings, "env_kwargs": {**more, "agents": content["agents"]}}}

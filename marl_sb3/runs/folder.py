@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable
 from marl_sb3.metrics import Result
@@ -263,7 +264,8 @@ class RunFolder:
         _log.warning(
             "%s is of env %s; it is used with %s, as --env (env=) says", self.config_file, shown(config.env), env
         )
-        return replace(config, env=env)
+        settings = {} if config.env == EXTERNAL else config.env_kwargs  # what clients step has no other arguments
+        return replace(config, env=env, env_kwargs=settings)
 
     def write_config(self, config: TrainConfig, remark: str | None = None) -> None:
         """Replace `config.yaml` atomically; the comments at its beginning are kept, and a remark is added to them."""

@@ -12,7 +12,7 @@ from clients import Simulator, agents_of, answered, external
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
-from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.external import StepReport, space_of
 from marl_sb3.errors import ConfigError
@@ -278,3 +278,9 @@ def test_spaces_are_read_as_servers_describe_them() -> None:
 def test_settings_of_envs_in_process_are_refused(argument: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="accepted for envs that clients step"):
         make_vec_env("external", 1, agents=agents_of(ScriptedEnv()), **argument)
+
+
+def test_no_episode_can_be_played_here_in_an_env_of_clients() -> None:
+    algorithm = MultiAgentAlgorithm(external(ScriptedEnv()), policies={"p": PolicySpec("ppo")})
+    with pytest.raises(ConfigError, match=r"clients step the env, .*; accepted: another env"):
+        evaluate_policies(algorithm, external(ScriptedEnv()), n_episodes=1)
