@@ -121,19 +121,55 @@ class PolicyByAgent:
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
-        asked = self._asked(
-            observations, state=state, episode_starts=episode_starts, action_masks=action_masks, rewards=rewards
-        )
+        request = {
+            "observations": observations,
+            "state": state,
+            "episode_starts": episode_starts,
+            "action_masks": action_masks,
+            "rewards": rewards,
+        }
+        (answer,) = self.predict_requests([request], deterministic)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    def predict_requests(
+        self, requests: Sequence[Mapping[str, Any]], deterministic: bool = False
+    ) -> list[tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError]:
+        """Answer requests that know nothing of each other, such as those of the clients of a server.
+
+        Agents that share a policy, in whichever requests, are predicted by one call of its network.
+
+        Args:
+            requests: the arguments of `predict_with_state` by their names, without `deterministic`.
+            deterministic: the most likely actions instead of sampled ones.
+
+        Returns:
+            For each request, what `predict_with_state` returns, or the error that it raises.
+        """
+        asked = [self._asked_or_refused(request) for request in requests]
         of_policies: dict[PolicyID, list[AgentPolicy]] = {}
-        for each in asked.values():
-            each.require_mask()
-            of_policies.setdefault(each.policy_id, []).append(each)
-        found: dict[AgentID, tuple[Any, States]] = {}
-        for agents in of_policies.values():
-            answers = predict_together(agents, deterministic)
-            found.update((each.agent, answer) for each, answer in zip(agents, answers, strict=True))
-        memories = {agent: found[agent][1] for agent in asked if found[agent][1]}
-        return {agent: found[agent][0] for agent in asked}, {**(state or {}), **memories}
+        for agents in asked:
+            for each in () if isinstance(agents, ConfigError) else agents.values():
+                of_policies.setdefault(each.policy_id, []).append(each)
+        found: dict[int, tuple[Any, States] | ConfigError] = {}
+        for parts in of_policies.values():
+            answers = predict_together(parts, deterministic)
+            found.update((id(each), answer) for each, answer in zip(parts, answers, strict=True))
+        return [
+            agents if isinstance(agents, ConfigError) else _answered(agents, request.get("state") or {}, found)
+            for request, agents in zip(requests, asked, strict=True)
+        ]
+
+    def _asked_or_refused(self, request: Mapping[str, Any]) -> dict[AgentID, AgentPolicy] | ConfigError:
+        """Return the policies of a request, with their checked inputs; or what is wrong with these."""
+        try:
+            asked = self._asked(**request)
+            for each in asked.values():
+                each.require_mask()
+        except ConfigError as error:
+            return error
+        return asked
 
     # --- Looking inside ----------------------------------------------------------------------------------------------
 
@@ -395,7 +431,22 @@ def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
     return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}
 
 
-def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[tuple[Any, States]]:
+def _answered(
+    agents: Mapping[AgentID, AgentPolicy], state: ByAgent, found: Mapping[int, tuple[Any, States] | ConfigError]
+) -> tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError:
+    """Collect the answers to one request; its first error if there is one."""
+    actions, memories = {}, dict(state)
+    for agent, each in agents.items():
+        answer = found[id(each)]
+        if isinstance(answer, ConfigError):
+            return answer
+        actions[agent], after = answer
+        if after:
+            memories[agent] = after
+    return actions, memories
+
+
+def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[tuple[Any, States] | ConfigError]:
     """Choose the actions of agents of one policy by one call of its network.
 
     Args:
@@ -403,10 +454,8 @@ def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[
         deterministic: the most likely actions instead of sampled ones.
 
     Returns:
-        For each agent, its action or actions as the env takes them, and its new state.
-
-    Raises:
-        ConfigError: an observation does not fit the policy; the message names the agent.
+        For each agent, its action or actions as the env takes them, and its new state; or the error of an observation
+        that does not fit the policy, which names the agent.
     """
     inputs = [each.prepared[0] for each in asked]
     masks = [each.masks for each in inputs if each.masks is not None]  # of all agents, or of none
@@ -420,7 +469,9 @@ def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[
         actions, states, *_ = PredictingPolicy(asked[0].algorithm, deterministic).act(together)
     except (ValueError, RuntimeError, TypeError) as error:
         if len(asked) == 1:
-            raise asked[0].misfit(str(error)) from error
+            misfit = asked[0].misfit(str(error))
+            misfit.__cause__ = error
+            return [misfit]
         # One after the other: the error then names its agent.
         return [answer for each in asked for answer in predict_together([each], deterministic)]
     ends = np.cumsum([0, *(each.rows for each in asked)]).tolist()

@@ -256,10 +256,11 @@ class SavedRun:
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
         """
-        bundle = with_checkpoint(lambda: self.files.checkpoints.load(checkpoint), lambda found: self._read(found, env))
+        bundle = with_checkpoint(lambda: self.files.checkpoints.load(checkpoint), lambda found: self.read(found, env))
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
-    def _read(self, found: Checkpoint, env: MultiAgentVecEnv | None) -> PolicyBundle:
+    def read(self, found: Checkpoint, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
+        """Load the policies in a checkpoint of the run; see `policies`."""
         policy_ids = StateReader(found.state).fields("specs").names()
         with source_named(self.config):
             specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}

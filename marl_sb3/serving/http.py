@@ -156,7 +156,7 @@ def make_app(
         raise ConfigError(f"the token is not accepted; accepted: {accepted}", key="--token")
     guard = Middleware(Guard, token=token, hosts=hosts, limits=limits, public=public)
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=_HANDLERS, lifespan=lifespan)
-    app.state.has_token = token is not None
+    app.state.token = token
     return app
 
 
@@ -337,6 +337,17 @@ def served_hosts(host: str) -> tuple[str, ...]:
     return (*LOOPBACK_HOSTS, host) if is_loopback(host) else (ANY_HOST,)
 
 
+def require_token(host: str, token: str | None) -> None:
+    """Refuse to serve other machines without a token.
+
+    Raises:
+        ConfigError: other machines can reach the host, and there is no token.
+    """
+    if token is None and not is_loopback(host):
+        words = f"--host is {host!r}, which other machines can reach"
+        raise ConfigError(f"{words}; accepted: with --token TOKEN, or --host 127.0.0.1", key="--host")
+
+
 class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol, with limits for what comes before a request: connections, time and size of its head."""
 
@@ -484,9 +495,7 @@ def _prepared(
     app: Starlette, host: str, port: int, limits: Limits, tls_cert: Path | None, tls_key: Path | None
 ) -> tuple[_Server, socket.socket, str]:
     """Return a server, its socket, and its address."""
-    if not is_loopback(host) and not app.state.has_token:
-        words = f"--host is {host!r}, which other machines can reach"
-        raise ConfigError(f"{words}; accepted: with --token TOKEN, or --host 127.0.0.1", key="--host")
+    require_token(host, app.state.token)
     server = _server(app, limits, tls_cert, tls_key)
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host

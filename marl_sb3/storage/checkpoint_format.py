@@ -109,8 +109,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         CheckpointError: a tensor has a dtype that safetensors files cannot hold.
         OSError: the state is too large to be read again, or the disk is full or failing; temporary files are removed.
     """
-    plain, arrays = _without_arrays(state)
-    text = _json(plain)
+    text, arrays = state_to_json(state)
     if len(text) > _MAX_JSON_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / _STATE))
     groups = {_ARRAYS: arrays, **tensors}
@@ -146,6 +145,12 @@ def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, A
 
 def _json(tree: Any) -> bytes:
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+
+
+def state_to_json(state: State) -> tuple[bytes, dict[str, Array]]:
+    """Return a state as JSON that refers to its arrays, and these by the names it uses; see `state_from_json`."""
+    plain, arrays = _without_arrays(state)
+    return _json(plain), arrays
 
 
 def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
@@ -226,6 +231,15 @@ def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -
     data = read_bytes(folder / _STATE, _MAX_JSON_BYTES, entry.integer("size"))
     if entry.string("sha256") != hashlib.sha256(data).hexdigest():
         raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
+    return state_from_json(data, arrays)
+
+
+def state_from_json(data: bytes, arrays: Mapping[str, Array]) -> State:
+    """Read the state that `state_to_json` returned.
+
+    Raises:
+        CheckpointError: it is not valid, or refers to an array that is not there.
+    """
     state = parse_json(_STATE, data, lambda mapping: _array_or_mapping(mapping, arrays))
     if not isinstance(state, dict):
         raise CheckpointError(f"{_STATE} is not a mapping")

@@ -56,7 +56,7 @@ def largest_difference(
         ConfigError: a package is missing.
         ExportError: onnxruntime cannot run it, or a difference is above `TOLERANCE`.
     """
-    session = _session(model)
+    session = open_session(model)
     names = [output.name for output in session.get_outputs()]
     space = _checked_space(observation_space)
     space.seed(seed)
@@ -78,7 +78,13 @@ def largest_difference(
     return largest
 
 
-def _session(model: bytes) -> Any:
+def open_session(model: bytes) -> Any:
+    """Open an ONNX model in onnxruntime, which uses one thread of the CPU.
+
+    Raises:
+        ConfigError: a package is missing.
+        ExportError: onnxruntime cannot load it.
+    """
     _, runtime = onnx_packages()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,0 +1,86 @@
+"""Requests that arrive while others are answered are answered together, by one call of the networks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Asked, Answer]):
+    """Collects requests and answers them in batches.
+
+    A request never waits for others: a batch has those that have arrived while the one before was computed. The event
+    loop computes them itself: handing them to a thread takes longer than most networks.
+
+    Args:
+        answer: answers a batch, in order; an exception among the answers is raised where that request waits.
+        rows_of: the number of rows of a request.
+        max_rows: a batch ends with the request that reaches this number.
+        together: whether to batch at all; False: each request alone, in order.
+
+    Attributes:
+        requests: requests so far.
+        batches: batches so far.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Asked]], Sequence[Answer | Exception]],
+        rows_of: Callable[[Asked], int],
+        max_rows: int,
+        together: bool = True,
+    ) -> None:
+        self._answer = answer
+        self._rows_of = rows_of
+        self._max_rows = max_rows if together else 1
+        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._working: asyncio.Task[None] | None = None
+        self.requests = 0
+        self.batches = 0
+
+    async def submit(self, asked: Asked) -> Answer:
+        """Return the answer to a request; raises what the answer is if that is an exception."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, future))
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                self._work_once(self._next_batch())
+                await asyncio.sleep(0)  # what has arrived meanwhile is read, and is the next batch
+        finally:
+            self._working = None
+
+    def _next_batch(self) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+        batch, rows = [], 0
+        while self._waiting and rows < self._max_rows:
+            asked, future = self._waiting.popleft()
+            if not future.done():  # its client has gone
+                batch.append((asked, future))
+                rows += self._rows_of(asked)
+        return batch
+
+    def _work_once(self, batch: list[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+        asked = [each for each, _ in batch]
+        answers: Sequence[Any]
+        try:
+            answers = self._answer(asked)
+        except Exception as error:
+            answers = [error] * len(batch)
+        self.requests += len(batch)
+        self.batches += bool(batch)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
