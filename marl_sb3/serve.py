@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +13,22 @@ from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
     add_run,
+    add_server_options,
     add_verbosity,
     found_run,
     integer,
     named_env,
+    server_settings,
 )
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
-
     from marl_sb3.serving.api import Api
     from marl_sb3.serving.http import Limits
 
 # --- The command line ------------------------------------------------------------------------------------------------
 
-TOKEN_VARIABLE = "MARL_SB3_TOKEN"
+PORT = 8000
 
 _EPILOG = """\
 GET  /health        whether the server answers
@@ -61,11 +60,7 @@ def build_parser() -> CommandParser:
         epilog=_EPILOG,
     )
     add_run(parser)
-    parser.option("--host HOST", "name or address to listen on; default: 127.0.0.1", default="127.0.0.1")
-    parser.option("--port N", "port to listen on, 0 for any free one; default: 8000", type=integer, default=8000)
-    parser.option("--token TOKEN", f"token that requests have to show; default: that in {TOKEN_VARIABLE}, or none")
-    parser.option("--tls-cert FILE", "PEM file of a certificate, for HTTPS; default: HTTP", type=Path)
-    parser.option("--tls-key FILE", "PEM file of its key; default: in the same file", type=Path)
+    add_server_options(parser, PORT)
     parser.option(
         "--reload-s S", "seconds between looks for a newer checkpoint, 0 for none; default: 5", type=float, default=5.0
     )
@@ -98,28 +93,15 @@ def _serve(arguments: argparse.Namespace) -> int:
     from marl_sb3.serving import require_extra
 
     require_extra("serve")
+    listening = server_settings(arguments, PORT)
     limits = _limits(arguments)
-    token = arguments.token if arguments.token is not None else os.environ.get(TOKEN_VARIABLE) or None
     from marl_sb3.serving.http import make_app, require_token, run_server, served_hosts
 
-    require_token(arguments.host, token)
+    require_token(listening["host"], listening["token"])
     api = _api(arguments, found_run(arguments.run), limits)
-    app = make_app(
-        _routes(arguments, api),
-        token=token,
-        hosts=served_hosts(arguments.host),
-        limits=limits,
-        lifespan=api.lifespan,
-    )
-    run_server(
-        app,
-        host=arguments.host,
-        port=arguments.port,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        limits=limits,
-        on_started=lambda address: print(f"serving on {address}", flush=True),
-    )
+    hosts = served_hosts(listening["host"])
+    app = make_app(api.routes(), token=listening.pop("token"), hosts=hosts, limits=limits, lifespan=api.lifespan)
+    run_server(app, **listening, limits=limits, on_started=lambda address: print(f"serving on {address}", flush=True))
     return EXIT_DONE
 
 
@@ -134,7 +116,6 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     from marl_sb3.config.values import at_least, require
 
     kinds: dict[str, Any] = {
-        "port": Annotated[int, Meta(ge=0, le=65_535)],
         "reload_s": Annotated[float, Meta(ge=0)],
         "timeout_s": Annotated[float, Meta(ge=0.1, le=3600)],
         "max_body": at_least(1000),
@@ -171,11 +152,6 @@ def _api(arguments: argparse.Namespace, folder: Path, limits: Limits) -> Api:
         backend=arguments.backend,
         say=lambda line: print(line, flush=True),
     )
-
-
-def _routes(arguments: argparse.Namespace, api: Api) -> list[BaseRoute]:
-    """Return all that is served."""
-    return api.routes()
 
 
 if __name__ == "__main__":

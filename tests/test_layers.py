@@ -41,7 +41,7 @@ LAYERS = (
     ("serving",),
     ("cli",),
     ("tuning",),
-    ("train", "evaluate", "export", "imitate", "tune", "doctor"),
+    ("train", "evaluate", "export", "imitate", "serve", "tune", "doctor"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -20,9 +21,18 @@ from starlette.routing import BaseRoute, Route
 import marl_sb3
 from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.sb3.inference import initial_states
 from marl_sb3.serving.batching import Batcher
-from marl_sb3.serving.http import Limits, RequestError, json_response
+from marl_sb3.serving.http import (
+    Limits,
+    RequestError,
+    ServerThread,
+    json_response,
+    make_app,
+    require_token,
+    served_hosts,
+)
 from marl_sb3.serving.predictor import Asked, Predicted, Predictor, Served
 from marl_sb3.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
@@ -50,8 +60,9 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         states: by agent, as the previous answer gave them; none at the start of an episode.
         episode_starts: by agent: whether an episode starts here, so that its state is not used.
         rewards: by agent: what it was paid since its previous action, for policies that see it.
-        values: whether to estimate the values of the observations.
-        log_probs: whether to compute the log-probabilities of the actions.
+        return_states: whether the answer has the states of the agents whose policies have memory.
+        return_values: whether it has the estimated values of the observations.
+        return_log_probs: whether it has the log-probabilities of the actions.
     """
 
     observations: dict[str, Any]
@@ -61,8 +72,9 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     states: dict[str, list[Any]] = {}
     episode_starts: dict[str, Any] = {}
     rewards: dict[str, Any] = {}
-    values: bool = False
-    log_probs: bool = False
+    return_states: bool = True
+    return_values: bool = False
+    return_log_probs: bool = False
 
 
 class PredictAnswer(msgspec.Struct):
@@ -83,27 +95,33 @@ class PredictAnswer(msgspec.Struct):
     log_probs: dict[str, Any] | UnsetType = UNSET
 
 
+class AgentInfo(msgspec.Struct):
+    """An agent: the id of its policy, and its spaces."""
+
+    policy: str
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+
+
 class PolicyInfo(msgspec.Struct):
     """A policy; `states`: whether it has memory, so that answers have states; `backend`: what computes its actions."""
 
     algorithm: str
-    agents: list[str]
-    observation_space: dict[str, Any]
-    action_space: dict[str, Any]
     action_masks: bool
     states: bool
     backend: str
 
 
 class Info(msgspec.Struct):
-    """What is served."""
+    """What is served; `learns` is true for a training that clients step, which has other routes."""
 
+    learns: bool
     version: str
     env: str
     checkpoint: str
     checkpoint_why: str
     env_steps: int
-    agents: dict[str, str]
+    agents: dict[str, AgentInfo]
     policies: dict[str, PolicyInfo]
     weights_sha256: str
     limits: dict[str, float]
@@ -179,7 +197,8 @@ class _RequestReader:
             plain_of = masks if name == "action_masks" else getattr(request, name)
             if plain_of:
                 given[argument] = {agent: reader(self, agent, plain) for agent, plain in plain_of.items()}
-        return Asked(observations, self._rows, given, request.deterministic, request.values, request.log_probs)
+        values, log_probs = request.return_values, request.return_log_probs
+        return Asked(observations, self._rows, given, request.deterministic, values, log_probs)
 
     def _require_agents(self, name: str, by_agent: Mapping[str, Any]) -> None:
         accepted = self._served.bundle.policy_of if name == "observations" else self._request.observations
@@ -216,10 +235,9 @@ class _RequestReader:
 
     def _mask(self, agent: AgentID, plain: Any) -> Any:
         choices = choices_of(self._spaces(agent).action)
-        if choices is None:
-            raise RequestError(
-                f"agent {agent!r}: its actions have no masks; leave it out", agent=agent, key="action_masks"
-            )
+        if choices is None or not self._served.takes_masks(self._served.bundle.policy_of[agent]):
+            words = f"agent {agent!r}: an action mask was given, but its policy takes none; leave the agent out"
+            raise RequestError(words, agent=agent, key="action_masks")
         return self._value(agent, "action mask", spaces.MultiBinary(sum(choices)), plain).astype(bool)
 
     def _start(self, agent: AgentID, plain: Any) -> Any:
@@ -290,7 +308,7 @@ def answer_of(request: PredictRequest, served: Served, predicted: Predicted) -> 
     for agent, actions in predicted.actions.items():
         encoded = encode(bundle.spaces[bundle.policy_of[agent]].action, actions)
         answer.actions[agent] = encoded if request.batch else encoded[0]
-    if predicted.states:
+    if predicted.states and request.return_states:
         answer.states = {agent: [part.tolist() for part in state] for agent, state in predicted.states.items()}
     if predicted.values is not None:
         answer.values = plain(predicted.values)
@@ -351,12 +369,13 @@ class Api:
         bundle, limits = served.bundle, msgspec.to_builtins(self._limits)
         policies = {policy_id: _policy_info(served, policy_id) for policy_id in bundle.policies}
         content = Info(
+            learns=False,
             version=marl_sb3.__version__,
             env=self._predictor.env,
             checkpoint=served.checkpoint,
             checkpoint_why=bundle.checkpoint_why,
             env_steps=served.env_steps,
-            agents=dict(bundle.policy_of),
+            agents=_agent_infos(served),
             policies=policies,
             weights_sha256=served.weights_sha256,
             limits=limits,
@@ -428,13 +447,17 @@ class Api:
         return reloaded
 
 
+def _agent_infos(served: Served) -> dict[str, AgentInfo]:
+    described = {
+        policy_id: AgentInfo(policy_id, describe(own.observation), describe(own.action))
+        for policy_id, own in served.bundle.spaces.items()
+    }
+    return {agent: described[policy_id] for agent, policy_id in served.bundle.policy_of.items()}
+
+
 def _policy_info(served: Served, policy_id: str) -> PolicyInfo:
-    bundle = served.bundle
     return PolicyInfo(
-        algorithm=type(bundle.policies[policy_id]).__name__,
-        agents=bundle.agents_of(policy_id),
-        observation_space=describe(bundle.spaces[policy_id].observation),
-        action_space=describe(bundle.spaces[policy_id].action),
+        algorithm=type(served.bundle.policies[policy_id]).__name__,
         action_masks=served.takes_masks(policy_id),
         states=served.has_memory(policy_id),
         backend="onnx" if policy_id in served.sessions else "torch",
@@ -445,6 +468,44 @@ async def _chunks(data: bytes) -> AsyncIterator[bytes]:
     """Cut data into pieces: each of them has its own time to be read by the client."""
     for first in range(0, len(data), _CHUNK_BYTES):
         yield data[first : first + _CHUNK_BYTES]
+
+
+def policy_server(
+    run_folder: str | Path,
+    checkpoint: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: Limits | None = None,
+    reload_s: float = 5.0,
+    backend: str = "auto",
+) -> ServerThread:
+    """Make a server of the policies of a run; a thread of this process serves within its context.
+
+    Args:
+        run_folder: of the run, or a folder of runs, for the newest of them.
+        checkpoint: best, latest or the number of an iteration; None: see `CheckpointFolder.load`.
+        host: name or address to listen on.
+        port: 0 for any free one; `address` of the server has it.
+        token: what requests have to show; None: nothing.
+        tls_cert: PEM file of a certificate; None: no TLS.
+        tls_key: PEM file of its key; None: it is in the same file.
+        limits: of requests; None: the defaults.
+        reload_s: see `Api`, as for `backend`.
+
+    Raises:
+        ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    limits = limits or Limits()
+    require_token(host, token)
+    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint)
+    api = Api(predictor, limits, reload_s=reload_s, backend=backend)
+    app = make_app(api.routes(), token=token, hosts=served_hosts(host), limits=limits, lifespan=api.lifespan)
+    return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
 
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config.ids import file_names
-from marl_sb3.errors import CheckpointError, ConfigError, ExportError
+from marl_sb3.errors import CheckpointError, ConfigError, ExportError, install_words
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.sb3.inference import initial_states, takes_masks
 from marl_sb3.serving.weights import pack_weights
@@ -155,11 +156,11 @@ class Predictor:
             wanted = self._wanted()
             if wanted in (None, self._tried):
                 return False
+            self._tried = wanted
             served = self._load()
         except CheckpointError as error:
             _log.warning("%s; %s is served further", error, self.served.checkpoint)
             return False
-        self._tried = wanted
         if served.checkpoint == self.served.checkpoint:
             return False
         self.served = served
@@ -206,6 +207,9 @@ class Predictor:
         """
         served = self.served
         if backend == "torch":
+            return
+        if missing := [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]:
+            yield f"PyTorch answers: {' and '.join(missing)} not installed; {install_words('onnx')}"
             return
         with TemporaryDirectory(prefix="marl_sb3-") as folder:
             failure = self._exported(served, Path(folder))

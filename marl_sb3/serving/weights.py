@@ -66,7 +66,7 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the weights are no safetensors file: {error}") from error
     files = _by_file(tensors)
-    state = state_from_json(metadata.string("state").encode(), files.pop("arrays", {}))
+    state = state_from_json(str(metadata.value("state")).encode(), files.pop("arrays", {}))
     found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, files)
     return read_bundle(found, device=device)
 

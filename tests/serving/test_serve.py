@@ -1,0 +1,377 @@
+"""`serve RUN`: its routes, what they refuse, newer checkpoints, both backends, and the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from forked import ForkServer
+
+import marl_sb3
+from marl_sb3 import PolicyClient, load_policies
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.serving.api import openapi, policy_server
+from marl_sb3.serving.batching import Batcher
+from marl_sb3.serving.http import Limits
+from marl_sb3.serving.predictor import Asked, Predictor
+from marl_sb3.serving.weights import unpack_weights
+from marl_sb3.transfer.export import export_policies
+
+SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
+SMALL = {"n_steps": 6, "batch_size": 6, "policy_kwargs": {"net_arch": [8]}}
+
+
+def trained(folder: Path, timesteps: int = 24, **more: Any) -> Path:
+    settings = {**SMALL, "checkpoints.every": 1, **more.pop("settings", {})}
+    marl_sb3.train(
+        more.pop("env", "toy_envs:ScriptedEnv"),
+        timesteps=timesteps,
+        n_envs=2,
+        seed=1,
+        settings=settings,
+        run_dir=folder,
+        **more,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("served") / "run", policies="per_agent")
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = {"policy_kwargs": {"net_arch": [4], "lstm_hidden_size": 4}}
+    return trained(tmp_path_factory.mktemp("served") / "lstm", algo="recurrent_ppo", settings=network)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    arguments = {"settings": {"env.masked": True}, "algo": "maskable_ppo"}
+    return trained(tmp_path_factory.mktemp("served") / "masked", **arguments)
+
+
+@pytest.fixture(scope="module")
+def client(run: Path) -> Iterator[httpx.Client]:
+    limits = Limits(body_bytes=20_000, batch=8)
+    with (
+        policy_server(run, backend="torch", reload_s=0, limits=limits) as server,
+        httpx.Client(base_url=server.address) as made,
+    ):
+        yield made
+
+
+def asked(client: httpx.Client, **request: Any) -> dict[str, Any]:
+    answer = client.post("/predict", json=request)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(client: httpx.Client, request: Any) -> dict[str, Any]:
+    answer = client.post("/predict", json=request)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+# --- Answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_answers_are_those_of_the_policies(run: Path, client: httpx.Client) -> None:
+    bundle = load_policies(run)
+    seen = {agent: np.float32(value) for agent, value in SEEN.items()}
+    expected = bundle.predict(seen, deterministic=True)
+    answer = asked(client, observations=SEEN, return_values=True, return_log_probs=True)
+    assert answer["actions"] == {agent: int(action) for agent, action in expected.items()}
+    assert "states" not in answer
+    assert answer["values"] == pytest.approx({agent: float(each) for agent, each in bundle.value(seen).items()})
+    log_probs = bundle.log_prob(seen, expected)
+    assert answer["log_probs"] == pytest.approx({agent: float(each) for agent, each in log_probs.items()})
+
+
+def test_a_batch_is_answered_row_by_row(client: httpx.Client) -> None:
+    rows = [[float(row), 0.5, -row] for row in range(8)]
+    single = [asked(client, observations={"a": row})["actions"]["a"] for row in rows]
+    answer = asked(client, observations={"a": rows, "b": rows}, batch=8, return_values=True)
+    assert answer["actions"]["a"] == single
+    assert len(answer["values"]["b"]) == 8
+
+
+def test_sampled_actions_vary(client: httpx.Client) -> None:
+    rows = [SEEN["a"]] * 8
+    found = {
+        action
+        for _ in range(20)
+        for action in asked(client, observations={"a": rows}, batch=8, deterministic=False)["actions"]["a"]
+    }
+    assert found == {0, 1, 2}
+
+
+def test_states_of_recurrent_policies_go_to_the_client_and_come_back(recurrent: Path) -> None:
+    bundle, states, state = load_policies(recurrent), {}, None
+    with policy_server(recurrent, backend="torch", reload_s=0) as server, httpx.Client(base_url=server.address) as http:
+        for step in range(3):
+            seen = {"a": [1.0, 1.0, float(step)]}
+            answer = asked(http, observations=seen, states=states, return_log_probs=True)
+            array = {"a": np.float32(seen["a"])}
+            log_prob = bundle.log_prob(array, answer["actions"], state=state)["a"]
+            assert answer["log_probs"]["a"] == pytest.approx(float(log_prob), rel=1e-5)
+            _, state = bundle.predict_with_state(array, state=state, deterministic=True)
+            states = answer["states"]
+        fresh = asked(http, observations=seen)["states"]
+        assert fresh != asked(http, observations=seen, states=states)["states"]
+        assert fresh == asked(http, observations=seen, states=states, episode_starts={"a": True})["states"]
+        assert (
+            "an LSTM of its own"
+            in refused(http, {"observations": seen, "states": states, "return_values": True})["message"]
+        )
+        assert "states" not in asked(http, observations=seen, return_states=False)
+        assert refused(http, {"observations": seen, "states": {"a": [[1]]}})["key"] == "states"
+
+
+def test_masks_forbid_actions(masked: Path) -> None:
+    with policy_server(masked, backend="torch", reload_s=0) as server, httpx.Client(base_url=server.address) as http:
+        for only in range(3):
+            mask = [choice == only for choice in range(3)]
+            assert asked(http, observations={"a": SEEN["a"]}, action_masks={"a": mask})["actions"] == {"a": only}
+        in_it = {"observation": SEEN["a"], "action_mask": [0, 1, 0]}
+        assert asked(http, observations={"a": in_it})["actions"] == {"a": 1}
+        assert "action_mask" in refused(http, {"observations": {"a": SEEN["a"]}})["message"]
+        wrong = refused(http, {"observations": {"a": SEEN["a"]}, "action_masks": {"a": [1, 1]}})
+        assert wrong["agent"] == "a"
+        assert "shape (3,)" in wrong["accepted"]
+
+
+def test_info_names_policies_agents_spaces_and_checkpoint(client: httpx.Client) -> None:
+    info = client.get("/info").json()
+    assert info["learns"] is False
+    assert info["checkpoint"] == client.get("/health").json()["checkpoint"]
+    assert info["agents"]["a"] == {
+        "policy": "a",
+        "observation_space": {"kind": "Box", "shape": [3], "dtype": "float32", "low": -1000.0, "high": 1000.0},
+        "action_space": {"kind": "Discrete", "n": 3, "start": 0},
+    }
+    assert info["policies"]["b"]["algorithm"] == "PPO"
+    assert info["limits"]["batch"] == 8
+
+
+def test_openapi_describes_every_route(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert described == json.loads(json.dumps(openapi()))
+    assert set(described["paths"]) == {"/health", "/info", "/predict", "/weights", "/openapi.json"}
+    schema = described["components"]["schemas"]["PredictRequest"]["properties"]
+    assert set(schema) >= {"observations", "batch", "action_masks", "states", "deterministic"}
+
+
+# --- Refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_an_observation_outside_its_space_is_refused_with_what_is_accepted(client: httpx.Client) -> None:
+    assert refused(client, {"observations": {"a": [0, 0, 1001]}}) == {
+        "message": "agent 'a': the observation, [2], is 1001.0; accepted: numbers of shape (3,), -1000 to 1000",
+        "agent": "a",
+        "key": "[2]",
+        "accepted": "numbers of shape (3,), -1000 to 1000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"observations": {"a": [0, 0]}}, "shape (3,)"),
+        ({"observations": {"a": [[0, 0, 0]]}}, "shape (3,)"),
+        ({"observations": {"a": "0"}}, "is '0'"),
+        ({"observations": {"a": None}}, "is null"),
+        ({"observations": {"c": [0, 0, 0]}}, "unknown agent 'c'; accepted: a, b"),
+        ({"observations": {}}, "no agent"),
+        ({}, "observations"),
+        ([], "Expected object"),
+        ({"observations": SEEN, "batch": 9}, "accepted: 1 to 8"),
+        ({"observations": SEEN, "batch": 0}, ">= 1"),
+        ({"observations": {"a": [[0, 0, 0]]}, "batch": 2}, "shape (2, 3)"),
+        ({"observations": SEEN, "actoin_masks": {}}, "actoin_masks"),
+        ({"observations": SEEN, "action_masks": {"a": [1, 1, 1]}}, "takes none"),
+        ({"observations": SEEN, "states": {"a": [1]}}, "0 arrays"),
+        ({"observations": {"a": [0, 0, 0]}, "rewards": {"b": 1}}, "those with an observation"),
+    ],
+)
+def test_wrong_requests_are_refused(client: httpx.Client, request_: Any, words: str) -> None:
+    assert words in refused(client, request_)["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"observations": {"a": [NaN, 0, 0]}}', b"[" * 9000, b"null"])
+def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: bytes) -> None:
+    answer = client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
+
+
+def test_the_content_type_must_be_json(client: httpx.Client) -> None:
+    # A web page can send other types to any server without asking it first.
+    assert client.post("/predict", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+# --- Clients ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_client_plays_with_the_policies_of_a_run(recurrent: Path) -> None:
+    with policy_server(recurrent, backend="torch", reload_s=0) as server, PolicyClient(server.address) as client:
+        episode = client.start_episode("mine", training_enabled=False)
+        for step in range(3):
+            actions = client.get_action(episode, {"a": np.float32([1, 1, step]), "b": np.float32([2, 1, step])})
+            assert set(actions) == {"a", "b"}
+            assert set(actions.values()) <= {0, 1, 2}
+            client.log_returns(episode, {"a": 1.0})
+        client.end_episode(episode, {"a": [1, 1, 3]})
+
+
+# --- Newer checkpoints and weights -----------------------------------------------------------------------------------
+
+
+def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copied = shutil.copytree(run, tmp_path / "run")
+    names = sorted(path.name for path in (copied / "checkpoints").iterdir())
+    newest = (copied / "checkpoints" / names[-1]).rename(tmp_path / names[-1])
+    predictor = Predictor(SavedRun.open(copied, makes_env=False), "latest")
+    (before,) = predictor.answer([Asked({"a": np.float32([[1, 2, 3]])}, values=True)])
+    assert not predictor.reload()
+    shutil.copytree(newest, copied / "checkpoints" / "ckpt-000900")
+    (copied / "checkpoints" / "ckpt-000900" / "state.json").write_bytes(b"{}")
+    assert not predictor.reload()
+    assert predictor.served.checkpoint == names[-2]
+    assert "ckpt-000900" in caplog.text
+    shutil.rmtree(copied / "checkpoints" / "ckpt-000900")
+    newest.rename(copied / "checkpoints" / names[-1])
+    assert predictor.reload()
+    (after,) = predictor.answer([Asked({"a": np.float32([[1, 2, 3]])}, values=True)])
+    assert (before.checkpoint, after.checkpoint) == (names[-2], names[-1])
+    assert before.values["a"] != after.values["a"]
+
+
+def test_weights_make_the_same_policies_elsewhere_and_are_sent_once(run: Path, client: httpx.Client) -> None:
+    answer = client.get("/weights")
+    bundle = unpack_weights(answer.content, json.loads(answer.headers["etag"]))
+    seen = {agent: np.float32(value) for agent, value in SEEN.items()}
+    assert bundle.value(seen) == load_policies(run).value(seen)
+    assert bundle.checkpoint == client.get("/info").json()["checkpoint"]
+    again = client.get("/weights", headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+# --- Backends and batches --------------------------------------------------------------------------------------------
+
+
+def test_onnx_runtime_answers_as_pytorch_does(
+    run: Path, monkeypatch: pytest.MonkeyPatch, one_onnx_registry: None
+) -> None:
+    def exported(_: Any, served: Any, folder: Path) -> None:
+        export_policies(served.bundle, "onnx", folder)
+
+    monkeypatch.setattr(Predictor, "_exported", exported)  # in this process, which has imported it
+    monkeypatch.setattr("marl_sb3.serving.predictor._MEASURED_S", 0.001)
+    predictor = Predictor(SavedRun.open(run, makes_env=False))
+    rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
+    requests = [Asked({"a": rows, "b": rows}, rows=8), Asked({"b": rows[:1]}), Asked({"a": rows}, 8, values=True)]
+    by_torch = predictor.answer(requests)
+    lines = list(predictor.accelerate("onnx"))
+    assert [line.split(";")[0] for line in lines] == [f"policy '{name}': ONNX Runtime answers" for name in "ab"]
+    monkeypatch.setattr(type(predictor.served.bundle), "predict_requests", _refuses_agents)
+    for one, other in zip(by_torch, predictor.answer(requests), strict=True):
+        for agent in one.actions:
+            np.testing.assert_array_equal(one.actions[agent], other.actions[agent])
+
+
+def _refuses_agents(_: Any, requests: Any, __: bool) -> list[Any]:
+    assert not any(request["observations"] for request in requests)  # nothing is left for PyTorch
+    return [({}, {}) for _ in requests]
+
+
+def test_requests_that_arrive_together_are_one_batch_and_errors_stay_apart() -> None:
+    batches = []
+
+    def answer(requests: Any) -> list[Any]:
+        batches.append(list(requests))
+        return [ValueError(each) if each == 3 else each * 10 for each in requests]
+
+    async def run() -> list[Any]:
+        batcher: Batcher[int, int] = Batcher(answer, lambda _: 1, max_rows=4)
+        return await asyncio.gather(*(batcher.submit(each) for each in range(6)), return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert batches == [[0, 1, 2, 3], [4, 5]]
+    assert [each for each in answers if not isinstance(each, ValueError)] == [0, 10, 20, 40, 50]
+
+
+def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
+    predictor = Predictor(SavedRun.open(run, makes_env=False))
+    rng = np.random.default_rng(0)
+    requests = [
+        Asked({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}, rows)
+        for agents, rows in (("ab", 1), ("a", 3), ("b", 2), ("ab", 4))
+    ]
+    for together, request in zip(predictor.answer(requests), requests, strict=True):
+        (alone,) = predictor.answer([request])
+        for agent in request.observations:
+            np.testing.assert_array_equal(together.actions[agent], alone.actions[agent])
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_its_address_and_ends_on_sigterm(server: ForkServer, run: Path, tmp_path: Path) -> None:
+    arguments = ["-m", "marl_sb3.serve", str(run), "--port", "0", "--backend", "torch"]
+    process = server.run(arguments, tmp_path / "out")
+    try:
+        address = ""
+        while not address and process.poll() is None:
+            address = process.output.read_text().partition("serving on ")[2].partition("\n")[0]
+        assert httpx.post(f"{address}/predict", json={"observations": SEEN}).status_code == 200
+    finally:
+        process.terminate()
+    assert process.wait(10) == 130
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "0.0.0.0"], "with --token TOKEN"),
+        (["--token", "short"], "8 to 200"),
+        (["--max-batch", "0"], "--max-batch"),
+        (["--checkpoint", "77"], "no checkpoint '77'"),
+        (["--tls-key", "key.pem"], "--tls-cert"),
+    ],
+)
+def test_wrong_command_lines_are_refused(
+    run: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from marl_sb3.serve import main
+
+    assert main([str(run), "--port", "0", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_and_a_taken_port_are_refused(
+    run: Path, client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from marl_sb3.serve import main
+
+    copied = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copied / "checkpoints")
+    assert main([str(copied)]) == 2
+    assert "holds no valid checkpoint" in capsys.readouterr().err
+    assert main([str(run), "--port", str(client.base_url.port)]) == 2
+    assert "--port 0 for any free one" in capsys.readouterr().err
+
+
+def test_a_host_that_others_reach_needs_a_token_in_the_library_too(run: Path) -> None:
+    with pytest.raises(ConfigError, match="with --token TOKEN"):
+        policy_server(run, host="0.0.0.0")
