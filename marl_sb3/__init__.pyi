@@ -36,6 +36,8 @@ from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric
 from .metrics import RunningEpisode as RunningEpisode
 from .policies.networks import register_network as register_network
+from .runs.estimates import OffPolicyEvaluation as OffPolicyEvaluation
+from .runs.estimates import estimate_policies as estimate_policies
 from .runs.imitate import imitate as imitate
 from .runs.run import Run as Run
 from .runs.run import load_run as load_run

@@ -85,6 +85,12 @@ def build_parser() -> CommandParser:
     parser.option(
         "--n-envs E", "envs that step together; default: as in the run, but no more than episodes", type=integer
     )
+    parser.option(
+        "--on DATA",
+        "play nothing: estimate the policies, which sample their actions, from the recorded episodes of others; "
+        "default: none",
+    )
+    parser.option("--gamma G", "discount factor of the estimates; default: 1", type=float)
     add_env_option(parser, also_positional=False)
     parser.option("--json", "print one JSON object alone; default: a table")
     add_verbosity(parser)
@@ -103,6 +109,8 @@ def require_accepted(arguments: argparse.Namespace) -> None:
     given = [option for option in _ACTIONS if getattr(arguments, option.strip("-").replace("-", "_"))]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are given; accepted: one of them", key=given[1])
+    if arguments.on is None and arguments.gamma is not None:
+        raise ConfigError("--gamma needs --on DATA: returns of played episodes are not discounted", key="--gamma")
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
     if (arguments.video_episodes or 0) > arguments.episodes:
@@ -120,12 +128,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     require_accepted(arguments)
+    if arguments.on is not None:
+        return _estimate(arguments)
     evaluated = _play(arguments)
     actions = _actions(arguments, evaluated.plan)
     if arguments.json:
         print(json.dumps(evaluated.to_plain(actions), allow_nan=False), flush=True)
     else:
         evaluated.print(actions)
+    return EXIT_DONE
+
+
+_NOT_WITH_ON = ("deterministic", "stochastic_policies", "video", "record", "seed", "n_envs")
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    for name in _NOT_WITH_ON:
+        if getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--on plays no episode: {option} does not go with it; accepted: --gamma", key=option)
+    folder = found_run(arguments.run)
+    with without_collections():
+        from marl_sb3.runs.estimates import estimate_run
+        from marl_sb3.runs.run import SavedRun
+
+        run = SavedRun.open(folder, named_env(arguments))
+    found = estimate_run(run, arguments.on, arguments.checkpoint, 1.0 if arguments.gamma is None else arguments.gamma)
+    if arguments.json:
+        print(json.dumps(found.to_plain(), allow_nan=False), flush=True)
+    else:
+        found.print()
     return EXIT_DONE
 
 

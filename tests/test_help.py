@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import pytest
 
 # Command -> how many options its help lists, --help and --version left out.
-OPTIONS = {"train": 37, "evaluate": 14, "export": 7, "imitate": 18, "serve": 15, "doctor": 9, "tune": 34}
+OPTIONS = {
+    "train": 37,
+    "evaluate": 16,
+    "export": 7,
+    "imitate": 18,
+    "serve": 15,
+    "doctor": 9,
+    "tune": 34,
+}
 
 PROGRAM = """
 import contextlib, importlib, io, json, sys

@@ -30,7 +30,7 @@ FORMAT = 1
 
 # Infos of an episode. Those in lower rows have a value for each action, the others one for the episode.
 AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED = "agent", "episode_id", "env_index", "episode_seed"
-LOG_PROB, VALUE, ACTION_MASK, SAMPLED_ACTION = "log_prob", "value", "action_mask", "sampled_action"
+LOG_PROB, VALUE, ACTION_MASK, SAMPLED_ACTION, STEP = "log_prob", "value", "action_mask", "sampled_action", "step"
 
 Space = spaces.Space[Any]
 Recorded = Array | Mapping[str, Array]  # (T, ...), or one such array per key of a `Dict` space
@@ -57,6 +57,7 @@ class RecordedEpisode:
         action_masks: (T, n) True where an action was allowed, if the env gave masks.
         sampled_actions: (T, ...) what the policy sampled, which the log-probabilities are of, if that is not `actions`:
             actions in a Box are brought within its bounds.
+        steps: (T,) the env step of each action, counted from 0 in the joint episode; None: 0 to T - 1.
     """
 
     policy_id: PolicyID
@@ -73,6 +74,7 @@ class RecordedEpisode:
     values: FloatArray | None = None
     action_masks: BoolArray | None = None
     sampled_actions: Array | None = None
+    steps: Array | None = None
 
     def __len__(self) -> int:
         """T."""
@@ -298,6 +300,7 @@ class _StoredEpisodes(Sequence[RecordedEpisode]):
             log_probs=_per_action(infos, LOG_PROB, length, index),
             values=_per_action(infos, VALUE, length, index),
             sampled_actions=_sampled(infos, self._storage.action_space, length, index),
+            steps=_per_action(infos, STEP, length, index, np.int64),
             action_masks=_masks(infos, self._storage.action_space, length, index),
         )
         if length == 0:
@@ -309,10 +312,10 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _per_action(infos: Mapping[str, Any], name: str, length: int, index: int) -> FloatArray | None:
+def _per_action(infos: Mapping[str, Any], name: str, length: int, index: int, dtype: Any = np.float32) -> Any:
     if name not in infos:
         return None
-    found = np.asarray(infos[name], dtype=np.float32)
+    found = np.asarray(infos[name], dtype=dtype)
     if found.shape != (length,):
         raise ValueError(f"episode {index}: {name} of shape {found.shape}; accepted: ({length},)")
     return found

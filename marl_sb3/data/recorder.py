@@ -283,6 +283,7 @@ class EpisodeRecorder:
             "values": taken(f"values/{policy_id}", seat.policy_column),
             "action_masks": taken(f"masks{group}", seat.group_column),
             "sampled_actions": sampled,
+            "steps": None if whole and chosen[0] == 0 else chosen,
         }
         return lambda episode_id: RecordedEpisode(episode_id=episode_id, **arguments)
 

@@ -31,6 +31,7 @@ from marl_sb3.data.dataset import (
     METADATA,
     RECORDING,
     SAMPLED_ACTION,
+    STEP,
     VALUE,
     RecordedEpisode,
     Space,
@@ -352,7 +353,7 @@ def _infos(episode: RecordedEpisode) -> Iterator[tuple[str, Array]]:
     if episode.seed is not None:
         yield EPISODE_SEED, np.asarray(episode.seed)
     arrays = (LOG_PROB, episode.log_probs), (VALUE, episode.values), (ACTION_MASK, episode.action_masks)
-    for name, array in (*arrays, (SAMPLED_ACTION, episode.sampled_actions)):
+    for name, array in (*arrays, (SAMPLED_ACTION, episode.sampled_actions), (STEP, episode.steps)):
         if array is not None:
             yield name, array
 

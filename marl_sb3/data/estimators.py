@@ -1,0 +1,196 @@
+"""Estimate the return of policies from episodes of others, by importance sampling; no env is needed.
+
+With b the policies that acted, p those that are estimated, and w_t the product of p(a)/b(a) up to step t:
+
+- IS (importance sampling): the mean of w_T times the return. PDIS (per-decision): the mean of the sum of
+  gamma^t w_t r_t. Precup, Sutton and Singh, "Eligibility traces for off-policy policy evaluation", ICML 2000.
+- WIS, WPDIS: the same with weights that are divided by their mean, for PDIS by that of each step; biased, with less
+  variance. Thomas, "Safe reinforcement learning", 2015, chapter 3 (CWPDIS); an episode that has ended keeps its weight.
+- DR (doubly robust): Jiang and Li, "Doubly robust off-policy value evaluation for reinforcement learning", ICML 2016,
+  equation 10: the mean of the sum of gamma^t (w_t (r_t - Q(s_t, a_t)) + w_{t-1} V(s_t)).
+
+IS, PDIS and DR are unbiased if b gives a probability to all that p does. Of several agents w_t has the ratios of all
+agents whose policies are replaced: the ratio of joint actions is the product of the agents' ratios, because they choose
+independently of each other. `gamma` discounts an agent's own decisions, as in trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marl_sb3.types import AgentID, Array
+
+ESTIMATORS = ("IS", "PDIS", "WIS", "WPDIS", "DR")
+BOOTSTRAPS = 1000
+_LARGEST = 600.0  # of the logarithms of weights: their squares are finite
+_RIDGE = 1e-6
+_CHUNK = 1024  # transitions that are added to the matrix together
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions of one agent in one episode.
+
+    Attributes:
+        rewards: (T,).
+        log_weights: (T,) log w_t: with the ratios of all replaced agents up to the agent's next decision.
+        log_weights_before: (T,) log w_{t-1}: with the ratios up to the decision, without it.
+        log_weight: log w_T of the whole joint episode.
+        q: (T,) estimates of Q(s_t, a_t), and `v`, (T,), the mean of Q(s_t, .) over the actions of the replaced policy;
+            None: no doubly robust estimate.
+        v: see `q`.
+    """
+
+    rewards: Array
+    log_weights: Array
+    log_weights_before: Array
+    log_weight: float
+    q: Array | None = None
+    v: Array | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of a mean return.
+
+    Attributes:
+        mean: the estimate.
+        ci95: percentiles 2.5 and 97.5 of the estimates from episodes drawn anew (bootstrap); None for a single episode.
+    """
+
+    mean: float
+    ci95: tuple[float, float] | None
+
+
+def joint_weights(
+    log_ratios: Mapping[AgentID, Array | None], steps: Mapping[AgentID, Array]
+) -> dict[AgentID, tuple[Array, Array, float]]:
+    """Return what `Decisions` says of the weights, for each agent of one joint episode.
+
+    Args:
+        log_ratios: (T,) log p(a)/b(a) of an agent's actions; None: its policy is not replaced.
+        steps: (T,) the env steps of its actions, ascending.
+    """
+    horizon = 1 + max(int(of_agent[-1]) for of_agent in steps.values())
+    by_step = np.zeros(horizon + 1)  # the sum of what comes before step s is at s after `cumsum`
+    for agent, ratios in log_ratios.items():
+        if ratios is not None:
+            np.add.at(by_step, steps[agent] + 1, ratios)
+    before = np.clip(np.cumsum(by_step), -_LARGEST, _LARGEST)
+    return {
+        agent: (before[np.append(own[1:], horizon)], before[own], float(before[-1])) for agent, own in steps.items()
+    }
+
+
+def estimate(episodes: Sequence[Sequence[Decisions]], gamma: float = 1.0, seed: int = 0) -> dict[str, Estimate]:
+    """Estimate the mean return of one agent, or of the sum of several agents' returns.
+
+    Args:
+        episodes: the joint episodes; of each the decisions of the agents whose returns are added up.
+        gamma: discount factor of an agent's own decisions; 1: returns as metrics have them.
+        seed: of the bootstrap.
+
+    Returns:
+        The estimate of each of `ESTIMATORS`; DR only if all decisions have `q` and `v`.
+    """
+    counts = _resamples(len(episodes), seed)
+    weights = np.exp([of_agents[0].log_weight for of_agents in episodes])
+    returns = np.array([sum(_discounted(d.rewards, gamma).sum() for d in of_agents) for of_agents in episodes])
+    per_decision = [sum((np.exp(d.log_weights) * _discounted(d.rewards, gamma)).sum() for d in e) for e in episodes]
+    found = {
+        "IS": _mean_of(weights * returns, counts),
+        "PDIS": _mean_of(np.array(per_decision), counts),
+        "WIS": _made(counts @ (weights * returns) / np.maximum(counts @ weights, 1e-300)),
+        "WPDIS": _stepwise(episodes, gamma, counts),
+    }
+    if all(d.q is not None for of_agents in episodes for d in of_agents):
+        found["DR"] = _mean_of(np.array([sum(_robust(d, gamma) for d in e) for e in episodes]), counts)
+    return found
+
+
+def effective_sample_size(log_weights: Sequence[float]) -> float:
+    """Return the number of equally weighted episodes that tell as much: (sum w)^2 / sum w^2 (Kong 1992)."""
+    logs = np.asarray(log_weights)
+    weights = np.exp(logs - logs.max())
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _discounted(rewards: Array, gamma: float) -> Array:
+    return rewards if gamma == 1 else rewards * gamma ** np.arange(len(rewards))
+
+
+def _robust(own: Decisions, gamma: float) -> float:
+    after, before = np.exp(own.log_weights), np.exp(own.log_weights_before)
+    return float(_discounted(after * (own.rewards - own.q) + before * own.v, gamma).sum())
+
+
+def _stepwise(episodes: Sequence[Sequence[Decisions]], gamma: float, counts: Array) -> Estimate:
+    """WPDIS: the sum, over agents and decisions, of weighted means over the episodes."""
+    total = np.zeros(len(counts))
+    for agent in range(max(map(len, episodes))):
+        own = [of_agents[agent] for of_agents in episodes if agent < len(of_agents)]
+        chosen = counts[:, [agent < len(of_agents) for of_agents in episodes]]
+        longest = max(len(each.rewards) for each in own)
+        weights, paid = np.empty((len(own), longest)), np.zeros((len(own), longest))
+        for row, each in enumerate(own):
+            length = len(each.rewards)
+            weights[row, :length] = np.exp(each.log_weights)
+            weights[row, length:] = weights[row, length - 1]
+            paid[row, :length] = _discounted(each.rewards, gamma)
+        total += ((chosen @ (weights * paid)) / np.maximum(chosen @ weights, 1e-300)).sum(axis=1)
+    return _made(total)
+
+
+def _resamples(n: int, seed: int) -> Array:
+    """(1 + B, n): how often each episode is taken; the first row takes each once."""
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=BOOTSTRAPS if n > 1 else 0)
+    return np.concatenate([np.ones((1, n)), drawn])
+
+
+def _mean_of(values: Array, counts: Array) -> Estimate:
+    return _made(counts @ values / len(values))
+
+
+def _made(results: Array) -> Estimate:
+    """An estimate from its value, the first, and those of the bootstrap."""
+    low, high = np.percentile(results[1:], [2.5, 97.5]) if len(results) > 1 else (0.0, 0.0)
+    return Estimate(float(results[0]), (float(low), float(high)) if len(results) > 1 else None)
+
+
+# --- Fitted Q --------------------------------------------------------------------------------------------------------
+
+
+def fit_q(features: Array, actions: Array, rewards: Array, probabilities: Array, is_last: Array, gamma: float) -> Array:
+    """Fit Q(s, a) = features(s) . theta_a of a policy, by LSTD-Q.
+
+    Lagoudakis and Parr, "Least-squares policy iteration", JMLR 4, 2003: the fixed point of the projected Bellman
+    equation. With one feature for each state it is Q of the policy in the empirical MDP.
+
+    Args:
+        features: (N, d) of the states, transition after transition of one episode after the other.
+        actions: (N,) int, from 0.
+        rewards: (N,).
+        probabilities: (N, n) of all actions in these states, by the policy whose Q is wanted.
+        is_last: (N,) bool; the last transitions of episodes, after which nothing is paid.
+        gamma: discount factor.
+
+    Returns:
+        (n, d) theta.
+    """
+    n, d = probabilities.shape[1], features.shape[1]
+    matrix, vector = np.zeros((n * d, n * d)), np.zeros(n * d)
+    for begin in range(0, len(actions), _CHUNK):
+        rows = np.arange(begin, min(begin + _CHUNK, len(actions)))
+        after = np.minimum(rows + 1, len(actions) - 1)
+        now, then = np.zeros((len(rows), n, d)), probabilities[after][:, :, None] * features[after][:, None, :]
+        now[np.arange(len(rows)), actions[rows]] = features[rows]
+        then[is_last[rows]] = 0
+        flat = now.reshape(len(rows), -1)
+        matrix += flat.T @ (flat - gamma * then.reshape(len(rows), -1))
+        vector += flat.T @ rewards[rows]
+    matrix += _RIDGE * max(1.0, float(np.abs(np.diag(matrix)).max())) * np.eye(n * d)
+    theta: Array = np.linalg.solve(matrix, vector).reshape(n, d)
+    return theta

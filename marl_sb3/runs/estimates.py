@@ -1,0 +1,342 @@
+"""Estimate the policies of a run from recorded episodes of others: the work of `python -m marl_sb3.evaluate --on`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from rich.table import Table
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.preprocessing import preprocess_obs
+
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.config.values import Fraction, counted, require
+from marl_sb3.data.dataset import RECORDING, RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
+from marl_sb3.data.estimators import (
+    Decisions,
+    Estimate,
+    effective_sample_size,
+    estimate,
+    fit_q,
+    joint_weights,
+)
+from marl_sb3.display.screen import standard_console
+from marl_sb3.display.text import number
+from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.evaluation import preserve_training_state
+from marl_sb3.experience.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.metrics.sample_stats import SampleStats, sample_stats
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.sb3.inference import initial_states, takes_masks
+from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.vec_env.observations import AgentGroup, taken
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 4096  # transitions that a policy sees together
+_MOST_FEATURES = 1500  # features times actions of a fitted Q
+_TIME = 100.0  # decisions that count like one feature
+_LEAST_SIZE, _LEAST_SHARE = 10.0, 0.05  # effective episodes below which estimates mean nothing
+SUM = "sum of returns"
+
+Joint = Mapping[AgentID, RecordedEpisode]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a policy says of one recorded episode: log p(a)/b(a), and for DR features and probabilities of actions."""
+
+    log_ratios: Array | None
+    actions: Array | None = None
+    features: Array | None = None
+    probabilities: Array | None = None
+
+
+@dataclass(frozen=True)
+class OffPolicyEvaluation:
+    """Estimates of the mean returns of policies, from episodes that others have played.
+
+    Attributes:
+        recorded: agent, or `sum of returns` -> the returns of the recorded episodes.
+        estimates: the same -> estimator -> estimate; see `data.estimators`.
+        effective_episodes: effective sample size of the weights of whole episodes.
+        num_episodes: joint episodes.
+        gamma: discount factor.
+        warnings: what is to be known before the numbers are believed.
+    """
+
+    recorded: Mapping[str, SampleStats]
+    estimates: Mapping[str, Mapping[str, Estimate]]
+    effective_episodes: float
+    num_episodes: int
+    gamma: float
+    warnings: Sequence[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON."""
+        return {
+            "num_episodes": self.num_episodes,
+            "effective_episodes": self.effective_episodes,
+            "gamma": self.gamma,
+            "recorded": {name: asdict(stats) for name, stats in self.recorded.items()},
+            "estimates": {
+                name: {each: asdict(found) for each, found in of_name.items()}
+                for name, of_name in self.estimates.items()
+            },
+            "warnings": list(self.warnings),
+        }
+
+    def print(self) -> None:
+        """Print a table with a row for each estimate, and the warnings."""
+        console = standard_console()
+        table = Table("mean return of", "by", "estimate", "95 % CI", box=None, pad_edge=False)
+        for name, of_name in self.estimates.items():
+            stats = self.recorded[name]
+            recorded = {"recorded": Estimate(stats.mean or 0.0, stats.ci95)}
+            for place, (each, found) in enumerate({**recorded, **of_name}.items()):
+                interval = "-" if found.ci95 is None else " to ".join(map(number, found.ci95))
+                table.add_row("" if place else name, each, number(found.mean), interval)
+        console.print(table)
+        episodes = counted(self.num_episodes, "episode")
+        console.print(f"{episodes}, which weigh like {number(self.effective_episodes, 1)}; gamma {self.gamma:g}")
+        for line in self.warnings:
+            console.print(f"warning: {line}", soft_wrap=True)
+
+
+def estimate_run(run: SavedRun, data: str | Path, checkpoint: str | None, gamma: float = 1.0) -> OffPolicyEvaluation:
+    """Estimate the policies of a run; see `estimate_policies`."""
+    return estimate_policies(run.policies(checkpoint), data, gamma)
+
+
+def estimate_policies(
+    policies: PolicyBundle, data: str | Path, gamma: float = 1.0, replaced: Collection[PolicyID] | None = None
+) -> OffPolicyEvaluation:
+    """Estimate the mean returns of policies, which sample their actions, from recorded episodes of others.
+
+    A doubly robust estimate needs `Discrete` actions. Its Q is linear in the one-hot or flat observations and the time,
+    with weights for each action; it is fitted by LSTD-Q on one half of the episodes for the other half, so that it
+    brings no bias.
+
+    Args:
+        policies: those to estimate; on-policy algorithms without memory.
+        data: a recording, for all agents; or a dataset of one policy.
+        gamma: discounts an agent's own decisions; 1: returns as metrics have them.
+        replaced: ids of the policies that are replaced; the others are taken to act as those that were recorded. None:
+            all.
+
+    Raises:
+        ConfigError: the data are of other agents or spaces, damaged or empty, or have no log-probabilities; or a policy
+            has none.
+    """
+    gamma = require("gamma", gamma, Fraction)
+    unknown = sorted(set(replaced or ()) - set(policies.policies))
+    if unknown:
+        known = ", ".join(policies.policies)
+        raise ConfigError(f"replaced: there is no policy {unknown[0]!r}; accepted: {known}", key="replaced")
+    joints, sets = _read(data)
+    with preserve_training_state(policies):
+        judged = _judge_all(policies, joints, sets, data, policies.policies if replaced is None else replaced)
+    agents = [agent for agent in policies.policy_of if any(agent in joint for joint in joints)]
+    weighed = [_weighed(joint, judged) for joint in joints]
+    by_agent = {agent: _with_q(agent, joints, weighed, judged, gamma) for agent in agents}
+    estimates = {agent: estimate([[each] for each in by_agent[agent] if each is not None], gamma) for agent in agents}
+    if len(agents) > 1:
+        estimates[SUM] = estimate(
+            [[by_agent[agent][n] or _nothing(weighed[n]) for agent in agents] for n in range(len(joints))], gamma
+        )
+    discounted = [
+        {agent: float(sum(own.rewards * gamma ** np.arange(len(own)))) for agent, own in joint.items()}
+        for joint in joints
+    ]
+    recorded = {agent: sample_stats([each[agent] for each in discounted if agent in each]) for agent in agents}
+    recorded[SUM] = sample_stats([sum(each.values()) for each in discounted])
+    size = effective_sample_size([next(iter(of_joint.values())).log_weight for of_joint in weighed])
+    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, _warnings(size, len(joints)))
+
+
+def _warnings(size: float, n: int) -> list[str]:
+    if size >= max(_LEAST_SIZE, _LEAST_SHARE * n):
+        return []
+    return [
+        f"the weights have collapsed: {n} episodes weigh like {size:.1f}, so that few of them decide, and estimates "
+        "and intervals mean little; more episodes, or policies that are more alike, would help"
+    ]
+
+
+def _read(data: str | Path) -> tuple[list[Joint], list[EpisodesOfSpaces]]:
+    folder = as_path("on", data)
+    if (folder / RECORDING).is_file():
+        joints: list[Joint] = list(joint_episodes(folder))
+        spaces_of = {
+            name: (each.observation_space, each.action_space) for name, each in recorded_policies(folder).items()
+        }
+    else:
+        dataset = read_policy_data(folder)
+        joints = [{episode.agent: episode} for episode in dataset.episodes]
+        spaces_of = {dataset.policy_id: (dataset.observation_space, dataset.action_space)}
+    if not joints:
+        raise ConfigError(f"{folder} has no complete episode; accepted: data with episodes", key="on")
+    of_policies: dict[PolicyID, list[RecordedEpisode]] = {name: [] for name in spaces_of}
+    for joint in joints:
+        for episode in joint.values():
+            of_policies[episode.policy_id].append(episode)
+    return joints, [(*spaces_of[name], episodes) for name, episodes in of_policies.items()]
+
+
+# --- What the policies say of the episodes ----------------------------------------------------------------------------
+
+
+def _judge_all(
+    bundle: PolicyBundle,
+    joints: Sequence[Joint],
+    sets: Sequence[EpisodesOfSpaces],
+    data: Any,
+    replaced: Collection[str],
+) -> dict[int, _Judged]:
+    """Return what the replaced policies say of the episodes, by the `id` of the episode."""
+    strange = sorted({agent for joint in joints for agent in joint} - set(bundle.policy_of))
+    if strange:
+        known = ", ".join(bundle.policy_of)
+        raise ConfigError(f"{data} has episodes of agent {strange[0]!r}; the policies act for {known}", key="on")
+    present = {bundle.policy_of[agent] for joint in joints for agent in joint}
+    found: dict[int, _Judged] = {}
+    for policy_id in (each for each in bundle.policies if each in present and each in replaced):
+        rows = _rows(bundle, policy_id)
+        for episode, judged in _judge(bundle, rows, require_episodes(sets, rows, data), data):
+            found[id(episode)] = judged
+    return found
+
+
+def _rows(bundle: PolicyBundle, policy_id: PolicyID) -> PolicyRows:
+    agents, everybody = tuple(bundle.agents_of(policy_id)), list(bundle.policy_of)
+    columns = tuple(everybody.index(agent) for agent in agents)
+    group = AgentGroup(agents, columns, *bundle.spaces[policy_id])
+    return PolicyRows(policy_id, 1, len(everybody), 0, group, agents, columns, tuple(range(len(agents))))
+
+
+def _judge(
+    bundle: PolicyBundle, rows: PolicyRows, episodes: list[RecordedEpisode], data: Any
+) -> Iterator[tuple[RecordedEpisode, _Judged]]:
+    algorithm: Any = bundle.policies[rows.policy_id]
+    if not isinstance(algorithm, OnPolicyAlgorithm) or initial_states(algorithm, 1):
+        words = f"{type(algorithm).__name__} tells no log-probability of recorded actions"
+        accepted = "accepted: on-policy algorithms without memory, such as PPO"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words}; {accepted}", key="on")
+    for episode in episodes:
+        if episode.log_probs is None or not np.isfinite(episode.log_probs).all():
+            words = f"{data}, episode {episode.episode_id} of {episode.agent}: no log-probabilities"
+            accepted = "recordings of trainings by on-policy algorithms, or of evaluations with --stochastic"
+            raise ConfigError(f"{words} of the actions; accepted: {accepted}", key="on")
+    algorithm.policy.set_training_mode(False)
+    found = demonstrations(episodes, rows, bundle.processing[rows.policy_id], algorithm)
+    sampled = [
+        found.actions[found.begins[n] : found.begins[n + 1]] if each.sampled_actions is None else each.sampled_actions
+        for n, each in enumerate(episodes)
+    ]
+    masks = found.masks if takes_masks(algorithm) else None
+    if takes_masks(algorithm) and masks is None:
+        words = f"policy {rows.policy_id!r}: {data} has no action masks"
+        raise ConfigError(f"{words}; accepted: recordings of the same env", key="on")
+    actions = np.concatenate(sampled)
+    outputs = [
+        _asked(algorithm, taken(found.seen, found.places[part]), actions[part], None if masks is None else masks[part])
+        for part in np.split(np.arange(len(actions)), range(_BATCH, len(actions), _BATCH))
+    ]
+    log_probs, features, probabilities = (
+        None if parts[0] is None else np.concatenate(parts) for parts in zip(*outputs, strict=True)
+    )
+    assert log_probs is not None
+    for n, episode in enumerate(episodes):
+        own = slice(found.begins[n], found.begins[n + 1])
+        ratios = log_probs[own].astype(np.float64) - np.asarray(episode.log_probs, np.float64)
+        judged = _Judged(ratios)
+        if features is not None and probabilities is not None:
+            time = np.arange(len(episode))[:, None] / _TIME  # what is left to be paid may depend on it
+            with_time = np.concatenate([features[own], time], axis=1)
+            judged = _Judged(ratios, actions[own].reshape(-1).astype(np.int64), with_time, probabilities[own])
+        yield episode, judged
+
+
+def _asked(algorithm: Any, seen: Any, actions: Array, masks: Array | None) -> tuple[Array, Array | None, Array | None]:
+    """Return log-probabilities, (n,); for fitted Q features, (n, d), and probabilities, (n, actions), or None."""
+    policy, masked = algorithm.policy, {} if masks is None else {"action_masks": masks}
+    with th.no_grad():
+        observed = policy.obs_to_tensor(seen)[0]
+        _, log_probs, _ = policy.evaluate_actions(observed, th.as_tensor(actions, device=policy.device), **masked)
+        told = log_probs.cpu().numpy()
+        if not isinstance(algorithm.action_space, spaces.Discrete):
+            return told, None, None
+        prepared = preprocess_obs(observed, policy.observation_space, normalize_images=policy.normalize_images)
+        parts = prepared.values() if isinstance(prepared, dict) else [prepared]
+        flat = np.concatenate([np.ones((len(actions), 1)), *(p.flatten(1).cpu().numpy() for p in parts)], axis=1)
+        if flat.shape[1] * int(algorithm.action_space.n) > _MOST_FEATURES:
+            return told, None, None
+        return told, flat, policy.get_distribution(observed, **masked).distribution.probs.cpu().numpy()
+
+
+# --- Weights, and fitted Q --------------------------------------------------------------------------------------------
+
+
+def _weighed(joint: Joint, judged: Mapping[int, _Judged]) -> dict[AgentID, Decisions]:
+    nothing = _Judged(None)
+    ratios = {agent: judged.get(id(episode), nothing).log_ratios for agent, episode in joint.items()}
+    steps = {a: np.arange(len(each)) if each.steps is None else np.asarray(each.steps) for a, each in joint.items()}
+    weights = joint_weights(ratios, steps)
+    return {agent: Decisions(episode.rewards, *weights[agent]) for agent, episode in joint.items()}
+
+
+def _nothing(weighed: Mapping[AgentID, Decisions]) -> Decisions:
+    """The decisions of an agent that took no part: its return is 0."""
+    weight, zero = next(iter(weighed.values())).log_weight, np.zeros(1)
+    return Decisions(zero, np.full(1, weight), np.full(1, weight), weight, zero, zero)
+
+
+def _with_q(
+    agent: AgentID,
+    joints: Sequence[Joint],
+    weighed: Sequence[Mapping[AgentID, Decisions]],
+    judged: Mapping[int, _Judged],
+    gamma: float,
+) -> list[Decisions | None]:
+    """Return the decisions of an agent in each joint episode, with Q where it can be fitted; None where it is absent.
+
+    The Q of an episode is fitted on those of the other half.
+    """
+    found: list[Decisions | None] = [of_joint.get(agent) for of_joint in weighed]
+    there = [n for n, each in enumerate(found) if each is not None]
+    said = {n: judged.get(id(joints[n][agent])) for n in there}
+    if len(there) < 2 or any(each is None or each.features is None for each in said.values()):
+        return found
+    halves = there[::2], there[1::2]
+    for fitted, used in (halves, halves[::-1]):
+        theta, low, high = _fitted([said[n] for n in fitted], [joints[n][agent].rewards for n in fitted], gamma)
+        for n in used:
+            own: Any = said[n]
+            # Within what was paid: an ill-conditioned fit would raise the variance, though not the mean.
+            q = np.clip(own.features @ theta.T, low, high)
+            v = (own.probabilities * q).sum(axis=1)
+            found[n] = replace(found[n], q=q[np.arange(len(q)), own.actions], v=v)  # type: ignore[type-var]
+    return found
+
+
+def _fitted(said: Sequence[Any], rewards: Sequence[Array], gamma: float) -> tuple[Array, float, float]:
+    """Fit Q; returns theta, and the least and the greatest return from any decision on."""
+    to_go = []
+    for of_episode in rewards:
+        total = 0.0
+        for reward in of_episode[::-1]:
+            total = float(reward) + gamma * total
+            to_go.append(total)
+    last = np.concatenate([np.arange(len(each)) == len(each) - 1 for each in rewards])
+    parts = (
+        np.concatenate([getattr(each, name) for each in said]) for name in ("features", "actions", "probabilities")
+    )
+    features, actions, probabilities = parts
+    return fit_q(features, actions, np.concatenate(rewards), probabilities, last, gamma), min(to_go), max(to_go)
