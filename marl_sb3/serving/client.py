@@ -1,23 +1,31 @@
 """`PolicyClient`: a simulator asks a server for actions, and reports what came of them; the verbs are RLlib's.
 
 The server is a training, `python -m marl_sb3.train --external SPEC`, which learns from what it is told, or
-`python -m marl_sb3.serve RUN`, which acts alone. Python's standard library and NumPy are all that a client needs.
+`python -m marl_sb3.serve RUN`, which acts alone. Python's standard library and NumPy are all that a client needs; one
+that computes the actions itself needs PyTorch.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import logging
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
+
+if TYPE_CHECKING:
+    from marl_sb3.acting.bundle import PolicyBundle
+
+_log = logging.getLogger(__name__)
 
 AgentID = str
 
@@ -73,12 +81,27 @@ class PolicyClient:
         token: that the server demands; None: it demands none.
         timeout_s: how long to wait for an answer: a training answers after its update.
         retry_s: for how long to try again while the server cannot be reached, or has no free episode.
+        local: whether this process computes the actions, with the weights of a server of `serve`: without a request for
+            each of them, but with PyTorch.
+        refresh_s: after how long `local` asks for newer weights. While the server cannot be reached, it goes on with
+            those it has.
+        deterministic: the most likely actions instead of sampled ones; of a server of `serve`.
 
     Raises:
         ConfigError: the address is none of HTTP or HTTPS.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 600.0, retry_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        retry_s: float = 60.0,
+        local: bool = False,
+        refresh_s: float = 10.0,
+        deterministic: bool = False,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url is {url!r}; accepted: such as http://127.0.0.1:8000", key="url")
@@ -91,6 +114,8 @@ class PolicyClient:
         self._retry_s = retry_s
         self._episodes: dict[str, _Episode] = {}
         self._info: Mapping[str, Any] | None = None
+        self._deterministic = deterministic
+        self._local = _LocalPolicies(self, refresh_s) if local else None
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
 
@@ -105,6 +130,9 @@ class PolicyClient:
             ServerError: all episodes of the training are taken, or the server cannot be reached.
         """
         learns = bool(self.info()["learns"])
+        if learns and (self._local is not None or self._deterministic):
+            words = "the server is a training, which chooses the actions itself and explores"
+            raise ConfigError(f"{words}; accepted: local=False and deterministic=False, or a server of marl_sb3.serve")
         if learns and not (training_enabled and episode_id is None):
             accepted = "episode_id=None and training_enabled=True, or a server of marl_sb3.serve"
             raise ConfigError(f"the server is a training, which learns from every episode; accepted: {accepted}")
@@ -286,10 +314,16 @@ class PolicyClient:
         if episode.learns:
             return self._told(episode_id, self._report(episode_id, message))
         asked: dict[str, Any] = {name: message[name] for name in ("observations", "action_masks") if name in message}
+        asked |= {"deterministic": self._deterministic}
+        if self._local is not None:
+            actions, episode.states = self._local.act(asked, episode.states)
+            return actions
         if episode.states:
-            asked["states"] = episode.states
-        answer = self._request("POST", "/predict", {**asked, "deterministic": False, "return_states": True})
-        episode.states = answer.get("states") or {}
+            asked["states"] = {
+                agent: state for agent, state in episode.states.items() if agent in asked["observations"]
+            }
+        answer = self._request("POST", "/predict", asked, may_repeat=True)
+        episode.states = {**episode.states, **answer.get("states", {})}
         return answer["actions"]  # type: ignore[no-any-return]
 
     def _told(self, episode_id: str, answer: Mapping[str, Any]) -> dict[AgentID, Any]:
@@ -325,7 +359,7 @@ class PolicyClient:
             wait_s = min(2 * wait_s, 2.0)
 
     def _answer(self, method: str, path: str, body: bytes | None) -> Mapping[str, Any]:
-        status, content = self._exchanged(method, path, body)
+        status, content, _ = self._exchanged(method, path, body)
         try:
             answer = json.loads(content)
         except ValueError as error:
@@ -334,20 +368,78 @@ class PolicyClient:
             raise _error(answer.get("error", {}).get("message", f"the server answered {status}"), status)
         return answer  # type: ignore[no-any-return]
 
-    def _exchanged(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def weights(self, known: str = "") -> tuple[bytes, str] | None:
+        """Return the weights of a server of `serve` and their SHA-256; None if that is what `known` says.
+
+        Raises:
+            ServerError: the server refused the request, or cannot be reached.
+        """
+        headers = {"If-None-Match": f'"{known}"'} if known else {}
+        status, content, answered = self._exchanged("GET", "/weights", None, headers)
+        if status == 304:
+            return None
+        if status != 200:
+            raise ServerError(f"the server answered {status} to GET /weights: {content[:300]!r}", status)
+        return content, answered.get("etag", "").strip('"')
+
+    def _exchanged(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[int, bytes, Mapping[str, str]]:
         """Send a request on the open connection, or on a new one if the server has closed it since the last one."""
         connection = self._connection
         while True:
             is_new = connection.sock is None
             try:
-                connection.request(method, self._path + path, body, self._headers)
+                connection.request(method, self._path + path, body, {**self._headers, **headers})
                 response = connection.getresponse()
-                return response.status, response.read()
+                return response.status, response.read(), response.headers  # type: ignore[return-value]
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if is_new or isinstance(error, TimeoutError):
                     where, why = f"{connection.host}:{connection.port}", str(error) or type(error).__name__
                     raise ServerError(f"the server at {where} cannot be reached: {why}", 0) from error
+
+
+class _LocalPolicies:
+    """The policies of a server of `serve`, in this process.
+
+    Args:
+        client: asks the server for them.
+        refresh_s: see `PolicyClient`.
+    """
+
+    def __init__(self, client: PolicyClient, refresh_s: float) -> None:
+        self._client, self._refresh_s = client, refresh_s
+        self._bundle: PolicyBundle | None = None
+        self._sha256, self._due_s = "", 0.0
+
+    def act(self, asked: Mapping[str, Any], states: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], Any]:
+        """Choose actions; returns them as the server would, and the states for the next call."""
+        from marl_sb3.serving.spaces_json import encode
+
+        bundle = self._policies()
+        actions, after = bundle.predict_with_state(**asked, state=states)
+        spaces = {agent: bundle.spaces[bundle.policy_of[agent]] for agent in actions}
+        return {agent: encode(spaces[agent].action, action) for agent, action in actions.items()}, after
+
+    def _policies(self) -> PolicyBundle:
+        if self._bundle is None or time.monotonic() >= self._due_s:
+            self._refresh()
+        assert self._bundle is not None
+        return self._bundle
+
+    def _refresh(self) -> None:
+        from marl_sb3.serving.weights import unpack_weights
+
+        try:
+            found = self._client.weights(self._sha256)
+            if found is not None:
+                self._bundle, self._sha256 = unpack_weights(*found), found[1]
+        except (ServerError, CheckpointError) as error:
+            if self._bundle is None:
+                raise
+            _log.warning("no newer weights: %s", error)
+        self._due_s = time.monotonic() + self._refresh_s
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from forked import ForkServer
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.api import openapi, policy_server
 from marl_sb3.serving.batching import Batcher
@@ -230,6 +231,42 @@ def test_a_policy_client_plays_with_the_policies_of_a_run(recurrent: Path) -> No
             assert set(actions.values()) <= {0, 1, 2}
             client.log_returns(episode, {"a": 1.0})
         client.end_episode(episode, {"a": [1, 1, 3]})
+
+
+def test_a_client_acts_by_itself_with_the_weights_of_the_server(
+    recurrent: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def played(client: PolicyClient, steps: range) -> list[Any]:
+        seen = [{"a": [1, 1, step], "b": [2, 1, step]} for step in steps]
+        return [client.get_action("mine", each) for each in seen]
+
+    how: dict[str, Any] = {"deterministic": True, "retry_s": 0}
+    with (
+        policy_server(recurrent, backend="torch", reload_s=0) as server,
+        PolicyClient(server.address, **how) as remote,
+        PolicyClient(server.address, local=True, **how) as local,
+    ):
+        assert remote.start_episode("mine") == local.start_episode("mine")
+        assert played(remote, range(5)) == played(local, range(5))
+        requests = remote._request("GET", "/info")["requests"]
+        assert requests == 5  # the local client has sent none
+        local._local._due_s = 0.0
+        before = local._local._bundle
+        played(local, range(1))
+        assert local._local._bundle is before  # the server has nothing newer
+    local._local._due_s = 0.0
+    assert len(played(local, range(2))) == 2  # the server has gone
+    assert "no newer weights" in caplog.text
+
+
+def test_damaged_weights_are_refused(client: httpx.Client) -> None:
+    answer = client.get("/weights")
+    sha256 = json.loads(answer.headers["etag"])
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        unpack_weights(answer.content[:-1] + b"?", sha256)
+    for wrong in (b"", b"\xff" * 100, answer.content[:50]):
+        with pytest.raises(CheckpointError):
+            unpack_weights(wrong, hashlib.sha256(wrong).hexdigest())
 
 
 # --- Newer checkpoints and weights -----------------------------------------------------------------------------------
