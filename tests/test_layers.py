@@ -39,6 +39,7 @@ LAYERS = (
     ("callbacks",),
     ("runs", "checkup"),
     ("serving",),
+    ("analysis",),
     ("cli",),
     ("tuning",),
     ("train", "evaluate", "export", "imitate", "serve", "tune", "doctor"),
