@@ -33,6 +33,7 @@ from marl_sb3.cli.parser import (
     stop_conditions,
 )
 from marl_sb3.config.ids import EXTERNAL
+from marl_sb3.config.schema import TRACKERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
@@ -165,6 +166,13 @@ def _add_run_folder(parser: CommandParser) -> None:
     )
     parser.option("--record-limit SIZE", "stop recording at this size, such as 2GB; default: no limit")
     add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
+    parser.option(
+        "--track TRACKER",
+        f"send metrics, settings, checkpoints and films to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
+        "extra; may be repeated; default: none; with --resume, those of the run",
+        action="append",
+        choices=TRACKERS,
+    )
 
 
 def _add_clients(parser: CommandParser) -> None:
@@ -216,7 +224,7 @@ def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
 
 
 # Options that are settings of the same name; a resume can change some of them.
-RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
+RESUME_SETTINGS = ("checkpoint_every", "on_nan", "track", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
@@ -233,8 +241,8 @@ def require_resumable(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
                 "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
-                "--on-nan, --workers, --runners, --ray and its options, --record, --record-limit, --agents, --quiet, "
-                "-v",
+                "--on-nan, --track, --workers, --runners, --ray and its options, --record, --record-limit, --agents, "
+                "--quiet, -v",
                 key=name,
             )
 

@@ -91,7 +91,7 @@ _HYPERPARAMETERS = frozenset(_READ_ANEW.split())
 # Settings that change nothing of what is learned.
 _OTHERS = frozenset(
     [f"{section}.{name}" for section in ("checkpoints", "evaluation") for name in names_in(section)]
-    + ["on_nan", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
+    + ["on_nan", "track", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
 )
 _MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are compared, and how their names begin
 _ACCEPTED = f"{', '.join(sorted(_HYPERPARAMETERS))}, checkpoints.*, evaluation.*; for any other setting"

@@ -230,6 +230,12 @@ _Wrappers = Annotated[
 _Callbacks = Annotated[
     Sequence[Any] | None, Meta(description="a list of MODULE:CLASS, or {MODULE:CLASS: {argument: value}}; or null")
 ]
+TRACKERS = ("wandb", "mlflow", "trackio", "tensorboard")
+_Tracker = Literal["wandb", "mlflow", "trackio", "tensorboard"]
+_Track = Annotated[
+    _Tracker | Sequence[_Tracker] | None,
+    Meta(description=f"{', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, a list of these, or null"),
+]
 _Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
 
@@ -350,6 +356,10 @@ class TrainConfig:
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
             more it gets quantiles, and one histogram. The other logs hold all.
+        track: trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio`, each with the
+            extra of its name, or `tensorboard`, whose files every run writes. None: no trackers.
+        track_project: project, or experiment, that the run is in there. None: that of the tracker's own variable of the
+            environment, or else `marl_sb3`.
         env_kwargs: arguments of the env, by name.
         hyperparameters: SB3's arguments, by name, of each policy that sets no other.
         sources: where a setting came from, for messages; not part of the configuration.
@@ -392,6 +402,8 @@ class TrainConfig:
     curriculum: Named | None = None
     stats_window_size: PositiveInt = 100
     tensorboard_agents: Count = 50
+    track: _Track = None
+    track_project: str | None = None
     env_kwargs: Named = field(default_factory=dict)
     hyperparameters: Named = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)

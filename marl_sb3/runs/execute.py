@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -19,6 +18,7 @@ from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.runs.start import MAX_ROLLBACKS, curricula_of, evaluations_of, roll_back
+from marl_sb3.runs.tracking import Tracking, tracking
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.types import PolicyID
@@ -96,7 +96,9 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         signals = cleanup.enter_context(StopOnSignal())
         stop = StopOnMetric(run.config.stop, [name for each in evaluations for name in each.metric_names(algorithm)])
         curriculum = curricula_of(run, [name for each in evaluations for name in each.metric_names(algorithm)])
-        histograms, checkpoints = RewardHistogramCallback(run.config.tensorboard_agents), _checkpoint_callback(run)
+        trackers = cleanup.enter_context(tracking(run))
+        histograms = RewardHistogramCallback(run.config.tensorboard_agents)
+        checkpoints = _checkpoint_callback(run, trackers)
         if run.recorder is not None:
             cleanup.callback(run.recorder.flush)
             callbacks = [*callbacks, run.recorder]
@@ -104,7 +106,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):
                 end = stop if phase.until is None else StopAfterSteps(phase.until)
-                _learn(run, phase, [*evaluations, end, *others])
+                _learn(run, phase, [*evaluations, end, *others], trackers)
                 if signals.received or algorithm.num_timesteps < phase.end:
                     break
                 algorithm.keep_callback_states()
@@ -123,12 +125,12 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     return run
 
 
-def _learn(run: Run, phase: Phase, callbacks: list[BaseCallback]) -> None:
+def _learn(run: Run, phase: Phase, callbacks: list[BaseCallback], trackers: Tracking) -> None:
     """Train to the planned end; on a NaN, return to the latest checkpoint if `on_nan` is `rollback`."""
     rollbacks = 0
     while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
         try:
-            with logs_of(run):
+            with logs_of(run, trackers.outputs):
                 run.algorithm.learn(left, callback=callbacks, reset_num_timesteps=False)
             return
         except NumericError as error:
@@ -150,14 +152,19 @@ class _FolderIsThere(TrainingCallback):
         self._files.require_there()
 
 
-def _checkpoint_callback(run: Run) -> CheckpointCallback:
-    settings = run.config.checkpoints
+def _checkpoint_callback(run: Run, trackers: Tracking) -> CheckpointCallback:
+    settings, folder = run.config.checkpoints, run.files.checkpoints.path
+
+    def saved(name: str) -> None:
+        run.checkpoint = name
+        trackers.save(folder / name)
+
     return CheckpointCallback(
-        run.files.checkpoints.path,
+        folder,
         settings.every,
         settings.keep,
         settings.metric,
         higher_is_better=settings.mode == "max",
         at_start=run.config.on_nan == "rollback",
-        on_saved=partial(setattr, run, "checkpoint"),
+        on_saved=saved,
     )

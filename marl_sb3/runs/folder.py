@@ -29,6 +29,7 @@ from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, checkpoints_of, newes
 from marl_sb3.storage.regular import is_regular, read_regular, require_regular
 
 RESULT_FILE = "result.jsonl"
+TRACKING_FILE = "tracking.json"
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -87,8 +88,8 @@ _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
-    *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, "events.out.tfevents.*"),
-    *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
+    *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, "events.out.tfevents.*"),
+    *("checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, unfinished_path(Path(RUN_CONFIG)).name}

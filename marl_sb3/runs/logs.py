@@ -218,10 +218,13 @@ def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
 
 
 @contextmanager
-def logs_of(run: Run) -> Iterator[None]:
+def logs_of(run: Run, outputs: Sequence[ResultWriter] = ()) -> Iterator[None]:
     """Log the metrics of the training to the run folder: as JSON lines, as CSV, and for TensorBoard.
 
     The run keeps the latest result, as it is logged.
+
+    Args:
+        outputs: more that get each result; they stay open.
     """
     folder, config = run.folder, run.config
     logs = (
@@ -233,5 +236,5 @@ def logs_of(run: Run) -> Iterator[None]:
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
         writers: list[ResultWriter] = [cleanup.enter_context(closing(make())) for make in logs]
-        run.algorithm.set_logger(ResultLogger(str(folder), writers))
+        run.algorithm.set_logger(ResultLogger(str(folder), [*writers, *outputs]))
         yield

@@ -30,6 +30,7 @@ from marl_sb3.runs.build import build, resolved, set_up_process, source_named, w
 from marl_sb3.runs.folder import WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.tracking import require_trackers
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import read_regular, require_own
@@ -87,6 +88,7 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
+    require_trackers(config)
     files = RunFolder.new(config.env, run_dir)
     recorder = None if record is None else record.recorder(config.env, continues=False)
     config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
@@ -188,6 +190,7 @@ def resume_run(
         config = continued(changed, env_steps, timesteps, changes)
         if runners is not None and not config.n_shards:
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
+        require_trackers(config)
         recorder = None if record is None else record.recorder(config.env, continues=True)
         set_up_process(config)
         goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained

@@ -1,4 +1,4 @@
-"""What a run writes for TensorBoard: events, and its settings for the HParams tab and as text."""
+"""What a run writes for TensorBoard: events, its settings for the HParams tab and as text, and a layout of charts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EventsFormat(TensorBoardOutputFormat):
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
         """Write a result, with what callbacks have recorded; names are flat."""
-        shown = flatten(_with_quantiles(result, self._most_agents))
+        shown = flatten(with_quantiles(result, self._most_agents))
         if self._always:
             known = flatten(result)
             shown |= {name: known[name] for name in self._always if name in known}
@@ -73,7 +73,7 @@ _OF_EACH = {  # metrics with a number of each agent or policy
 }
 
 
-def _with_quantiles(result: Mapping[str, Any], most: int) -> Result:
+def with_quantiles(result: Mapping[str, Any], most: int) -> Result:
     """Replace the metrics of each agent and policy by `quantile_{0,10,50,90,100}`, where there are more than `most`."""
     shown: Result = {}
     for name, value in result.items():
@@ -85,7 +85,7 @@ def _with_quantiles(result: Mapping[str, Any], most: int) -> Result:
             names = dict.fromkeys(metric for metrics in policies for metric in metrics)
             shown[name] = {each: _quantiles(metrics.get(each) for metrics in policies) for each in names}
         else:
-            shown[name] = _with_quantiles(value, most) if isinstance(value, Mapping) else value
+            shown[name] = with_quantiles(value, most) if isinstance(value, Mapping) else value
     return shown
 
 
@@ -152,5 +152,25 @@ def _events(config: TrainConfig, policy_ids: Sequence[str]) -> Iterator[Any]:
     # Four spaces mark code in Markdown.
     yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
     yield Event(file_version="brain.Event:2")
-    for each in (experiment, start, make.text("config", yaml)):
+    for each in (experiment, start, make.text("config", yaml), _layout()):
         yield Event(summary=each, step=0)
+
+
+# The charts of the tab Custom Scalars, the most important first: title -> patterns of the metrics in it.
+_CHARTS = {
+    "episode_return_mean": ["env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"],
+    "agent_episode_returns_mean": ["env_runners/agent_episode_returns_mean/.*"],
+    "episode_len_mean": ["env_runners/episode_len_mean"],
+    "custom_metrics": ["env_runners/custom_metrics/.*_mean"],
+    "entropy": ["learners/.*/entropy"],
+    "env_steps_per_s": ["throughput/env_steps_per_s"],
+}
+
+
+def _layout() -> Any:
+    """Return the layout of Custom Scalars: TensorBoard sorts all other charts by name, and has no other order."""
+    from torch.utils.tensorboard import summary
+
+    make: Any = summary  # it has no types
+    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
+    return make.custom_scalars({"run": charts})

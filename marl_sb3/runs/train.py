@@ -48,6 +48,7 @@ def train(
     runners: int | None = None,
     record: str | Path | None = None,
     record_limit: int | str | None = None,
+    track: str | Sequence[str] | None = None,
     **more_settings: Any,
 ) -> Run:
     """Train agents, as `python -m marl_sb3.train` does.
@@ -72,8 +73,8 @@ def train(
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
             arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `runners`, `callback`, `progress_bar`,
-            `record` and `record_limit` are accepted; `settings` may change what its state does not depend on, such as
-            `learning_rate`.
+            `record`, `record_limit` and `track` are accepted; `settings` may change what its state does not depend on,
+            such as `learning_rate`.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: print what the command prints: the start, the progress (a live view on terminals and in
             notebooks, plain lines elsewhere) and the results. False: nothing is printed.
@@ -84,6 +85,9 @@ def train(
             with `resume` that of the same run; see `RecordEpisodes`. None: nothing is recorded.
         record_limit: size of the recording in bytes, or a text such as `"2GB"`, beyond which nothing is recorded; None:
             no limit.
+        track: trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio` or
+            `tensorboard`, one or several; a resumed run goes on in the same run of each. None: as in `hparams`, else
+            none; with `resume`, those of the run.
         more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.
 
     Raises:
@@ -96,7 +100,7 @@ def train(
     n_timesteps = as_integer(timesteps)
     settings, chosen = _together(settings, more_settings), either(ray, runners)
     recording = None if record is None else Recording(record, record_limit)
-    changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers}
+    changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers, "track": track}
     of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
     of_new |= {"vectorizer": vectorizer, "device": device}
     if resume is not None:
@@ -128,6 +132,6 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
 
 def _refuse_with_resume(given: Sequence[str]) -> None:
     if given:
-        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record and "
-        accepted += "record_limit are accepted"
+        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record, "
+        accepted += "record_limit and track are accepted"
         raise ConfigError(f"with resume only {accepted}; received {', '.join(given)}", key="resume")

@@ -227,7 +227,7 @@ REFUSED = [
     ({"run_dir": 3}, "run_dir is 3; accepted: a path, as a string or a pathlib.Path"),
     ({"run_dir": "a\0b"}, "run_dir is 'a\\x00b'; accepted: a path"),
     ({"resume": 3, "env": None, "n_envs": None}, "run is 3; accepted: a path, as a string or a pathlib.Path"),
-    ({"resume": "x", "seed": 1}, "record and record_limit are accepted; received n_envs, seed"),
+    ({"resume": "x", "seed": 1}, "record_limit and track are accepted; received n_envs, seed"),
     ({"settings": {"gamma": 0.9}, "gamma": 0.9}, "gamma is given by itself and in settings; accepted: once"),
     ({"timestep": 10}, "unknown hyperparameter 'timestep' of PPO; did you mean n_timesteps?"),
     ({"timesteps": "10q"}, "--timesteps: n_timesteps is '10q'; accepted: an integer of at least 1"),

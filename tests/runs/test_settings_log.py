@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
@@ -46,6 +47,16 @@ def test_the_configuration_is_there_as_text(tmp_path: Path) -> None:
     write_settings(tmp_path, config(), IDS)
     text = values(tmp_path)["config/text_summary"].tensor.string_val[0].decode()
     assert "".join(line.removeprefix("    ") + "\n" for line in text.splitlines()) == to_yaml(config())
+
+
+def test_the_mean_return_is_the_first_chart_of_custom_scalars(tmp_path: Path) -> None:
+    write_settings(tmp_path, config(), IDS)
+    layout = Layout.FromString(values(tmp_path)["custom_scalars__config__"].tensor.string_val[0])
+    (category,) = layout.category
+    first, second = [(chart.title, list(chart.multiline.tag)) for chart in category.chart][:2]
+    returns = ["^env_runners/episode_return_mean$", "^evaluation/env_runners/episode_return_mean$"]
+    assert first == ("episode_return_mean", returns)
+    assert second == ("agent_episode_returns_mean", ["^env_runners/agent_episode_returns_mean/.*$"])
 
 
 def test_the_settings_of_a_resumed_run_take_the_place_of_the_former_ones(tmp_path: Path) -> None:

@@ -1,0 +1,348 @@
+"""Send what a run logs to trackers, each in a thread of its own: one that is slow or fails holds nothing up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.logger import Image, KVWriter, filter_excluded_keys
+
+from marl_sb3.config import TrainConfig, parse_value, to_yaml
+from marl_sb3.config.ids import file_names
+from marl_sb3.errors import ConfigError, described, install_words
+from marl_sb3.metrics import Result, finite_or_none, flatten
+from marl_sb3.runs.build import source_named
+from marl_sb3.runs.folder import TRACKING_FILE, read_results
+from marl_sb3.runs.run import Run
+from marl_sb3.runs.tensorboard import with_quantiles
+from marl_sb3.runs.trackers import TRACKERS, Entry, Start, Tracker
+from marl_sb3.storage.atomic import write_whole
+from marl_sb3.storage.process_rng import preserve_rng
+from marl_sb3.storage.regular import read_regular
+
+_log = logging.getLogger(__name__)
+
+OPEN_S = 30.0  # how long a training waits for a tracker before it begins
+END_S = 60.0  # how long it waits at its end for a tracker that makes no progress
+UNREACHED_S = 2.0  # and for one that has not answered at all
+_MOST_WAITING = 10_000  # entries; a resume sends the tracker what it has missed
+_PROJECT = "marl_sb3"
+
+
+def trackers_of(config: TrainConfig) -> list[str]:
+    """Return the names of a run's trackers, without `tensorboard`, whose files every run writes."""
+    names = [config.track] if isinstance(config.track, str) else config.track or ()
+    return [name for name in dict.fromkeys(names) if name in TRACKERS]
+
+
+def require_trackers(config: TrainConfig) -> None:
+    """Refuse trackers that are not installed, before anything is made.
+
+    Raises:
+        ConfigError: the message says how to install it.
+    """
+    with source_named(config, "track"):
+        for name in trackers_of(config):
+            package = TRACKERS[name].package
+            spec = find_spec(package)
+            if spec is None or spec.origin is None:  # a folder `wandb`, which W&B writes, looks like a package
+                words = f"track {name} needs {package}, which is not installed; {install_words(name)}"
+                raise ConfigError(words, key="track")
+
+
+# --- What a tracker gets ---------------------------------------------------------------------------------------------
+
+
+class TrackerOutput(KVWriter):
+    """An output of SB3's logger that sends each iteration as an `Entry`.
+
+    Args:
+        name: of the tracker, also for the argument `exclude` of `logger.record`.
+        send: called with each entry.
+        folder: the run folder, where the films of `episode.media` are.
+        most_agents: of more agents or policies, the metrics of each are sent as their quantiles, as for TensorBoard.
+    """
+
+    def __init__(self, name: str, send: Callable[[Entry], object], folder: Path, most_agents: int) -> None:
+        self.name, self._send, self._folder, self._most_agents = name, send, folder, most_agents
+        self._waiting: dict[str, Any] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Keep what callbacks dump between two iterations for the next entry."""
+        self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
+
+    def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
+        """Send an iteration, with what callbacks have recorded; names are flat."""
+        values = {**self._waiting, **recorded, **flatten(with_quantiles(result, self._most_agents))}
+        self._waiting = {}
+        pictures = {name: value for name, value in values.items() if isinstance(value, Image)}
+        files = file_names([_medium(name) for name in pictures], f"-{result.get('iteration', 0):06}.gif")
+        films = {name: self._folder / "media" / files[_medium(name)] for name in pictures}
+        films = {name: path for name, path in films.items() if path.is_file()}
+        self._send(
+            Entry(
+                step,
+                _numbers(values),
+                {name: value for name, value in values.items() if _is_sample(value)},
+                {name: np.asarray(each.image) for name, each in pictures.items() if name not in films},
+                films,
+            )
+        )
+
+    def close(self) -> None:
+        """Do nothing: a run may log again, when it goes on after a rollback."""
+
+
+def _medium(name: str) -> str:
+    """Return the name that a hook has given to a film, as its file has it."""
+    return name.removeprefix("env_runners/media/")
+
+
+def _is_sample(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "fiu"
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    found = {name: value.item() if _is_scalar_array(value) else value for name, value in values.items()}
+    numbers = {name: value for name, value in found.items() if isinstance(value, (int, float, np.number))}
+    return {name: value for name, value in finite_or_none(numbers).items() if value is not None}
+
+
+def _is_scalar_array(value: Any) -> bool:
+    return getattr(value, "size", None) == 1 and hasattr(value, "item")
+
+
+def _missed(folder: Path, most_agents: int, after: int, until: int) -> Iterator[Entry]:
+    """Yield what a run has logged after a step that its tracker does not have, in env steps."""
+    for result in read_results(folder):
+        step = result.get("num_env_steps_sampled_lifetime")
+        if isinstance(step, int) and after < step <= until:
+            yield Entry(step, _numbers(flatten(with_quantiles(result, most_agents))))
+
+
+# --- What the run folder remembers -----------------------------------------------------------------------------------
+
+
+class Memory:
+    """The file of a run folder that says in which run of each tracker it is, and which step that has got last.
+
+    It names runs, but no addresses: where a tracker is, only its user says.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._lock = folder / TRACKING_FILE, threading.Lock()
+        self._of: dict[str, dict[str, Any]] = {}
+        if os.path.lexists(self._path):
+            self._of = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = json.loads(read_regular(self._path))
+            fits = isinstance(found, dict) and all(_is_remembered(each) for each in found.values())
+        except (ValueError, RecursionError):
+            fits = False
+        if not fits:
+            raise ConfigError(f"{self._path} is damaged; without it, a run begins anew in its trackers", key="run")
+        return dict(found)
+
+    def of(self, name: str) -> tuple[dict[str, str], int]:
+        """Return what a tracker has asked to remember, and the step that it has got last; {} and -1 at first."""
+        entry = dict(self._of.get(name, {}))
+        return entry, entry.pop("step", -1)
+
+    def remember(self, name: str, what: Mapping[str, str], step: int) -> None:
+        """Replace what is remembered of a tracker."""
+        with self._lock:
+            self._of[name] = {**what, "step": step}
+            write_whole(self._path, json.dumps(self._of, indent=1) + "\n")
+
+
+def _is_remembered(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and type(entry.get("step")) is int
+        and all(isinstance(value, str) for name, value in entry.items() if name != "step")
+    )
+
+
+# --- A thread for each tracker ---------------------------------------------------------------------------------------
+
+
+class TrackerThread:
+    """Calls one tracker in a thread, in order. After an error there is one warning, and it is not called any more.
+
+    Args:
+        tracker: is called in the thread alone.
+        start: what the tracker gets when it is opened.
+        memory: of the run folder.
+        missed: yields what was logged after a step and before this training.
+    """
+
+    def __init__(
+        self, tracker: Tracker, start: Start, memory: Memory, missed: Callable[[int], Iterator[Entry]]
+    ) -> None:
+        self._tracker, self._start, self._memory, self._missed = tracker, start, memory, missed
+        self._step = -1  # the last one that the tracker has got
+        self._jobs: Queue[Callable[[], object]] = Queue()
+        self._opened, self._ended, self._failed = threading.Event(), threading.Event(), threading.Event()
+        self._done = 0  # jobs
+        self._thread = threading.Thread(target=self._run, name=f"tracker {tracker.name}", daemon=True)
+        self._thread.start()
+
+    def wait_until_open(self, timeout_s: float) -> None:
+        """Wait until the tracker is open or has failed, but not longer than `timeout_s`."""
+        self._opened.wait(timeout_s)
+
+    def log(self, entry: Entry) -> None:
+        """Let the tracker log an iteration, unless it has that step from before a resume."""
+        self._add(partial(self._log, entry))
+
+    def save(self, path: Path) -> None:
+        """Let the tracker keep a checkpoint, if it is still there when its turn comes."""
+        self._add(partial(self._save, path))
+
+    def close(self, *, failed: bool) -> None:
+        """End the tracker's run and wait for it, as long as it makes progress."""
+        self._add(partial(self._close, failed=failed))
+        limit_s = END_S if self._opened.is_set() else UNREACHED_S
+        done, since_s = self._done, time.monotonic()
+        while not self._ended.wait(0.05) and time.monotonic() - since_s < limit_s:
+            if self._done > done:
+                done, since_s = self._done, time.monotonic()
+        if not self._ended.is_set():
+            self._fail("no answer")
+
+    def _add(self, job: Callable[[], object]) -> None:
+        if self._failed.is_set():
+            return
+        if self._jobs.qsize() >= _MOST_WAITING:
+            self._fail(f"{_MOST_WAITING:,} iterations wait for it")
+        self._jobs.put(job)
+
+    def _fail(self, why: str) -> None:
+        if not self._failed.is_set():
+            self._failed.set()
+            words = "the training goes on without it; a resume sends what it has missed"
+            _log.warning("%s: %s; %s", self._tracker.name, why, words)
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            self._opened.set()
+            while not (self._ended.is_set() or self._failed.is_set()):
+                try:
+                    job = self._jobs.get(timeout=1.0)
+                except Empty:
+                    continue
+                job()
+                self._done += 1
+        except BaseException as error:  # of any kind, also SystemExit: a training must not end because of a tracker
+            self._fail(" ".join(described(error).split())[:500])
+            _log.debug("where %s failed", self._tracker.name, exc_info=error)
+        finally:
+            self._opened.set()
+            self._ended.set()
+
+    def _open(self) -> None:
+        known, step = self._memory.of(self._tracker.name)
+        has = self._tracker.open(self._start, known)
+        self._step = step if has is None else has
+        self._memory.remember(self._tracker.name, self._tracker.remembered, self._step)
+        _log.info("%s: %s", self._tracker.name, self._tracker.place)
+        for entry in self._missed(self._step):
+            self._log(entry)
+
+    def _log(self, entry: Entry) -> None:
+        if entry.step <= self._step:
+            return
+        # Before it is sent: if the process is killed between the two, a step is missing rather than there twice.
+        self._memory.remember(self._tracker.name, self._tracker.remembered, entry.step)
+        self._tracker.log(entry)
+        self._step = entry.step
+
+    def _save(self, path: Path) -> None:
+        try:
+            if path.is_dir():
+                self._tracker.save(path)
+        except OSError:
+            if path.is_dir():  # otherwise it was removed meanwhile, since there are newer ones
+                raise
+
+    def _close(self, *, failed: bool) -> None:
+        self._tracker.close(failed=failed)
+        self._ended.set()
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+class Tracking:
+    """The trackers of a training in progress.
+
+    Attributes:
+        outputs: of the run's logger.
+    """
+
+    def __init__(self, threads: Mapping[str, TrackerThread], folder: Path, most_agents: int) -> None:
+        self._threads = threads
+        self.outputs = [TrackerOutput(name, each.log, folder, most_agents) for name, each in threads.items()]
+
+    def save(self, checkpoint: Path) -> None:
+        """Let all trackers keep a checkpoint."""
+        for each in self._threads.values():
+            each.save(checkpoint)
+
+
+@contextmanager
+def tracking(run: Run) -> Iterator[Tracking]:
+    """Open the trackers of a run, and close them at its end. Nothing that they do or draw changes the training.
+
+    Raises:
+        ConfigError: what the run folder remembers of them is damaged.
+    """
+    folder, most_agents, names = run.folder, run.config.tensorboard_agents, trackers_of(run.config)
+    memory = Memory(folder) if names else None
+    with ExitStack() as cleanup:
+        threads: dict[str, TrackerThread] = {}
+        if memory is not None:
+            start = _start(run)
+            missed = partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
+            with preserve_rng():
+                threads = {name: TrackerThread(TRACKERS[name](), start, memory, missed) for name in names}
+                until_s = time.monotonic() + OPEN_S
+                for each in threads.values():
+                    each.wait_until_open(max(0.0, until_s - time.monotonic()))
+        for each in threads.values():
+            cleanup.push(partial(_close, each))
+        yield Tracking(threads, folder, most_agents)
+
+
+def _close(thread: TrackerThread, kind: Any, error: Any, traceback: Any) -> None:
+    thread.close(failed=kind is not None)
+
+
+def _start(run: Run) -> Start:
+    config, path = run.config, run.folder
+    (settings,) = parse_value(to_yaml(config)).values()
+    return Start(
+        path,
+        f"{path.parent.name}/{path.name}",
+        config.track_project,
+        _PROJECT,
+        {"env": config.env, **settings},
+        {"env": config.env, "algo": config.algo, "policies": config.named_policies},
+    )
