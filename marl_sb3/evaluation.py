@@ -267,14 +267,19 @@ def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int 
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
     with preserve_rng(), preserve_noise(algo.policies.values()):
         try:
-            _seed_generators(seed)
+            seed_generators(seed)
             yield
         finally:
             for module, training in modes:
                 module.training = training
 
 
-def _seed_generators(seed: int | None) -> None:
+def seed_generators(seed: int | None) -> None:
+    """Seed the global generators of PyTorch, CUDA if it is in use, NumPy and Python as evaluations do.
+
+    Args:
+        seed: None: from the operating system's entropy.
+    """
     of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
     th.default_generator.manual_seed(of_torch)
     if th.cuda.is_initialized():  # type: ignore[no-untyped-call]

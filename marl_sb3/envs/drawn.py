@@ -179,6 +179,10 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     def render_state(self, state: Any, index: int) -> Array | str | None:
         """Render one env of such states; see `render`."""
 
+    @abstractmethod
+    def scene(self) -> dict[str, Any]:
+        """Return what there is to draw in the current state as plain data, for pages that draw it in any size."""
+
     def _draw(self) -> Array | str | None:
         return self.render_state(self._state, 0)
 

@@ -119,14 +119,27 @@ class ProcessRandomness(Stateful):
     }
 
 
+RngStates = tuple[Any, Any, th.Tensor, list[th.Tensor]]  # of Python, NumPy, PyTorch, and each CUDA device
+
+
+def get_rng() -> RngStates:
+    """Return the states of all global generators."""
+    return random.getstate(), np.random.get_state(), th.get_rng_state(), _cuda_states()  # noqa: NPY002
+
+
+def set_rng(states: RngStates) -> None:
+    """Set the states of all global generators."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    th.set_rng_state(states[2])
+    _set_cuda(states[3])
+
+
 @contextmanager
 def preserve_rng() -> Iterator[None]:
     """Restore the state of all global generators on exit."""
-    before = random.getstate(), np.random.get_state(), th.get_rng_state(), _cuda_states()  # noqa: NPY002
+    before = get_rng()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        th.set_rng_state(before[2])
-        _set_cuda(before[3])
+        set_rng(before)

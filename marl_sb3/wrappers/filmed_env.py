@@ -198,12 +198,17 @@ def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -
     def make(env_index: int, **env_kwargs: Any) -> ParallelEnv:
         if env_index != 0:
             return make_env(factory, env_index, env_kwargs)
-        return FilmedEnv(_with_images(factory, env_kwargs), on_frame, n_episodes)
+        return FilmedEnv(with_images(factory, env_kwargs), on_frame, n_episodes)
 
     return make
 
 
-def _with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
+def with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
+    """Make env 0 of a factory with `render_mode="rgb_array"`.
+
+    Raises:
+        ConfigError: it does not render images.
+    """
     try:
         with warnings.catch_warnings():
             # Gymnasium warns of a missing render mode; below, it is an error.

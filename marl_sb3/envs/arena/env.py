@@ -49,6 +49,7 @@ class ArenaEnv(DrawnEnv):
         "is_parallelizable": True,
         "legend": LEGEND,
         "reset_options": (),  # it takes none
+        "action_names": ("up", "right", "down", "left"),
         "custom_metrics": {
             "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
             "num_collisions": {"agent": "agent2", "key": "collision"},
@@ -128,6 +129,17 @@ class ArenaEnv(DrawnEnv):
         """Return [cell of agent1, cell of agent2, each cell visited or not]: (2 + H*W,) int64."""
         self._require_reset("state()")
         return np.concatenate((self._state.cells[0], self._state.visited[0]))
+
+    @override
+    def scene(self) -> dict[str, Any]:
+        self._require_reset("scene()")
+        return {
+            "kind": "arena",
+            "height": self.height,
+            "width": self.width,
+            "cells": self._state.cells[0].tolist(),
+            "visited": np.flatnonzero(self._state.visited[0]).tolist(),
+        }
 
     def render_state(self, state: rules.ArenaState, index: int) -> Array | str | None:
         """Render one arena of this size."""

@@ -97,6 +97,26 @@ class WaterworldEnv(DrawnEnv):
         }
         return self._stepped(rewards[0], int(self._state.timesteps[0]) == self.parameters.max_cycles, infos)
 
+    @override
+    def scene(self) -> dict[str, Any]:
+        self._require_reset("scene()")
+        own, places = self.parameters, np.round(self._state.positions[0].T, 5)
+        ends = [own.n_pursuers, own.n_pursuers + own.n_evaders]
+        pursuers, foods, poisons = (part.tolist() for part in np.split(places, ends))
+        return {
+            "kind": "waterworld",
+            "pursuers": pursuers,
+            "foods": foods,
+            "poisons": poisons,
+            "obstacles": self._state.obstacles[0].T.tolist(),
+            "radius": own.radius,
+            "food_size": rules.FOOD_SIZE,  # in radii
+            "poison_size": rules.POISON_SIZE,
+            "obstacle_radius": own.obstacle_radius,
+            "sensor_range": own.sensor_range,
+            "n_sensors": own.n_sensors,
+        }
+
     def render_state(self, state: rules.PondState, index: int) -> Array | None:
         """Render one pond of these parameters."""
         return self._shown(render_rgb(state.positions[index], state.obstacles[index], self.parameters))
