@@ -61,7 +61,10 @@ from marl_sb3.serving.predictor import Predictor
 
 folder, port, side = sys.argv[1:]
 api = Api(
-    Predictor(SavedRun.open(folder)), Limits(), reload_s=0.0, backend="torch" if side == "torch" else "auto",
+    Predictor(SavedRun.open(folder, makes_env=False)),
+    Limits(),
+    reload_s=0.0,
+    backend="torch" if side == "torch" else "auto",
     together=side != "alone",
 )
 app = make_app(api.routes(), token=None, hosts=["127.0.0.1"], limits=Limits(), lifespan=api.lifespan)
@@ -205,7 +208,7 @@ def measure(run: str, side: str, clients: list[int], seconds: float, folder: Pat
     space.seed(0)
     found = {}
     with served(run, side, folder) as port:
-        for rows in ROWS[:1] if "lit" in side else ROWS:
+        for rows in ROWS[:1] if side == "litserve" else ROWS:
             observations = [space.sample().tolist() for _ in range(rows)]
             content: dict[str, Any] = {"observations": {agent: observations[0]}}
             if rows > 1:

@@ -202,11 +202,16 @@ class Guard:
         async def watched(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(_with_subprotocol(message, scope))
+            try:
+                await send(_with_subprotocol(message, scope))
+            except RuntimeError as error:
+                if "closed" not in str(error):
+                    raise
+                raise _DisconnectedError from error  # uvloop's connection was reset before uvicorn was told
 
         try:
             await self._app(scope, receive, watched)
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, _DisconnectedError):
             pass  # the client has gone
         except Exception as error:
             _log.error("%s failed: %s", scope["path"], described(error), exc_info=error)
@@ -268,7 +273,7 @@ class Guard:
 
 
 class _DisconnectedError(Exception):
-    """The client has gone before its request was complete."""
+    """The client has gone before its request was complete, or before its answer was."""
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes:
@@ -379,6 +384,9 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def handle_websocket_upgrade(self, *request: Any) -> None:
         self._stop()
         super().handle_websocket_upgrade(*request)
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            # What websockets cannot parse, such as the method POST, uvicorn leaves without an answer.
+            self._end(400, "the request for a WebSocket is not accepted; accepted: GET with at most 128 short headers")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()

@@ -219,6 +219,12 @@ def test_a_head_that_does_not_end_is_refused(address: str) -> None:
     )
 
 
+@pytest.mark.parametrize("odd", ["POST /talk HTTP/1.1\r\n", "GET /talk HTTP/1.1\r\n" + "a: b\r\n" * 200])
+def test_upgrades_to_a_websocket_that_cannot_be_are_answered(address: str, odd: str) -> None:
+    upgrade = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    assert raw(address, (odd + upgrade).encode()).startswith(b"HTTP/1.1 4")
+
+
 def test_connections_are_counted(address: str) -> None:
     port = int(address.rpartition(":")[2])
     held = [socket.create_connection(("127.0.0.1", port)) for _ in range(LIMITS.connections)]
