@@ -19,6 +19,10 @@ RUNS = {
     "central_critic.py": (["--env-steps", "2000"], r"return -?\d+\.\d after 2000 env steps"),
     "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
     "league.py": (["--env-steps", "2048", "--every", "1"], r"2048 env steps: \d+% of the games won, \d+% of the moves"),
+    "offline_d3rlpy.py": (  # learns, too, where d3rlpy is; it needs an older gymnasium than marl_sb3
+        ["data", "--env-steps", "2048", "--updates", "100"],
+        r"\d+ episodes: mean return \d+\.\d, of the last 20 \d+\.\d\nd3rlpy(, 100 updates: mean| is not installed)",
+    ),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
     "reinforce.py": (["--env-steps", "4000"], r"4000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
