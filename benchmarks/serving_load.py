@@ -2,11 +2,12 @@
 
     python benchmarks/serving_load.py RUN [--sides NAME,...] [--clients 1,8,64] [--seconds 3] [--repeats 3]
 
-serve:       `python -m marl_sb3.serve`: requests that arrive together are answered together; ONNX Runtime where faster
-torch:       the same with PyTorch alone
-alone:       the same, each request answered alone
-litserve:    LitServe with SB3's `predict` on batches of up to 64 (pip install litserve)
-alone_lit:   the same without batches
+serve:        `python -m marl_sb3.serve`: requests that arrive together are answered together, by ONNX Runtime
+alone:        the same, each request answered alone
+torch:        as `serve`, by PyTorch
+torch_alone:  as `alone`, by PyTorch
+litserve:     LitServe with SB3's `predict` on batches of up to 64 requests (pip install litserve)
+lit_alone:    the same without batches of requests
 
 The clients are coroutines of this process, each with one connection that stays open, which asks again when it has its
 answer. A request has one observation, or 64 of them (`batch`) for the servers that take batches. Everything stays on
@@ -18,12 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,12 +35,12 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from command_line import add_count, add_names, parser
+from command_line import add_names, parser
 from measure import Report, Setting, number, print_table, spread, take_turns
 
 from marl_sb3 import load_policies
 
-SIDES = ("serve", "torch", "alone", "litserve", "alone_lit")
+SIDES = ("serve", "alone", "torch", "torch_alone", "litserve", "lit_alone")
 ROWS = (1, 64)  # observations in a request
 WARM_UP_S = 0.5
 DEADLINE_S = 60.0  # for a server to answer its first request, and for ONNX Runtime to be chosen
@@ -64,8 +66,8 @@ api = Api(
     Predictor(SavedRun.open(folder, makes_env=False)),
     Limits(),
     reload_s=0.0,
-    backend="torch" if side == "torch" else "auto",
-    together=side != "alone",
+    backend="torch" if "torch" in side else "onnx",
+    together="alone" not in side,
 )
 app = make_app(api.routes(), token=None, hosts=["127.0.0.1"], limits=Limits(), lifespan=api.lifespan)
 gc.freeze()
@@ -176,13 +178,15 @@ def served(run: str, side: str, folder: Path) -> Iterator[int]:
     script.write_text(program(side), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), run, str(port), side]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         wait_until_ready(process, port, side)
         yield port
     finally:
-        process.terminate()
-        process.wait(30)
+        os.killpg(process.pid, signal.SIGKILL)  # LitServe's processes outlive the one that was started
+        process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, side: str) -> None:
@@ -192,7 +196,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, side: str) -> 
         try:
             path = "health" if "lit" in side else "info"
             answer = urlopen(f"http://127.0.0.1:{port}/{path}").read()
-            if side in ("torch", "litserve", "alone_lit") or b'"backend":"onnx"' in answer:
+            if side in ("torch", "torch_alone", "litserve", "lit_alone") or b'"backend":"onnx"' in answer:
                 return
         except (URLError, OSError):
             pass
@@ -219,14 +223,14 @@ def measure(run: str, side: str, clients: list[int], seconds: float, folder: Pat
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure all sides in turns, and print a table."""
     options = parser(__doc__)
     options.add_argument("run", metavar="RUN", help="a run folder; its observations are arrays of numbers")
     add_names(options, "--sides", SIDES)
     options.add_argument("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8, 64])
-    add_count(options, "--seconds", 3, "seconds of each measurement")
-    arguments = options.parse_args()
+    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement; default: 3")
+    arguments = options.parse_args(argv)
     with TemporaryDirectory() as folder:
         sides = {
             side: partial(measure, arguments.run, side, arguments.clients, arguments.seconds, Path(folder))

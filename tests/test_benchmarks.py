@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,15 @@ import numpy as np
 import pytest
 from forked import ForkServer, forked_subprocess
 
+import marl_sb3
+from marl_sb3.serving.api import policy_server
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
 SHARED |= {"games", "preset_curves", "preset_jobs", "external_client"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
-WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which these tests replace
+WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo", "serving_load")  # which these tests replace
 
 
 @dataclass(frozen=True)
@@ -444,3 +448,29 @@ def test_equal_distributions_look_equal_and_others_do_not(load: Load) -> None:
     assert checks.ks_distance(one, same) < 0.02
     assert 0.18 < checks.ks_distance(one, other) < 0.21  # 0.1974 for these two normal distributions
     assert checks.z_scores(np.ones((2, 2)), np.array([[1.0, 2.0]] * 2)).tolist() == [0.0, 99.0]
+
+
+# --- serving_load ----------------------------------------------------------------------------------------------------
+
+
+def test_servers_are_measured_by_their_clients(
+    load: Load, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def served(run: str, *_: object) -> Iterator[int]:  # in this process: it has imported everything
+        with policy_server(run, backend="torch", reload_s=0) as server:
+            yield int(server.address.rpartition(":")[2])
+
+    module = load("serving_load")
+    monkeypatch.setattr(module, "served", served)
+    monkeypatch.setattr(module, "WARM_UP_S", 0.02)
+    settings = {"n_steps": 4, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}}
+    marl_sb3.train("arena", timesteps=4, n_envs=1, seed=1, settings=settings, run_dir=in_tmp / "run")
+    options = ["--sides", "torch", "--clients", "1,2", "--seconds", "0.1", "--repeats", "1", "--json", "figures.json"]
+    module.main([str(in_tmp / "run"), *options])
+    results = written()["results"]
+    assert set(results) == {"torch, 1 x 1", "torch, 2 x 1", "torch, 1 x 64", "torch, 2 x 64"}
+    for (found,) in results.values():
+        assert found["requests_per_s"] > 0
+        assert 0 < found["p50_ms"] <= found["p99_ms"]
+    assert "torch, 2 x 64" in capsys.readouterr().out
