@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3.cli.command import EXIT_DONE
@@ -23,6 +22,7 @@ from marl_sb3.cli.parser import (
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.runs.run import SavedRun
     from marl_sb3.serving.api import Api
     from marl_sb3.serving.http import Limits
 
@@ -36,6 +36,7 @@ GET  /info          policies, agents, spaces, checkpoint, limits
 POST /predict       {"observations": {AGENT: ...}} -> {"actions": {AGENT: ...}}
 GET  /weights       the policies as a safetensors file
 GET  /openapi.json  all of this, and the fields of /predict
+GET  /              with --ui: a page that shows episodes, and lets you play
 
 The address is printed when the server answers. Ctrl-C and SIGTERM end it after
 the requests in flight. Clients on other machines need a token, and should get
@@ -43,6 +44,7 @@ TLS: otherwise the token can be read on its way.
 
 examples
   python -m marl_sb3.serve runs/arena
+  python -m marl_sb3.serve runs/arena --ui
   python -m marl_sb3.serve runs/arena --port 0 --checkpoint latest
   MARL_SB3_TOKEN=... python -m marl_sb3.serve runs/arena --host 0.0.0.0 \\
       --tls-cert cert.pem --tls-key key.pem
@@ -69,6 +71,9 @@ def build_parser() -> CommandParser:
         "what computes actions; auto: ONNX Runtime where it can and is faster; default: auto",
         choices=["auto", "onnx", "torch"],
         default="auto",
+    )
+    parser.option(
+        "--ui", "also a page for browsers that plays episodes, in which you may act for any agent; default: off"
     )
     parser.section("limits")
     parser.option("--max-body BYTES", "size of a request; default: 8000000", type=integer, default=8_000_000)
@@ -98,10 +103,19 @@ def _serve(arguments: argparse.Namespace) -> int:
     from marl_sb3.serving.http import make_app, require_token, run_server, served_hosts
 
     require_token(listening["host"], listening["token"])
-    api = _api(arguments, found_run(arguments.run), limits)
+    run = _run(arguments)
+    api = _api(arguments, run, limits)
     hosts = served_hosts(listening["host"])
-    app = make_app(api.routes(), token=listening.pop("token"), hosts=hosts, limits=limits, lifespan=api.lifespan)
-    run_server(app, **listening, limits=limits, on_started=lambda address: print(f"serving on {address}", flush=True))
+    routes, public = api.routes(), list[str]()
+    if arguments.ui:
+        from marl_sb3.serving.ui import PAGE_FILES, ui_routes
+
+        routes, public = [*routes, *ui_routes(run)], [*PAGE_FILES]
+    app = make_app(
+        routes, token=listening.pop("token"), hosts=hosts, limits=limits, public=public, lifespan=api.lifespan
+    )
+    what = "page and policies" if arguments.ui else "serving"
+    run_server(app, **listening, limits=limits, on_started=lambda address: print(f"{what} on {address}", flush=True))
     return EXIT_DONE
 
 
@@ -129,17 +143,23 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(arguments.max_body, arguments.max_batch, arguments.timeout_s, arguments.max_connections)
 
 
-def _api(arguments: argparse.Namespace, folder: Path, limits: Limits) -> Api:
-    """Load the policies, and say which."""
+def _run(arguments: argparse.Namespace) -> SavedRun:
+    folder = found_run(arguments.run)
     with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs.run import SavedRun
+
+        return SavedRun.open(folder, named_env(arguments), makes_env=arguments.ui)
+
+
+def _api(arguments: argparse.Namespace, run: SavedRun, limits: Limits) -> Api:
+    """Load the policies, and say which."""
+    with without_collections():
         from marl_sb3.serving.api import Api
         from marl_sb3.serving.predictor import Predictor
 
         env = named_env(arguments)
         options = [] if env is None else ["--env", env]
         options += [text for module in arguments.imports for text in ("--import", module)]
-        run = SavedRun.open(folder, env, makes_env=False)
         predictor = Predictor(run, arguments.checkpoint, options)
     served = predictor.served
     print(f"{run.files.shown}, {served.checkpoint}, of {served.env_steps:,} env steps", flush=True)

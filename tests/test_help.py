@@ -17,7 +17,7 @@ OPTIONS = {
     "evaluate": 16,
     "export": 7,
     "imitate": 18,
-    "serve": 15,
+    "serve": 16,
     "doctor": 9,
     "tune": 34,
 }

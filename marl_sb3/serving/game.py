@@ -12,6 +12,7 @@ from msgspec import Struct
 from marl_sb3.acting.actor import Acted, Actor
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.policy import PolicyInputs
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.evaluation import EvaluationPlan, require_same_agents, seed_generators
 from marl_sb3.policies.mapping import Deterministic, by_policy
@@ -87,6 +88,9 @@ class LiveGame:
     def __init__(self, run: SavedRun) -> None:
         self._run = run
         self._asked: tuple[str | None] | None = None
+        if run.config.env == EXTERNAL:
+            words = "clients step the env of this run, so that no episode can be played in it"
+            raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
         self.plan = EvaluationPlan.of_run(run.config, 1)
         env = env_of(run.config)
 

@@ -85,6 +85,7 @@ def test_metadata_names_the_arenas_metrics():
             "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
             "num_collisions": {"agent": "agent2", "key": "collision"},
         },
+        "action_names": ("up", "right", "down", "left"),
         "legend": {"agent1": (29, 91, 214), "agent2": (230, 96, 18), "visited by agent1": (196, 220, 252)},
     }
     assert str(ArenaEnv()) == "arena_v0"

@@ -1,0 +1,183 @@
+"""The page of `serve --ui`: its protocol here, and the page itself in a real browser (marker `browser`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_envs import small_run
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
+from marl_sb3.serving.ui import PAGE_FILES, ui_routes
+
+TOKEN = "a-token-of-tests"
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    return small_run(tmp_path_factory.mktemp("run") / "run", "arena", **{"env.max_timesteps": 15})
+
+
+@contextmanager
+def served(run: SavedRun, port: int = 0, token: str | None = None, **more: Any) -> Iterator[str]:
+    app = make_app(
+        ui_routes(run, **more), token=token, hosts=LOOPBACK_HOSTS, limits=Limits(seconds=1), public=[*PAGE_FILES]
+    )
+    with ServerThread(app, host="127.0.0.1", port=port, limits=Limits(seconds=1)) as server:
+        yield server.address
+
+
+def live_of(address: str) -> str:
+    return f"ws{address.removeprefix('http')}/live"
+
+
+# --- Without a browser -----------------------------------------------------------------------------------------------
+
+
+def test_a_viewer_plays_over_a_websocket_and_fetches_a_film(arena: SavedRun) -> None:
+    with served(arena, most_viewers=1) as address, connect(f"{live_of(address)}") as socket:
+        folder = json.loads(socket.recv())["folder"]
+        assert json.loads(socket.recv())["type"] == "hello"
+        for command in ({"do": "pause"}, {"do": "film"}, {"do": "step"}, {"do": "film", "on": False}, {}):
+            socket.send(json.dumps(command))
+        found: dict[str, Any] = {}
+        while {"film", "problem"} - found.keys():
+            message = json.loads(socket.recv(timeout=20))
+            found[message["type"]] = message
+        assert "not a command" in found["problem"]["message"]
+        assert httpx.get(f"{address}/{folder}{found['film']['name']}").content[:6] == b"GIF89a"
+        assert httpx.get(f"{address}/{folder}other.gif").status_code == 404
+        with connect(live_of(address)) as second:
+            assert "1 viewers are watching" in json.loads(second.recv())["message"]
+
+
+def test_the_page_needs_no_token_and_what_it_shows_does(arena: SavedRun) -> None:
+    with served(arena, token=TOKEN) as address:
+        for path in PAGE_FILES:
+            answer = httpx.get(address + path)
+            assert answer.status_code == 200
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert not re.search(r"(src|href)=\"(https?:)?//|import .*https?:", answer.text)  # nothing from elsewhere
+        assert httpx.get(f"{address}/films/-/-").status_code == 401
+        with pytest.raises(InvalidStatus, match="401"), connect(live_of(address)):
+            pass
+        with connect(live_of(address), subprotocols=["marl-sb3", f"token.{TOKEN}"]) as socket:  # type: ignore[list-item]
+            assert json.loads(socket.recv())["type"] == "films"
+
+
+# --- In a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as engines:
+        installed = shutil.which("chromium") or shutil.which("google-chrome")  # None: playwright's own
+        yield engines.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[[str], Any]]:
+    """Open a page; in the end, none of the pages may have had an error."""
+    contexts, errors = [], []
+
+    def open_page(address: str) -> Any:
+        contexts.append(browser.new_context())
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [text for text in errors if "WebSocket" not in text and "401" not in text] == []
+
+
+def step_of(page: Any) -> int:
+    return int(re.search(r"step (\d+)", page.locator("#clock").inner_text())[1])  # type: ignore[index]
+
+
+def shows(page: Any, selector: str, words: str) -> None:
+    page.locator(selector).filter(has_text=words).wait_for()
+
+
+@pytest.mark.browser
+def test_it_loads_plays_and_a_key_moves_the_agent(arena: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(arena) as address:
+        page = opened(address)
+        shows(page, "#connection", "Connected")
+        page.wait_for_function("() => /step [2-9]/.test(document.getElementById('clock').textContent)")
+        page.get_by_role("button", name="Restart").click()
+        page.get_by_role("button", name="Take over agent1").click()
+        shows(page, "#state", "Your move")
+        before = step_of(page)
+        page.keyboard.press("ArrowRight")
+        shows(page, "#clock", f"step {before + 1}")
+        page.get_by_role("button", name="down").click()
+        shows(page, "#clock", f"step {before + 2}")
+        assert "agent1 in row" in page.locator("#stage").get_attribute("aria-label")
+        pixels = page.evaluate(
+            "() => { const c = document.getElementById('stage'); const d = c.getContext('2d')"
+            ".getImageData(0, 0, c.width, c.height).data; return new Set(new Uint32Array(d.buffer)).size; }"
+        )
+        assert pixels > 3
+
+
+@pytest.mark.browser
+def test_two_viewers_play_apart_and_reconnect_after_a_restart(arena: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(arena) as address:
+        pages = [opened(address) for _ in range(2)]
+        for page, seed in zip(pages, ("1", "2"), strict=True):
+            shows(page, "#connection", "Connected")
+            page.get_by_label("Seed").fill(seed)
+            page.get_by_role("button", name="Begin").click()
+        for page, seed in zip(pages, ("1", "2"), strict=True):
+            shows(page, "#clock", f"seed {seed}")
+    for page in pages:
+        shows(page, "#connection", "Not connected")
+    with served(arena, port=int(address.rpartition(":")[2])):
+        for page, seed in zip(pages, ("1", "2"), strict=True):
+            shows(page, "#connection", "Connected")
+            shows(page, "#clock", f"seed {seed}")  # as they were
+
+
+@pytest.mark.browser
+def test_a_film_is_saved(arena: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(arena) as address:
+        page = opened(address)
+        page.get_by_role("button", name="Record").click()
+        page.get_by_role("button", name=re.compile(r"Save GIF \([3-9]")).wait_for()
+        with page.expect_download() as download:
+            page.locator("#film").click()
+        assert Path(download.value.path()).read_bytes()[:6] == b"GIF89a"
+
+
+@pytest.mark.browser
+def test_it_asks_for_the_token(arena: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(arena, token=TOKEN) as address:
+        page = opened(address)
+        page.get_by_label("Token", exact=True).fill(TOKEN)
+        page.get_by_role("button", name="Connect").click()
+        shows(page, "#connection", "Connected")
+        shows(opened(f"{address}/#token={TOKEN}"), "#connection", "Connected")
+
+
+@pytest.mark.browser
+def test_an_env_that_cannot_be_drawn_says_why(tmp_path: Path, opened: Callable[[str], Any]) -> None:
+    with served(small_run(tmp_path / "run", "live_envs:Undrawn")) as address:
+        page = opened(address)
+        shows(page, "#undrawn", "This env cannot be drawn")
+        shows(page, "#score", "agent")
