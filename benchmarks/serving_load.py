@@ -67,10 +67,10 @@ api = Api(
     Limits(),
     reload_s=0.0,
     backend="torch" if "torch" in side else "onnx",
+    settled=gc.freeze,
     together="alone" not in side,
 )
 app = make_app(api.routes(), token=None, hosts=["127.0.0.1"], limits=Limits(), lifespan=api.lifespan)
-gc.freeze()
 run_server(app, port=int(port), limits=Limits(), on_started=print)
 """
 THEIRS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,7 +172,15 @@ def _api(arguments: argparse.Namespace, run: SavedRun, limits: Limits) -> Api:
         reload_s=arguments.reload_s,
         backend=arguments.backend,
         say=lambda line: print(line, flush=True),
+        settled=_without_scans,
     )
+
+
+def _without_scans() -> None:
+    """Free what a newer checkpoint has replaced, and exempt the rest from collections: they would stop all requests."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,12 @@
 
     http          an app with its guards (token, host, origin, limits), and the server it runs in
     spaces_json   observations and actions of Gymnasium spaces as JSON
+    api           the routes of `serve RUN`: requests with their checks, answers, OpenAPI
+    batching      requests that arrive together are answered together
+    predictor     the policies of a run: newer checkpoints, PyTorch or ONNX Runtime
+    weights       policies as one safetensors file, and back
+    external      the routes of `train --external`
+    client        `PolicyClient`
 
 Starlette and uvicorn are imported by this layer alone, and only where something is served.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -329,6 +328,7 @@ class Api:
         reload_s: time between two looks for a newer checkpoint, in seconds; 0: none.
         backend: see `Predictor.accelerate`.
         say: gets a line about what happens, such as a newer checkpoint.
+        settled: is called, in a thread, when policies have been loaded and all that was to be imported is.
         together: see `Batcher`.
     """
 
@@ -340,6 +340,7 @@ class Api:
         reload_s: float = 5.0,
         backend: str = "auto",
         say: Callable[[str], None] = _log.info,
+        settled: Callable[[], None] = lambda: None,
         together: bool = True,
     ) -> None:
         self._predictor = predictor
@@ -347,6 +348,7 @@ class Api:
         self._reload_s = reload_s
         self._backend = backend
         self._say = say
+        self._settled = settled
         self._batcher: Batcher[Asked, Predicted] = Batcher(
             predictor.answer, lambda asked: asked.rows * len(asked.observations), _MAX_ROWS, together
         )
@@ -431,9 +433,9 @@ class Api:
         try:
             for line in self._predictor.accelerate(self._backend):
                 self._say(line)
-            gc.freeze()  # what was imported: the collections that scan it would stop all requests for 0.1 s
         except OSError as error:
             _log.warning("no ONNX Runtime: %s", error)
+        self._settled()
 
     def _reload(self) -> bool:
         try:

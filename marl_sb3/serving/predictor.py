@@ -231,6 +231,8 @@ class Predictor:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
             self._export = process
+            if self._ended.is_set():  # meanwhile
+                process.kill()
             said = process.communicate()[1].strip().splitlines()
         self._export = None
         return None if process.returncode == 0 else (said or ["the export failed"])[-1].removeprefix("error: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +270,21 @@ def test_damaged_weights_are_refused(client: httpx.Client) -> None:
             unpack_weights(wrong, hashlib.sha256(wrong).hexdigest())
 
 
+def test_forged_weights_are_refused_or_harmless(client: httpx.Client) -> None:
+    content, rng = client.get("/weights").content, random.Random(0)
+    end = 8 + int.from_bytes(content[:8], "little")
+    refused = 0
+    for _ in range(100):
+        forged = bytearray(content)
+        for _ in range(rng.randint(1, 4)):
+            forged[rng.randrange(8, end)] = rng.choice(b'0123456789abcxyz"{}[],:-.')
+        try:
+            unpack_weights(bytes(forged), hashlib.sha256(forged).hexdigest())
+        except (CheckpointError, ConfigError):
+            refused += 1
+    assert refused > 50
+
+
 # --- Newer checkpoints and weights -----------------------------------------------------------------------------------
 
 
@@ -359,6 +375,15 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
         (alone,) = predictor.answer([request])
         for agent in request.observations:
             np.testing.assert_array_equal(together.actions[agent], alone.actions[agent])
+
+
+def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
+    predictor = Predictor(SavedRun.open(masked, makes_env=False))
+    seen = {"a": np.float32([SEEN["a"]])}
+    right = Asked(seen, given={"action_masks": {"a": np.array([[False, False, True]])}})
+    first, wrong, last = predictor.answer([right, Asked(seen), right])
+    assert isinstance(wrong, ConfigError)
+    assert [each.actions["a"].tolist() for each in (first, last)] == [[2], [2]]
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
