@@ -14,7 +14,7 @@ from rich.text import Text
 
 from marl_sb3.display.text import number
 from marl_sb3.metrics import Result
-from marl_sb3.metrics.sample_stats import sample_stats
+from marl_sb3.metrics.statistics import sample_stats
 from marl_sb3.types import AgentID
 
 MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown

@@ -31,7 +31,7 @@ from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError, as_path
 from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.experience.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
-from marl_sb3.metrics.sample_stats import SampleStats, sample_stats
+from marl_sb3.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.sb3.inference import initial_states, takes_masks

@@ -13,7 +13,7 @@ from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import Samples, progress_bars, samples_table
 from marl_sb3.errors import as_path
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, episodes_of_env, play_episodes
-from marl_sb3.metrics.sample_stats import sample_stats
+from marl_sb3.metrics.statistics import sample_stats
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env

@@ -21,10 +21,11 @@ from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.episodes import info_metrics
-from marl_sb3.metrics.sample_stats import table
+from marl_sb3.metrics.result_log import read_results
+from marl_sb3.metrics.statistics import table
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, find_run, read_results, undone_on_error
+from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.storage.checkpoint_folder import with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import is_regular

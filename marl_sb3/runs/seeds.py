@@ -15,7 +15,8 @@ from marl_sb3.config import TrainConfig, to_yaml
 from marl_sb3.envs.registry import imported_modules
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import Result
-from marl_sb3.runs.folder import RunFolder, last_result
+from marl_sb3.metrics.result_log import last_result
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resolve
 from marl_sb3.storage.atomic import write_whole
 

@@ -22,8 +22,9 @@ from marl_sb3.config import TrainConfig, parse_value, to_yaml
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import ConfigError, described, install_words
 from marl_sb3.metrics import Result, finite_or_none, flatten
+from marl_sb3.metrics.result_log import read_results
 from marl_sb3.runs.build import source_named
-from marl_sb3.runs.folder import TRACKING_FILE, read_results
+from marl_sb3.runs.folder import TRACKING_FILE
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.tensorboard import with_quantiles
 from marl_sb3.runs.trackers import TRACKERS, Entry, Start, Tracker

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.config.values import counted
 from marl_sb3.display.text import number
-from marl_sb3.metrics.sample_stats import difference_interval, sample_stats
+from marl_sb3.metrics.statistics import difference_interval, sample_stats
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
 

@@ -17,9 +17,10 @@ from marl_sb3.display.text import number, short_path
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.metrics.sample_stats import table
+from marl_sb3.metrics.result_log import read_results
+from marl_sb3.metrics.statistics import table
 from marl_sb3.runs.build import resolved
-from marl_sb3.runs.folder import RunFolder, read_results
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.queue import TrialQueue, count
 from marl_sb3.tuning.search import Search

@@ -20,7 +20,7 @@ from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentCall
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
 from marl_sb3.evaluation import evaluation_seed
 from marl_sb3.metrics import flatten
-from marl_sb3.runs.folder import RESULT_FILE, read_results
+from marl_sb3.metrics.result_log import RESULT_FILE, read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marl_sb3 import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.runs.folder import read_results
+from marl_sb3.metrics.result_log import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
 from marl_sb3.training.results import ResultLogger

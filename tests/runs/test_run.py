@@ -15,8 +15,8 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.metrics.sample_stats import table
-from marl_sb3.runs.folder import read_results
+from marl_sb3.metrics.result_log import read_results
+from marl_sb3.metrics.statistics import table
 
 RETURN = "env_runners/episode_return_mean"
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}

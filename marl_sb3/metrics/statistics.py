@@ -1,14 +1,19 @@
-"""Statistics of a sample of episodes: mean, standard deviation, extremes, confidence interval; rows as a DataFrame."""
+"""Statistics of a sample of episodes or of runs: means, intervals, comparisons; rows as a DataFrame."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 from scipy.special import stdtrit
+
+from marl_sb3.types import Array
+
+RESAMPLES = 2000  # of a bootstrap
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,63 @@ def difference_interval(
     freedom = 1 / (share**2 / (first.n - 1) + (1 - share) ** 2 / (second.n - 1))
     margin = float(stdtrit(freedom, 1 - (1 - level) / 2 / comparisons)) * math.sqrt(v1 + v2)
     return difference - margin, difference + margin
+
+
+# --- Of several runs -------------------------------------------------------------------------------------------------
+
+# Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021, and its library
+# rliable: the interquartile mean, percentile bootstrap over runs, probability of improvement, performance profiles.
+
+
+def mean(values: Array) -> Array:
+    """The mean over the first axis, the runs."""
+    return np.mean(values, axis=0)  # type: ignore[no-any-return]
+
+
+def interquartile_mean(values: Array) -> Array:
+    """The mean over the first axis, the runs, without the lowest and the highest quarter of them, rounded down."""
+    cut = len(values) // 4
+    return np.mean(np.sort(values, axis=0)[cut : len(values) - cut], axis=0)  # type: ignore[no-any-return]
+
+
+def bootstrap_interval(
+    values: Array, statistic: Callable[[Array], Array], level: float = 0.95, seed: int = 0
+) -> tuple[Array, Array]:
+    """The bounds of a statistic by the percentile bootstrap: of the runs, drawn anew with replacement.
+
+    Args:
+        values: (R, ...) of R runs.
+        statistic: of (R, ...) over the first axis.
+        level: the share of the resamples that lies within.
+        seed: of the draws.
+
+    Returns:
+        Two arrays of the shape that the statistic has.
+    """
+    drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    found = statistic(np.moveaxis(np.asarray(values)[drawn], 1, 0))
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def probability_of_improvement(
+    ours: Sequence[float], theirs: Sequence[float], level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """The probability that a run of ours is better than one of theirs, where a tie counts half, and its interval.
+
+    It is Mann and Whitney's U over the number of pairs (Annals of Mathematical Statistics 18, 1947); the interval is by
+    the percentile bootstrap of both samples.
+    """
+    better = np.subtract.outer(np.asarray(ours), np.asarray(theirs))
+    wins = (better > 0) + 0.5 * (better == 0)
+    random, shape = np.random.default_rng(seed), (RESAMPLES, 1)
+    rows = random.integers(len(ours), size=(*shape, len(ours)))
+    columns = random.integers(len(theirs), size=(*shape, len(theirs)))
+    found = wins[np.moveaxis(rows, 1, 2), columns].mean(axis=(1, 2))
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(wins.mean()), float(low), float(high)
+
+
+def performance_profile(values: Sequence[float], thresholds: Array) -> Array:
+    """The share of runs above each threshold."""
+    return (np.asarray(values)[:, None] > thresholds).mean(axis=0)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from marl_sb3.metrics.sample_stats import SampleStats, difference_interval, sample_stats
+from marl_sb3.metrics.statistics import SampleStats, difference_interval, sample_stats
 
 
 def test_figures_of_four_values() -> None:
