@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -98,8 +99,8 @@ class Tracker(Protocol):
         """End the run; returns when the tracker has everything."""
 
 
-# Of W&B: to begin a run, and to send at the end what it has not sent.
-_BEGIN_S, _TIMEOUT_S = 25, 60
+# Of W&B: to begin a run, to write to its file, and to send at the end what it has not sent.
+_BEGIN_S, _FLUSH_S, _TIMEOUT_S = 25, 0.1, 60
 
 
 class WandbTracker:
@@ -115,7 +116,13 @@ class WandbTracker:
 
         project = known.get("project") or start.project_in("WANDB_PROJECT")
         # What is written to the terminal stays there, and W&B writes nothing to it.
-        settings = wandb.Settings(console="off", silent=True, init_timeout=_BEGIN_S, finish_timeout=_TIMEOUT_S)
+        settings = wandb.Settings(
+            x_transaction_log_flush_interval=_FLUSH_S,
+            console="off",
+            silent=True,
+            init_timeout=_BEGIN_S,
+            finish_timeout=_TIMEOUT_S,
+        )
         is_online = wandb.setup().settings.mode in ("online", "run", "shared") and wandb.run is None
         if is_online and not wandb.login(prompt=False, verify=False):
             raise MarlSb3Error("no API key; accepted: wandb login, WANDB_API_KEY, or WANDB_MODE=offline")
@@ -148,7 +155,7 @@ class WandbTracker:
         values |= {name: wandb.Histogram(sample) for name, sample in entry.samples.items()}
         values |= {name: wandb.Image(picture) for name, picture in entry.pictures.items()}
         values |= {name: wandb.Video(str(path), format="gif") for name, path in entry.films.items()}
-        self._run.log(values, step=entry.step)
+        self._run.log(values, step=entry.step, commit=True)  # otherwise, it waits for the next step
 
     def save(self, checkpoint: Path) -> None:
         """See `Tracker.save`: a version of one artefact for each checkpoint."""
@@ -258,8 +265,9 @@ class TrackioTracker:
         self._trackio = trackio
         name = f"{re.sub(r'[^-.a-zA-Z0-9_]', '-', start.name)}-{secrets.token_hex(4)}"
         self.remembered = dict(known) or {"name": name, "project": start.project_in("TRACKIO_PROJECT")}
-        # Standard output belongs to the command.
-        with redirect_stdout(io.StringIO()):
+        # Standard output belongs to the command. What it cannot reach, it only warns of, and tries again for a minute.
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.filterwarnings("error", message=r"trackio\.init\(\) could not")
             self._run = trackio.init(
                 **self.remembered, config=dict(start.settings), resume="must" if known else "never", embed=False
             )
