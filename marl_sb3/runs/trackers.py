@@ -182,6 +182,7 @@ class MlflowTracker:
     def open(self, start: Start, known: Mapping[str, str]) -> int | None:
         """See `Tracker.open`."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it logs tracebacks of what it raises
         from mlflow import MlflowClient
 
         self._client = MlflowClient()
