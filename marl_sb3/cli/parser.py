@@ -161,6 +161,11 @@ def named_env(arguments: argparse.Namespace) -> str | None:
 def add_run(parser: CommandParser) -> None:
     """Add RUN and `--checkpoint`."""
     parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs, for the newest run in it")
+    add_checkpoint(parser)
+
+
+def add_checkpoint(parser: CommandParser) -> None:
+    """Add `--checkpoint`."""
     words = "best, latest or the number of an iteration; default: best, or latest where the agents' returns oppose each"
     parser.option("--checkpoint WHICH", f"{words} other; a line of the output says which and why")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -21,6 +22,8 @@ from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.types import AgentID, Array
 
 Image: TypeAlias = npt.NDArray[np.uint8]
+
+_MOST_KEYS = 100  # that nobody has asked for
 
 
 def import_pygame() -> Any:
@@ -58,7 +61,7 @@ class EnvWindow:
     After the user has closed it, further images are dropped and the program continues.
 
     Args:
-        fps: images per second, at most.
+        fps: images per second, at most; 0: as fast as they come.
     """
 
     def __init__(self, title: str, fps: int) -> None:
@@ -67,6 +70,7 @@ class EnvWindow:
         self._fps = fps
         self._clock = self._pygame.time.Clock()
         self._screen: Any = None
+        self._keys: deque[str] = deque(maxlen=_MOST_KEYS)
         self.is_closed = False
 
     def show(self, image: Image) -> None:
@@ -77,13 +81,29 @@ class EnvWindow:
             self._pygame.display.init()
             self._screen = self._pygame.display.set_mode((image.shape[1], image.shape[0]))
             self._pygame.display.set_caption(self._title)
-        if self._pygame.event.get(self._pygame.QUIT):
-            self.close()
+        self._take_events()
+        if self.is_closed:
             return
-        self._pygame.event.clear()  # Keys and the mouse are not used; a full queue would drop the next QUIT.
         self._pygame.surfarray.blit_array(self._screen, image.swapaxes(0, 1))
         self._pygame.display.flip()
         self._clock.tick(self._fps)
+
+    def pressed(self) -> list[str]:
+        """Return the names of the keys pressed since the last call, such as `space`; notice that it was closed."""
+        if self._screen is not None:
+            self._take_events()
+        keys = list(self._keys)
+        self._keys.clear()
+        return keys
+
+    def _take_events(self) -> None:
+        # All of them, since a full queue would drop the next QUIT.
+        for event in self._pygame.event.get():
+            if event.type == self._pygame.QUIT:
+                self.close()
+                return
+            if event.type == self._pygame.KEYDOWN:
+                self._keys.append(self._pygame.key.name(event.key))
 
     def close(self) -> None:
         """Close the window; closing it twice is fine."""

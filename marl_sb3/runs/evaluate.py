@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ from marl_sb3.evaluation import Evaluation, EvaluationPlan, episodes_of_env, pla
 from marl_sb3.metrics.statistics import sample_stats
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
+from marl_sb3.types import AgentID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
 if TYPE_CHECKING:
     from marl_sb3.display.video import VideoFile
 
-_SUM = "sum of returns"
+SUM = "sum of returns"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class EvaluatedRun:
         how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        console.print(samples_table(_samples(self.evaluation), console.width, bold=_SUM))
+        console.print(samples_table(_samples(self.evaluation), console.width, bold=SUM))
         if self.video is not None:
             several = f"{plan.film_episodes} of the episodes of env 0"
             what = several if plan.film_episodes > 1 else "an episode of env 0"
@@ -133,9 +135,14 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
 def _samples(evaluation: Evaluation) -> Samples:
     agents = evaluation.metrics["agent_episode_returns_mean"]
     custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
+    return samples_of(evaluation, list(agents), custom)
+
+
+def samples_of(evaluation: Evaluation, agents: Sequence[AgentID], custom: Sequence[str]) -> Samples:
+    """Return the rows of a table of episodes: the returns, the lengths, and these custom metrics."""
     return [
         *((f"return of {agent}", evaluation.agent_returns(agent)) for agent in agents),
-        (_SUM, evaluation.returns()),
+        (SUM, evaluation.returns()),
         ("episode length", evaluation.lengths()),
         *((name, evaluation.custom(name)) for name in custom),
     ]

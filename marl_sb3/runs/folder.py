@@ -43,6 +43,20 @@ _OF_A_START = {_LOCK, unfinished_path(Path(RUN_CONFIG)).name}
 _RUNS = Path("runs")  # parent of all run folders without --run-dir
 
 
+def runs_of(env: str) -> Path:
+    """Return the folder in which runs of an env are made without `--run-dir`."""
+    return _RUNS / re.sub(r"[^\w.-]+", "_", env)
+
+
+def find_run_or_env(name: str) -> Path | None:
+    """Find the run folder at a path, or else the newest run of an env of this name; None if there is neither."""
+    with path_is_usable("cannot read", name, "run"):
+        is_path = os.sep in name and Path(name).parent.is_dir()  # `sisl/pursuit-v5` is an env
+        if is_path or Path(name).exists():
+            return find_run(name)
+        return find_run(runs_of(name)) if newest_run(runs_of(name)) is not None else None
+
+
 def find_run(path: str | Path) -> Path:
     """Find the run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
 
@@ -119,7 +133,7 @@ class RunFolder:
         """
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-            return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
+            return cls(runs_of(env) / f"{now}-{secrets.token_hex(2)}")
         files = cls(as_path("run_dir", run_dir))
         files._require_new()
         return files
