@@ -15,6 +15,7 @@ import pytest
 OPTIONS = {
     "train": 38,
     "evaluate": 16,
+    "watch": 10,
     "export": 7,
     "imitate": 18,
     "serve": 16,
