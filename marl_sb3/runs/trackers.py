@@ -266,12 +266,15 @@ class TrackioTracker:
         self._trackio = trackio
         name = f"{re.sub(r'[^-.a-zA-Z0-9_]', '-', start.name)}-{secrets.token_hex(4)}"
         self.remembered = dict(known) or {"name": name, "project": start.project_in("TRACKIO_PROJECT")}
-        # Standard output belongs to the command. What it cannot reach, it only warns of, and tries again for a minute.
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.filterwarnings("error", message=r"trackio\.init\(\) could not")
+        # Standard output belongs to the command. What it cannot reach, it only warns of, and tries again for minutes.
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             self._run = trackio.init(
                 **self.remembered, config=dict(start.settings), resume="must" if known else "never", embed=False
             )
+        for each in warned:
+            if "could not create a remote client" in str(each.message):
+                raise MarlSb3Error(str(each.message))
         self.place = f"run {self.remembered['name']}; trackio show --project {self.remembered['project']}"
         return self._run._next_step - 1 if known else -1
 

@@ -349,3 +349,24 @@ def test_the_tracker_has_what_the_run_logged_after_a_crash_and_a_resume(
         assert [any(each.startswith("env_runners/media/film") for each in found) for _, found in run["steps"]] == [
             step > 200 for step in steps_of(run)
         ]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("name", "words"), [("wandb", "no API key"), ("trackio", "could not create a remote client")])
+def test_one_that_cannot_be_used_costs_a_warning(
+    name: str, words: str, offline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip(name)
+    monkeypatch.setenv("HOME", str(offline))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:9?write_token=x")
+    if name == "wandb":
+        import wandb
+
+        monkeypatch.setenv("WANDB_MODE", "online")
+        wandb.teardown()  # it has read the environment
+    start("without", 2)
+    start("with", 2, track=name)
+    assert_same_runs("without", "with")
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert words in warning
