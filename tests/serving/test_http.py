@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -35,6 +36,25 @@ from marl_sb3.serving.http import (
 )
 
 TOKEN = "0123456789abcdef"
+# Of localhost, signed by itself, until 2126; its key is no secret.
+CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg9t+dCHCafsl0790l
+ezHn1XLRKh1XA5cc2mdaI5tyoBKhRANCAASEAJ8fislCwc2tJbDTIc95JwJTA8a2
+5BVeGLcNuct6rw1Zqfzs35Ne39eUQxEc5J2f94Yxea08VhdD8ruFk66R
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUVYrOU1oubn4B9SBA9jfkx6VTuzUwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzIzMDgzNFoYDzIxMjYxMDMw
+MjMwODM0WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASEAJ8fislCwc2tJbDTIc95JwJTA8a25BVeGLcNuct6rw1Zqfzs35Ne
+39eUQxEc5J2f94Yxea08VhdD8ruFk66Ro28wbTAdBgNVHQ4EFgQUXyjnJuPzOsCU
+DBuSElGWeohwRSowHwYDVR0jBBgwFoAUXyjnJuPzOsCUDBuSElGWeohwRSowDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIhAJ4WYkYuShwa+h27sJ4/F8TjGFONxDvFwCojWgWwznG6AiAR
+pcs4wcIJy8i1fJDdAEK8SyFjUKU9PwgLr8KzFqoC/g==
+-----END CERTIFICATE-----
+"""
 LIMITS = Limits(body_bytes=1000, seconds=0.3, connections=4)
 
 
@@ -271,6 +291,18 @@ def test_a_taken_port_is_refused(address: str) -> None:
     port = int(address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}: .*--port 0"):
         ServerThread(app, port=port)
+
+
+def test_https_with_a_certificate_and_its_key_in_one_file(tmp_path: Any) -> None:
+    file = tmp_path / "both.pem"
+    file.write_text(CERTIFICATE)
+    app = make_app(ROUTES, token=None, hosts=served_hosts("127.0.0.1"), limits=LIMITS)
+    with ServerThread(app, limits=LIMITS, tls_cert=file) as server:
+        assert server.address.startswith("https://127.0.0.1:")
+        verified = ssl.create_default_context(cafile=file)
+        assert httpx.get(f"{server.address}/echo", verify=verified).json() == {"bytes": 0}
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"{server.address}/echo")
 
 
 def test_a_key_or_certificate_that_cannot_be_read_is_refused(tmp_path: Any) -> None:
