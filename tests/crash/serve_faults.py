@@ -241,7 +241,7 @@ class Attack:
                 writer.write(data)
                 if drops:
                     return 0, b""
-                return await _answer(reader)
+                return await _answer(reader, has_body=not data.startswith(b"HEAD "))
             except OSError:
                 return 0, b""
             finally:
@@ -273,14 +273,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def _answer(reader: asyncio.StreamReader, has_body: bool) -> tuple[int, bytes]:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         if status == 100:
-            return await _answer(reader)
+            return await _answer(reader, has_body)
         lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        return status, await reader.readexactly(int(lengths[0]) if lengths else 0)
+        return status, await reader.readexactly(int(lengths[0]) if lengths and has_body else 0)
     except (asyncio.IncompleteReadError, IndexError):
         return 0, b""
 
