@@ -1,0 +1,82 @@
+"""`python -m marl_sb3.report`: a page about a run or several, or their table in Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_sb3.cli.command import EXIT_DONE
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, named_env
+from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.startup import without_collections
+
+_EPILOG = """\
+RUN is a run folder. Of a FOLDER of runs, or the name of an env, whose runs are
+in runs/, all runs are on the page. The page is one file, which loads nothing
+when it is opened; it needs the extra report.
+
+examples
+  python -m marl_sb3.report runs/arena/20260101-120000-abcd
+  python -m marl_sb3.report runs/arena --out arena.html
+  python -m marl_sb3.report runs --markdown --out benchmark.md
+
+exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
+"""
+
+
+def build_parser() -> CommandParser:
+    """Make the parser of `report`."""
+    parser = CommandParser(
+        "python -m marl_sb3.report",
+        "RUN|FOLDER ... [options]",
+        description="Write a page about a run: settings, curves, tables, hints on what looks wrong.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("runs", metavar="RUN|FOLDER", nargs="+", help="run folders, folders of runs, names of envs")
+    parser.option("--out FILE", "the file; default: report.html in the folder, or with --markdown, standard output")
+    parser.option("--markdown", "a table of all runs, as zoo's benchmark.md; default: an HTML page")
+    add_env_option(parser, also_positional=False, makes_env=False)
+    add_verbosity(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return build_parser().run(_report, argv)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    with without_collections():
+        from marl_sb3.analysis.report import RunData, find_runs, html_page, markdown
+
+    out = None if arguments.out is None else Path(arguments.out)
+    _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))
+    runs = [RunData.read(folder, named_env(arguments)) for folder in find_runs(arguments.runs)]
+    for warning in filter(None, (run.warning for run in runs)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if arguments.markdown and out is None:
+        print(markdown(runs), end="", flush=True)
+        return EXIT_DONE
+    if out is None:
+        first = Path(arguments.runs[0])
+        out = (first if first.is_dir() else runs[0].folder.parent) / "report.html"
+    page = None if arguments.markdown else html_page(runs)
+    with path_is_usable("--out: cannot write", out, "--out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if page is None:
+            out.write_text(markdown(runs), encoding="utf-8")
+        else:
+            page.write(out)
+    print(f"report: {out}")
+    return EXIT_DONE
+
+
+def _require_suffix(out: Path | None, accepted: Sequence[str]) -> None:
+    if out is not None and (out.suffix.lower() not in accepted or out.is_dir()):
+        raise ConfigError(f"--out is {str(out)!r}; accepted: a file that ends in {' or '.join(accepted)}", key="--out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
