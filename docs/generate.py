@@ -38,7 +38,9 @@ def command_names() -> list[str]:
     """The modules that can be run: those with a parser, in the order in which one needs them."""
     found = {path.stem for path in PACKAGE.glob("*.py") if "build_parser" in path.read_text(encoding="utf-8")}
     usual = [
-        name for name in ("train", "evaluate", "watch", "export", "imitate", "serve", "tune", "doctor") if name in found
+        name
+        for name in ("train", "evaluate", "watch", "report", "export", "imitate", "serve", "tune", "doctor")
+        if name in found
     ]
     return usual + sorted(found.difference(usual))
 

@@ -31,7 +31,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         "python -m marl_sb3.report",
         "RUN|FOLDER ... [options]",
-        description="Write a page about a run: settings, curves, tables, hints on what looks wrong.",
+        description="Write a page about runs: curves, tables, hints on what looks wrong.",
         epilog=_EPILOG,
     )
     parser.add_argument("runs", metavar="RUN|FOLDER", nargs="+", help="run folders, folders of runs, names of envs")

@@ -16,6 +16,7 @@ OPTIONS = {
     "train": 38,
     "evaluate": 16,
     "watch": 10,
+    "report": 5,
     "export": 7,
     "imitate": 18,
     "serve": 16,

@@ -42,7 +42,7 @@ LAYERS = (
     ("analysis",),
     ("cli",),
     ("tuning",),
-    ("train", "evaluate", "watch", "export", "imitate", "serve", "tune", "doctor"),
+    ("train", "evaluate", "watch", "report", "export", "imitate", "serve", "tune", "doctor"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
