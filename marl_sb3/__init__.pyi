@@ -4,6 +4,8 @@ from .acting.bundle import PolicyBundle as PolicyBundle
 from .acting.bundle import combine_policies as combine_policies
 from .acting.exploration import Exploration as Exploration
 from .acting.exploration import SoftQ as SoftQ
+from .analysis.comparison import Comparison as Comparison
+from .analysis.comparison import compare as compare
 from .checkup.api import examine as examine
 from .config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .config.ray import RaySettings as RaySettings

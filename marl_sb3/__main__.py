@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from marl_sb3.cli.parser import CommandParser
 
-COMMANDS = ("train", "tune", "evaluate", "watch", "report", "export", "imitate", "serve", "doctor")
+COMMANDS = ("train", "tune", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "doctor")
 
 
 def build_parser() -> CommandParser:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     with without_collections():
-        from marl_sb3.analysis.report import RunData, find_runs, html_page, markdown
+        from marl_sb3.runs.report import RunData, find_runs, html_page, markdown
 
     out = None if arguments.out is None else Path(arguments.out)
     _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))

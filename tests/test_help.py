@@ -20,6 +20,8 @@ OPTIONS = {
     "export": 7,
     "imitate": 18,
     "serve": 16,
+    "plot": 9,
+    "compare": 6,
     "doctor": 9,
     "tune": 34,
 }

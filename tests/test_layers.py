@@ -37,12 +37,12 @@ LAYERS = (
     ("evaluation",),
     ("transfer",),
     ("callbacks",),
+    ("analysis",),
     ("runs", "checkup"),
     ("serving",),
-    ("analysis",),
     ("cli",),
     ("tuning",),
-    ("train", "evaluate", "watch", "report", "export", "imitate", "serve", "tune", "doctor"),
+    ("train", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "tune", "doctor"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

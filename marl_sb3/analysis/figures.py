@@ -14,7 +14,7 @@ from marl_sb3.analysis.health import Column, by_agent, policies_in
 from marl_sb3.display.page import words
 
 if TYPE_CHECKING:
-    from marl_sb3.analysis.report import RunData
+    from marl_sb3.runs.report import RunData
 
 # Okabe and Ito, Color Universal Design, 2008; they differ in dashes, too. Transparent, for light and dark pages.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8a8a00", "#888888")

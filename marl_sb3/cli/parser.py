@@ -135,7 +135,7 @@ def add_env_option(
 
 def _import_users_modules(arguments: argparse.Namespace) -> None:
     """Import the modules that `--import` names, and that of `--algo module:NAME`."""
-    if arguments.imports:
+    if getattr(arguments, "imports", None):  # a command that makes no env has no such option
         from marl_sb3.envs.registry import import_modules  # takes half a second
 
         import_modules(arguments.imports)

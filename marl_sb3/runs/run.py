@@ -123,6 +123,27 @@ class Run:
         """
         return table([flatten(result) for result in self.results])
 
+    def plot(
+        self, metrics: Sequence[str] = (), axis: str = "steps", smooth: int = 1, out: str | Path | None = None
+    ) -> Any:
+        """Plot learning curves of this run, as `python -m marl_sb3.plot` does; notebooks show the figure.
+
+        Args:
+            metrics: flat names, a panel each; none: the sum of returns, and the return of each agent.
+            axis: `steps`, `agent_steps` or `seconds`.
+            smooth: iterations of a moving average; 1: none.
+            out: also a file to write it to: .png, .svg, .pdf or .html.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ConfigError: there is no such metric, nothing has been logged, or matplotlib is not installed.
+        """
+        from marl_sb3.analysis.drawing import plot_paths
+
+        return plot_paths([self.folder], metrics, axis=axis, smooth=smooth, out=out)
+
     def make_env(self, n_envs: int | None = None, seed: int | None = None) -> MultiAgentVecEnv:
         """Make envs like those of the training; the caller closes them.
 

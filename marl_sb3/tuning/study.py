@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +168,24 @@ class TuneStudy:
         columns = header(self.search)
         values = [row(self.search, trial, lambda value: value) for trial in self.trials]
         return table([dict(zip(columns, each, strict=True)) for each in values], columns)
+
+    def plot(self, best: int = 5, metrics: Sequence[str] = (), out: str | Path | None = None) -> Any:
+        """Plot learning curves of the best trials; see `Run.plot`.
+
+        Args:
+            best: how many of them.
+            metrics: flat names, a panel each; none: the sum of returns, and the return of each agent.
+            out: also a file to write it to.
+
+        Raises:
+            ConfigError: no trial was trained to its end, there is no such metric, or matplotlib is not installed.
+        """
+        from marl_sb3.analysis.drawing import plot_paths
+
+        folders = [self.folder_of(trial) for trial in self.completed()[:best]]
+        if not folders:
+            raise ConfigError("no trial was trained to its end; accepted: a search with complete trials", key="study")
+        return plot_paths(folders, metrics, out=out)
 
     def __repr__(self) -> str:
         search, best = self.search, next(iter(self.completed()), None)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from marl_sb3.metrics.statistics import SampleStats, difference_interval, sample_stats
+from marl_sb3.metrics.statistics import (
+    SampleStats,
+    bootstrap_interval,
+    difference_interval,
+    interquartile_mean,
+    mean,
+    performance_profile,
+    probability_of_improvement,
+    sample_stats,
+)
 
 
 def test_figures_of_four_values() -> None:
@@ -86,3 +96,51 @@ def test_intervals_hold_as_often_as_they_say(n: int, kind: str) -> None:
         missed += not bounds[0] <= 0.0 <= bounds[1], not low <= 0.0 <= high
     allowed = 0.08 if kind == "skewed" else 0.05
     assert (missed / repeats <= allowed + 3 * math.sqrt(0.05 * 0.95 / repeats)).all()
+
+
+# --- Of several runs -------------------------------------------------------------------------------------------------
+
+# The expected numbers are those of rliable 1.2.0: `aggregate_iqm`, `get_interval_estimates` with 50,000 resamples,
+# `probability_of_improvement` with 5,000, `create_performance_profile`.
+
+OURS = [489.9, 500.0, 312.4, 455.1, 478.3, 120.7, 499.2, 463.0, 350.5, 410.9]
+THEIRS = [394.8, 401.2, 288.0, 350.3, 420.6, 90.1, 371.7, 300.4, 310.0, 399.9]
+
+
+@pytest.mark.parametrize(("n", "expected"), [(10, 441.28333333), (7, 446.98), (5, 474.43333333)])
+def test_the_interquartile_mean_is_rliables(n: int, expected: float) -> None:
+    assert float(interquartile_mean(np.array(OURS[:n]))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "statistic", "low", "high"),
+    [
+        (OURS, interquartile_mean, 346.51666667, 485.01666667),
+        (THEIRS, interquartile_mean, 285.08333333, 394.16666667),
+        (OURS, mean, 330.49, 468.23),
+        (THEIRS, mean, 268.93, 381.36),
+    ],
+)
+def test_bootstrap_intervals_are_rliables(values: list[float], statistic: Any, low: float, high: float) -> None:
+    """But for the draws: 3 % of the width of the interval."""
+    found = bootstrap_interval(np.array(values), statistic)
+    assert found == pytest.approx((low, high), abs=0.03 * (high - low))
+
+
+def test_the_probability_of_improvement_is_rliables() -> None:
+    assert probability_of_improvement(OURS, THEIRS) == pytest.approx((0.79, 0.56, 0.98), abs=0.03)
+    assert probability_of_improvement(OURS, THEIRS)[0] == pytest.approx(0.79)
+    assert probability_of_improvement([1, 2], [2, 3])[0] == pytest.approx(0.125)  # one tie of four pairs
+    assert probability_of_improvement(OURS, OURS)[0] == pytest.approx(0.5)
+
+
+def test_the_performance_profile_is_rliables() -> None:
+    found = performance_profile(OURS, np.array([0.0, 300.0, 400.0, 450.0, 490.0]))
+    np.testing.assert_allclose(found, [1.0, 0.9, 0.7, 0.6, 0.2])
+
+
+def test_bands_of_curves_are_those_of_their_points() -> None:
+    curves = np.random.default_rng(0).normal(size=(6, 4))
+    low, high = bootstrap_interval(curves, mean)
+    for point in range(4):
+        assert bootstrap_interval(curves[:, point], mean) == pytest.approx((low[point], high[point]))

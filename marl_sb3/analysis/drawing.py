@@ -1,0 +1,217 @@
+"""Figures of learning curves: PNG and SVG by matplotlib, HTML by plotly, in the same colours and lines.
+
+Groups differ in colour (Okabe and Ito, "Color universal design", 2008, which people with colour blindness tell apart),
+agents in line and marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.analysis.curves import Curve, Figure, Panel, draw_up
+from marl_sb3.analysis.reading import read_records
+from marl_sb3.analysis.records import group_by_settings
+from marl_sb3.display.page import Page, note, require_plotly, words
+from marl_sb3.errors import ConfigError, install_words
+from marl_sb3.storage.atomic import replaced_file, write_whole
+from marl_sb3.types import Array
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
+_LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib's, plotly's
+_MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-up"), ("v", "triangle-down"))
+_WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
+_MARKS = 9  # markers on a curve
+_FORMATS = (".png", ".svg", ".html", ".pdf")
+_MOST_GROUPS = len(COLORS)
+
+
+def require_drawable(path: Path) -> None:
+    """Raise ConfigError if a file's ending stands for no kind of figure, or the package for it is not installed."""
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(_FORMATS)}", key="--out")
+    if path.suffix.lower() == ".html":
+        require_plotly(path.name)
+    else:
+        require_matplotlib(path.name)
+
+
+def require_matplotlib(what: str) -> None:
+    """Raise ConfigError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{what} needs the package matplotlib, which is not installed; {install_words('plot')}")
+
+
+def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
+    """Write a figure into a file, of the kind that its ending says; returns its path.
+
+    Raises:
+        ConfigError: see `require_drawable`.
+    """
+    require_drawable(path)
+    if path.suffix.lower() == ".html":
+        page = Page(title or "Learning curves")
+        page.add(", ".join(panel.title for panel in figure.panels), plotly_html(page, figure), note(_below(figure)))
+        return page.write(path)
+    drawn = matplotlib_figure(figure, title)
+    if path.suffix.lower() == ".svg":
+        import io
+
+        text = io.StringIO()
+        drawn.savefig(text, format="svg")
+        return write_whole(path, text.getvalue())
+    with replaced_file(path) as fresh:
+        drawn.savefig(fresh, format=path.suffix.lower()[1:])
+    return path
+
+
+def plot_paths(
+    paths: Sequence[str | Path], metrics: Sequence[str], *, out: str | Path | None = None, **how: Any
+) -> Any:
+    """Plot learning curves of runs; returns a `matplotlib.figure.Figure`, and writes a file if `out` names one.
+
+    Args:
+        how: `axis`, `statistic` and `smooth` of `draw_up`.
+    """
+    require_matplotlib("a figure")
+    groups = group_by_settings([record for path in paths for record in read_records(path)])
+    figure = draw_up(groups, metrics, **how)
+    if out is not None:
+        write_figure(figure, Path(out))
+    return matplotlib_figure(figure)
+
+
+def _below(figure: Figure) -> str:
+    return ". ".join(filter(None, [figure.caption, *figure.notes]))
+
+
+def _style(figure: Figure, curve: Curve) -> tuple[str, int]:
+    """The colour of a curve's group, and the number of its line and marker."""
+    number = figure.groups.index(curve.group)
+    parts = figure.parts
+    return COLORS[number % _MOST_GROUPS], parts.index(curve.part) if curve.part in parts else 0
+
+
+def _name(panel: Panel, curve: Curve, n_groups: int) -> str:
+    parts = [curve.part] if curve.part else []
+    return ", ".join([curve.group, *parts] if n_groups > 1 or not parts else parts)
+
+
+# --- matplotlib ------------------------------------------------------------------------------------------------------
+
+
+def matplotlib_figure(figure: Figure, title: str = "") -> Any:
+    """Draw a figure; returns a `matplotlib.figure.Figure`, which notebooks show."""
+    require_matplotlib("a figure")
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import FuncFormatter
+
+    n, caption = len(figure.panels), _below(figure)
+    size = (max(_WIDTH * n, 6.4 if n == 1 else 0), _HEIGHT + 0.25 * bool(caption))
+    canvas = Canvas(figsize=size, dpi=_DPI, layout="constrained")
+    all_axes = np.atleast_1d(canvas.subplots(1, n))
+    for axes, panel in zip(all_axes, figure.panels, strict=True):
+        for curve in panel.curves:
+            _draw(axes, figure, panel, curve)
+        axes.set(xlabel=figure.x_label, title="" if n == 1 else panel.title, ylabel=panel.title if n == 1 else "")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+        axes.margins(x=0)
+        axes.legend(frameon=False, fontsize="small", handlelength=2.6)
+    if title:
+        canvas.suptitle(title, fontsize="medium")
+    if caption:
+        canvas.supxlabel(_wrapped(caption, int(22 * size[0])), fontsize="x-small", color="#555555")
+    return canvas
+
+
+def _draw(axes: Any, figure: Figure, panel: Panel, curve: Curve) -> None:
+    color, place = _style(figure, curve)
+    spaced = max(1, len(curve.x) // _MARKS)
+    axes.plot(
+        curve.x,
+        curve.center,
+        color=color,
+        linestyle=_LINES[place % len(_LINES)][0],
+        marker=_MARKERS[place % len(_MARKERS)][0] if curve.part else None,
+        markevery=(spaced // 2, spaced),
+        markersize=4.5,
+        linewidth=1.6,
+        label=_name(panel, curve, len(figure.groups)),
+    )
+    if curve.low is not None and curve.high is not None:
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
+
+
+def _short(value: float) -> str:
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{sign}"
+    return f"{value:g}"
+
+
+def _wrapped(text: str, width: int) -> str:
+    from textwrap import fill
+
+    return fill(text, width)
+
+
+# --- plotly ----------------------------------------------------------------------------------------------------------
+
+
+def plotly_html(page: Page, figure: Figure) -> Any:
+    """Draw a figure for a page; returns its HTML."""
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    n = len(figure.panels)
+    drawn = make_subplots(1, n, subplot_titles=[words(panel.title) for panel in figure.panels] if n > 1 else None)
+    for column, panel in enumerate(figure.panels, 1):
+        for curve in panel.curves:
+            color, place = _style(figure, curve)
+            name = words(_name(panel, curve, len(figure.groups)))
+            x = curve.x.tolist()
+            if curve.low is not None and curve.high is not None:
+                band = Scatter(
+                    x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low[::-1].tolist()], fill="toself", mode="lines",
+                    fillcolor=_transparent(color), line={"width": 0}, hoverinfo="skip", showlegend=False,
+                    legendgroup=f"{column}{name}",
+                )  # fmt: skip
+                drawn.add_trace(band, 1, column)
+            line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}
+            trace = Scatter(
+                x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=f"{column}{name}"
+            )
+            drawn.add_trace(trace, 1, column)
+    drawn.update_layout(
+        template="plotly_white", hovermode="x", margin={"t": 40, "r": 20}, legend={"orientation": "h", "y": -0.2}
+    )
+    drawn.update_xaxes(title_text=figure.x_label)
+    if n == 1:
+        drawn.update_yaxes(title_text=words(figure.panels[0].title))
+    return page.figure(drawn)
+
+
+def _transparent(color: str, alpha: float = 0.16) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def profile_html(page: Page, thresholds: Array, shares: dict[str, Array], metric: str) -> Any:
+    """Draw performance profiles, the share of runs above each value, for a page."""
+    from plotly.graph_objects import Figure as Drawn
+    from plotly.graph_objects import Scatter
+
+    drawn = Drawn()
+    for number, (label, share) in enumerate(shares.items()):
+        line = {"color": COLORS[number % _MOST_GROUPS], "shape": "hv", "dash": _LINES[number % len(_LINES)][1]}
+        drawn.add_trace(Scatter(x=thresholds.tolist(), y=share.tolist(), name=words(label), mode="lines", line=line))
+    drawn.update_layout(template="plotly_white", margin={"t": 20, "r": 20}, legend={"orientation": "h", "y": -0.2})
+    drawn.update_xaxes(title_text=words(metric))
+    drawn.update_yaxes(title_text="share of runs above it", range=[0, 1.02])
+    return page.figure(drawn)

@@ -1,0 +1,131 @@
+"""`python -m marl_sb3.compare`: is one experiment better than another?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_sb3.cli.command import EXIT_DONE
+from marl_sb3.cli.parser import CommandParser, add_verbosity
+
+if TYPE_CHECKING:
+    from marl_sb3.analysis.comparison import Comparison
+    from marl_sb3.display.page import Page
+
+_EPILOG = """\
+Each argument is an experiment: all runs that it names, which should differ in
+their seeds alone. The others are compared with the first one by the last value
+of the metric: difference of the means with Welch's interval, probability of
+improvement with a bootstrap interval, interquartile mean, and how soon a
+threshold was reached. With fewer than 3 runs of each, nothing is decided.
+
+examples
+  python -m marl_sb3.compare runs/ppo runs/a2c
+  python -m marl_sb3.compare 'runs/arena/2026*' mappo.json --out a.html
+  python -m marl_sb3.compare runs/a runs/b --threshold 15 --json
+
+exit codes: 1 failed, 2 wrong command line or no such runs, 130 interrupted
+"""
+
+
+def build_parser() -> CommandParser:
+    """Make the parser of `compare`."""
+    parser = CommandParser(
+        "python -m marl_sb3.compare",
+        "A B ... [options]",
+        description="Compare experiments of several seeds each.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="A B", help="run folders, folders of runs, patterns, or .json of marl-eval"
+    )
+    parser.option("--metric NAME", "what is compared; default: env_runners/episode_return_mean")
+    parser.option(
+        "--mode MODE", "max: more is better; min: less is; default: max", choices=["max", "min"], default="max"
+    )
+    parser.option(
+        "--threshold X", "value whose reaching is timed; default: the mean of the weakest experiment", type=float
+    )
+    parser.option("--out FILE", "also a page, FILE.html; default: none", type=Path)
+    parser.option("--json", "print one JSON object alone; default: tables")
+    parser.section("other options")
+    add_verbosity(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return build_parser().run(_compare, argv)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from marl_sb3.analysis.comparison import compare_groups
+    from marl_sb3.analysis.reading import read_records
+    from marl_sb3.analysis.records import RETURN, group_by_argument
+    from marl_sb3.errors import ConfigError
+
+    if arguments.out is not None:
+        if arguments.out.suffix != ".html":
+            raise ConfigError(f"--out is {arguments.out}; accepted: a file that ends with .html", key="--out")
+        from marl_sb3.display.page import require_plotly
+
+        require_plotly(arguments.out.name)
+    if len(set(arguments.runs)) < len(arguments.runs):
+        raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
+    groups = group_by_argument({path.rstrip("/"): read_records(path) for path in arguments.runs})
+    found = compare_groups(groups, arguments.metric or RETURN, arguments.mode, arguments.threshold)
+    if arguments.out is not None:
+        _page(found).write(arguments.out)
+    if arguments.json:
+        print(json.dumps(found.to_plain(), allow_nan=False))
+        return EXIT_DONE
+    _print(found)
+    if arguments.out is not None:
+        print(arguments.out)
+    return EXIT_DONE
+
+
+def _print(found: Comparison) -> None:
+    from rich.table import Table
+
+    from marl_sb3.analysis.comparison import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.display.screen import standard_console
+
+    console = standard_console()
+    for head, rows in (sample_rows(found), pair_rows(found), setting_rows(found)):
+        if rows:
+            table = Table(*head, box=None, pad_edge=False, header_style="bold")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+            console.print()
+    for line in found.notes:
+        console.print(f"note: {line}", soft_wrap=True)
+    console.print(summary(found), soft_wrap=True)
+
+
+def _page(found: Comparison) -> Page:
+    """Make the page of a comparison: verdict, curves, performance profiles, settings."""
+    from marl_sb3.analysis.comparison import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.analysis.drawing import plotly_html, profile_html
+    from marl_sb3.display.page import Page, note, table
+
+    page = Page(" against ".join(sample.label for sample in found.samples))
+    head, rows = pair_rows(found)
+    page.add("Which is better", note(summary(found)), table(rows, head), *map(note, found.notes))
+    head, rows = sample_rows(found)
+    page.add("Experiments", table(rows, head))
+    page.add("Learning curves", plotly_html(page, found.figure), note(found.figure.caption))
+    explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
+    page.add("Performance profile", note(explained), profile_html(page, *found.profile(), found.metric))
+    head, rows = setting_rows(found)
+    page.add("Settings in which they differ", table(rows, head) if rows else note("none but the seed"))
+    return page
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Comparisons of experiments: hand-worked numbers, verdicts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_runs import write_run
+
+import marl_sb3
+from marl_sb3.compare import main as compare_command
+from marl_sb3.errors import ConfigError
+from marl_sb3.metrics.statistics import difference_interval
+
+METRIC = "env_runners/episode_return_mean"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Experiments: `weak` ends at 1 to 4, `strong` at 11 to 14, each after three iterations on the way."""
+    for seed in range(1, 5):
+        write_run(tmp_path / "weak" / str(seed), [0.0, seed / 2, float(seed)], seed=seed)
+        write_run(tmp_path / "strong" / str(seed), [5.0, 8.0, 10.0 + seed], seed=seed, algo="a2c")
+    return tmp_path
+
+
+def test_the_better_of_two_experiments_is_found(runs: Path) -> None:
+    found = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"})
+    (pair,) = found.pairs
+    assert pair.sentence == "strong is better than weak"
+    assert (pair.difference, pair.improvement, pair.improvement_interval) == (10.0, 1.0, (1.0, 1.0))
+    assert pair.interval == pytest.approx(difference_interval([11, 12, 13, 14], [1, 2, 3, 4]))
+    assert [sample.stats.mean for sample in found.samples] == [2.5, 12.5]
+    assert [sample.iqm for sample in found.samples] == [2.5, 12.5]
+    assert found.threshold == 2.5
+    weak, strong = (sample.reached for sample in found.samples)
+    assert (weak.n, weak.of, weak.env_steps, weak.seconds) == (2, 4, 300.0, 3.0)
+    assert (strong.n, strong.of, strong.env_steps, strong.seconds) == (4, 4, 100.0, 1.0)
+    assert found.settings == {"algo": {"weak": "ppo", "strong": "a2c"}}
+    thresholds, shares = found.profile()
+    assert (thresholds[0], shares["weak"][0], shares["strong"][0]) == (1.0, 0.75, 1.0)
+
+
+def test_less_may_be_better(runs: Path) -> None:
+    found = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"}, mode="min", threshold=3)
+    (pair,) = found.pairs
+    assert (pair.verdict, pair.difference, pair.improvement) == ("worse", 10.0, 0.0)
+    assert pair.interval == pytest.approx(difference_interval([11, 12, 13, 14], [1, 2, 3, 4]))
+    assert [sample.reached.n for sample in found.samples] == [4, 0]
+
+
+def test_the_same_experiment_is_undecided_and_few_seeds_decide_nothing(runs: Path) -> None:
+    halves = {"a": [runs / "weak" / "1", runs / "weak" / "2", runs / "weak" / "4"], "b": runs / "weak"}
+    found = marl_sb3.compare(halves)
+    assert found.pairs[0].verdict == "undecided"
+    assert any("fewer than 5 seeds of a, b" in line for line in found.notes)
+    found = marl_sb3.compare([runs / "weak" / "1", runs / "strong"])
+    assert found.pairs[0].sentence.startswith("too few seeds to compare")
+    assert found.pairs[0].interval is None
+    assert "one run, and so no interval" in " ".join(found.notes)
+
+
+def test_several_pairs_hold_together(runs: Path) -> None:
+    """Their intervals are wider than that of one pair."""
+    one = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"}).pairs[0].interval
+    both = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong", "again": runs / "strong"}).pairs[0]
+    assert one is not None
+    assert both.interval is not None
+    assert both.interval[0] < one[0]
+    assert both.interval[1] > one[1]
+
+
+def test_the_command_prints_tables_or_json_and_writes_a_page(runs: Path, capsys: Any) -> None:
+    arguments = [str(runs / "weak"), str(runs / "strong")]
+    page = runs / "page.html"
+    assert compare_command([*arguments, "--out", str(page)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is better than" in printed
+    assert "algo" in printed
+    html = page.read_text(encoding="utf-8")
+    assert "Performance profile" in html
+    assert "<script src=" not in html  # it opens offline
+    assert compare_command([*arguments, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["pairs"][0]["verdict"] == "better"
+    assert plain["samples"][0]["stats"]["n"] == 4
+
+
+def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "other" / "1", [None, None])
+    refused = [
+        ({"a": runs / "weak"}, {}, "only a is given; accepted: two experiments"),
+        ([runs / "weak", runs / "weak"], {}, "two experiments are the same"),
+        ([runs / "weak", runs / "nothing"], {}, "there is no run in"),
+        ([runs / "weak", tmp_path / "other"], {}, "has no env_runners/episode_return_mean"),
+        ([runs / "weak", runs / "strong"], {"metric": "env_runners/episode_return"}, "did you mean"),
+        ([runs / "weak", runs / "strong"], {"mode": "most"}, "mode is 'most'; accepted: max, min"),
+    ]
+    for experiments, how, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            marl_sb3.compare(experiments, **how)
+    assert compare_command([str(runs / "weak"), str(runs / "strong"), "--out", "page.pdf"]) == 2

@@ -1,0 +1,134 @@
+"""Learning curves: groups, bands, notes, files of every kind, and the form of marl-eval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from written_runs import write_run
+
+from marl_sb3.analysis.curves import draw_up, points_of
+from marl_sb3.analysis.reading import read_records
+from marl_sb3.analysis.records import RETURN, group_by_settings
+from marl_sb3.errors import ConfigError
+from marl_sb3.metrics.statistics import bootstrap_interval, mean
+from marl_sb3.plot import main as plot_command
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed in range(3):
+        write_run(tmp_path / "runs" / f"ppo-{seed}", [None, 1.0 + seed, 4.0, 5.0], seed=seed)
+        write_run(
+            tmp_path / "runs" / f"a2c-{seed}", [0.0, 1.0, 2.0, 3.0 * seed], seed=seed, algo="a2c",
+            hyperparameters={"gamma": 0.5},
+        )  # fmt: skip
+    return tmp_path / "runs"
+
+
+def test_runs_that_differ_in_their_seeds_are_one_curve_with_a_band(runs: Path) -> None:
+    figure = draw_up(group_by_settings(read_records(runs)))
+    total, agents = figure.panels
+    assert [curve.group for curve in total.curves] == ["a2c", "ppo"]  # gamma follows from it
+    assert {curve.part for curve in agents.curves} == {"a", "b"}
+    a2c, ppo = total.curves
+    assert a2c.x.tolist() == [100, 200, 300, 400]
+    assert a2c.center.tolist() == [0, 1, 2, 3]
+    assert ppo.x.tolist() == [200, 300, 400]  # no episode had ended before
+    low, high = bootstrap_interval(np.array([[1.0, 4, 5], [2, 4, 5], [3, 4, 5]]), mean)
+    np.testing.assert_allclose([ppo.low, ppo.high], [low, high])
+    assert figure.caption == "mean of 3 runs, band: 95 % bootstrap interval"
+
+
+def test_groups_are_those_of_the_settings_that_are_asked_for(runs: Path) -> None:
+    records = read_records(runs)
+    assert set(group_by_settings(records, ["hyperparameters.gamma"]).runs) == {
+        "hyperparameters.gamma=0.5", "hyperparameters.gamma=0.9"
+    }  # fmt: skip
+    assert len(group_by_settings(records, ["n_envs"]).runs["n_envs=2"]) == 6
+    with pytest.raises(ConfigError, match=r"did you mean hyperparameters\.gamma"):
+        group_by_settings(records, ["gamma"])
+
+
+def test_axes_and_smoothing(runs: Path) -> None:
+    record = read_records(runs / "a2c-2")[0]
+    assert points_of(record, RETURN, "agent_steps")[0].tolist() == [150, 300, 450, 600]
+    assert points_of(record, RETURN, "seconds")[0].tolist() == [1, 2, 3, 4]
+    assert points_of(record, RETURN, smooth=2)[1].tolist() == [0, 0.5, 1.5, 4]
+    figure = draw_up(group_by_settings([record]), smooth=2)
+    assert figure.caption == "moving average over 2 iterations"
+    assert figure.notes == ("one run each: there is no interval",)
+    assert figure.panels[0].curves[0].low is None
+
+
+def test_runs_of_other_lengths_are_shown_as_far_as_all_go(runs: Path) -> None:
+    write_run(runs / "long", [0.0, 2.0, 4.0, 6.0, 8.0, 10.0], seed=7)
+    figure = draw_up(group_by_settings(read_records(f"{runs}/ppo-*") + read_records(runs / "long")))
+    assert figure.panels[0].curves[0].x[-1] == 400
+    assert any("runs end between 400 and 600" in line for line in figure.notes)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
+def test_a_file_of_each_kind(runs: Path, ending: str, capsys: Any) -> None:
+    out = runs / f"curves.{ending}"
+    assert plot_command([str(runs), "--out", str(out), "--statistic", "iqm"]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    if ending == "png":
+        with Image.open(out) as image:
+            assert min(image.size) > 400
+    elif ending == "pdf":
+        assert out.read_bytes()[:5] == b"%PDF-"
+    else:
+        text = out.read_text(encoding="utf-8")
+        assert "interquartile mean of 3 runs" in text
+        assert "<script src=" not in text
+
+
+def test_the_form_of_marl_eval_is_written_and_read_back(runs: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "exchanged.json"
+    assert plot_command([str(runs), "--format", "marl-eval", "--out", str(out)]) == 0
+    data = json.loads(out.read_text())
+    run = data["arena"]["arena"]["a2c"]["seed_2"]
+    assert run["step_0"] == {
+        "step_count": 100, "return": [0.0], "episode_length": [10.0], "return_a": [0.0], "return_b": [0.0]
+    }  # fmt: skip
+    assert run["absolute_metrics"]["return"] == [6.0]
+    ours, theirs = (draw_up(group_by_settings(read_records(path))) for path in (runs, out))
+    for one, other in zip(ours.panels, theirs.panels, strict=True):
+        for mine, read in zip(one.curves, other.curves, strict=True):
+            assert (mine.group, mine.part) == (read.group, read.part)
+            np.testing.assert_allclose(mine.center, read.center)
+    assert plot_command([str(runs), str(out), "--out", str(tmp_path / "both.png")]) == 0  # in one figure
+
+
+def test_a_cut_log_is_used_as_far_as_it_goes_and_that_is_said(runs: Path, capsys: Any) -> None:
+    log = runs / "ppo-0" / "result.jsonl"
+    log.write_text(log.read_text()[:-30])
+    assert plot_command([str(runs), "--out", str(runs / "a.svg")]) == 0
+    assert "is cut off; 3 are used" in capsys.readouterr().err
+    log.write_text(f"{log.read_text()}broken\n")
+    assert plot_command([str(runs), "--out", str(runs / "a.svg")]) == 0
+    assert "line 4 is not valid JSON" in capsys.readouterr().err
+    log.write_text("broken\n")
+    assert plot_command([str(runs / "ppo-0"), "--out", str(runs / "a.svg")]) == 2
+    assert "has logged nothing yet" in capsys.readouterr().err
+
+
+def test_what_cannot_be_plotted_is_refused(runs: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "bad.json").write_text('{"env": {"task": {"algo": {"run": {"step_1": {"return": [1]}}}}}}')
+    (tmp_path / "list.json").write_text("[1]")
+    refused = [
+        ([str(tmp_path / "none")], "there is no run in"),
+        ([str(tmp_path / "bad.json")], "env/task/algo/run/step_1 has no step_count"),
+        ([str(tmp_path / "list.json")], "not a mapping; accepted: marl-eval's form"),
+        ([str(runs), "--metric", "env_runners/episode_lenmean"], "did you mean env_runners/episode_len_mean"),
+        ([str(runs), "--smooth", "0"], "smooth is 0; accepted: at least 1"),
+        ([str(runs), "--out", "curves.gif"], "accepted: a file that ends with .png"),
+    ]
+    for arguments, words in refused:
+        assert plot_command(arguments) == 2
+        assert words in capsys.readouterr().err
