@@ -128,6 +128,11 @@ def test_it_loads_plays_and_a_key_moves_the_agent(arena: SavedRun, opened: Calla
         shows(page, "#clock", f"step {before + 1}")
         page.get_by_role("button", name="down").click()
         shows(page, "#clock", f"step {before + 2}")
+        page.get_by_role("button", name="Take over agent2").click()
+        shows(page, "#person-title", "You play agent1 and agent2")
+        page.keyboard.press("Space")  # pauses, and gives no agent back
+        shows(page, "#play", "Play")
+        shows(page, "#person-title", "You play agent1 and agent2")
         assert "agent1 in row" in page.locator("#stage").get_attribute("aria-label")
         pixels = page.evaluate(
             "() => { const c = document.getElementById('stage'); const d = c.getContext('2d')"

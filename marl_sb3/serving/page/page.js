@@ -136,6 +136,7 @@ function greet(message) {
   notify("");
   document.title = `${hello.env} · marl_sb3`;
   at("env").textContent = hello.env;
+  at("stage").setAttribute("aria-label", hello.env);
   at("seed").placeholder = hello.seed;
   const known = [...at("checkpoint").options].slice(0, 3);
   at("checkpoint").replaceChildren(...known, ...hello.checkpoints.map((name) => new Option(name, name)));
@@ -193,7 +194,7 @@ function showWords(ended, moved) {
   at("stage").hidden = Boolean(moment.why_not_drawn);
   if (moment.why_not_drawn) at("undrawn").textContent = `This env cannot be drawn: ${moment.why_not_drawn}`;
   const returns = agents.map((each) => `${each.agent} ${returnText(each, moment.returns[each.agent])}`).join(", ");
-  const seen = sceneInWords(moment.scene, stage.agents);
+  const seen = sceneInWords(stage.scene, stage.agents); // a moment brings a scene only if it has changed
   if (!playing || awaited.length) {
     at("stage").setAttribute("aria-label", `${hello.env}, step ${step}. ${seen}Returns: ${returns}`);
   }
@@ -239,7 +240,9 @@ function scoreRow(each, number) {
 }
 
 function toggle(agent) {
-  send({ do: moment.taken.includes(agent) ? "release" : "take", agent });
+  const isTaken = moment.taken.includes(agent);
+  send({ do: isTaken ? "release" : "take", agent });
+  if (!isTaken) at("stage").focus({ preventScroll: true }); // else the space bar would give the agent back
 }
 
 /** A return; with digits behind the point once the agent's returns have some. */
