@@ -22,6 +22,15 @@ from marl_sb3.storage.atomic import replaced_file, write_whole
 from marl_sb3.types import Array
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
+# Of plotly's figures: transparent, for light and dark pages.
+GREY = "rgba(128,128,128,0.25)"
+PAGE_LAYOUT = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"color": "#808080"},
+    "margin": {"t": 40, "r": 20, "l": 60, "b": 50},
+    "hovermode": "x unified",
+}
 _LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib's, plotly's
 _MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-up"), ("v", "triangle-down"))
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
@@ -188,13 +197,16 @@ def plotly_html(page: Page, figure: Figure) -> Any:
                 x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=f"{column}{name}"
             )
             drawn.add_trace(trace, 1, column)
-    drawn.update_layout(
-        template="plotly_white", hovermode="x", margin={"t": 40, "r": 20}, legend={"orientation": "h", "y": -0.2}
-    )
+    _lay_out(drawn)
     drawn.update_xaxes(title_text=figure.x_label)
     if n == 1:
         drawn.update_yaxes(title_text=words(figure.panels[0].title))
     return page.figure(drawn)
+
+
+def _lay_out(drawn: Any) -> None:
+    drawn.update_layout(**PAGE_LAYOUT, legend={"orientation": "h", "y": -0.2})
+    drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
 
 
 def _transparent(color: str, alpha: float = 0.16) -> str:
@@ -211,7 +223,7 @@ def profile_html(page: Page, thresholds: Array, shares: dict[str, Array], metric
     for number, (label, share) in enumerate(shares.items()):
         line = {"color": COLORS[number % _MOST_GROUPS], "shape": "hv", "dash": _LINES[number % len(_LINES)][1]}
         drawn.add_trace(Scatter(x=thresholds.tolist(), y=share.tolist(), name=words(label), mode="lines", line=line))
-    drawn.update_layout(template="plotly_white", margin={"t": 20, "r": 20}, legend={"orientation": "h", "y": -0.2})
+    _lay_out(drawn)
     drawn.update_xaxes(title_text=words(metric))
     drawn.update_yaxes(title_text="share of runs above it", range=[0, 1.02])
     return page.figure(drawn)

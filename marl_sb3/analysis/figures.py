@@ -10,24 +10,15 @@ import numpy as np
 from plotly.graph_objects import Figure
 from plotly.subplots import make_subplots
 
+from marl_sb3.analysis.drawing import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.analysis.health import Column, by_agent, policies_in
 from marl_sb3.display.page import words
 
 if TYPE_CHECKING:
     from marl_sb3.runs.report import RunData
 
-# Okabe and Ito, Color Universal Design, 2008; they differ in dashes, too. Transparent, for light and dark pages.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8a8a00", "#888888")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_CLEAR, _GREY = "rgba(0,0,0,0)", "rgba(128,128,128,0.25)"
-_LAYOUT = {
-    "paper_bgcolor": _CLEAR,
-    "plot_bgcolor": _CLEAR,
-    "font": {"color": "#808080"},
-    "margin": {"t": 40, "r": 20, "l": 60, "b": 50},
-    "hovermode": "x unified",
-    "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
-}
+_LAYOUT = {**PAGE_LAYOUT, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
 _MOST_LINES = 40
 _PANEL_PX = 260
 _LEARNER = {
@@ -75,11 +66,11 @@ def _total(run: RunData) -> Any:
         fill = {"fill": "toself", "fillcolor": "rgba(0,114,178,0.15)", "line": {"width": 0}, "hoverinfo": "skip"}
         figure.add_scatter(x=x.tolist(), y=y.tolist(), name="lowest to highest", **fill)
     if mean is not None:
-        figure.add_scatter(x=run.steps.tolist(), y=_plain(mean), name="training", line={"color": _COLOURS[0]})
+        figure.add_scatter(x=run.steps.tolist(), y=_plain(mean), name="training", line={"color": COLORS[0]})
     evaluated = run.columns.get("evaluation/env_runners/episode_return_mean")
     if evaluated is not None:
         known = np.isfinite(evaluated)
-        style = {"mode": "lines+markers", "line": {"color": _COLOURS[5], "dash": "dot"}, "name": "evaluation"}
+        style = {"mode": "lines+markers", "line": {"color": COLORS[1], "dash": "dot"}, "name": "evaluation"}
         figure.add_scatter(x=run.steps[known].tolist(), y=_plain(evaluated[known]), **style)
     return figure
 
@@ -96,7 +87,7 @@ def returns_of(runs: Sequence[RunData]) -> Any:
 
 def learner_curves(run: RunData) -> Any:
     """A panel for each metric of learners, with a line for each policy."""
-    policies = policies_in(run.columns)[: len(_COLOURS) * 2]
+    policies = policies_in(run.columns)[: len(COLORS) * 2]
     shown = [name for name in _LEARNER if any(f"learners/{policy}/{name}" in run.columns for policy in policies)]
     n_rows = max(1, math.ceil(len(shown) / 2))
     gap = 60 / (n_rows * _PANEL_PX) if n_rows > 1 else 0
@@ -111,7 +102,7 @@ def learner_curves(run: RunData) -> Any:
                 figure.add_scatter(x=run.steps.tolist(), y=_plain(column), **style, **at)
     figure.update_layout(**_LAYOUT, height=n_rows * _PANEL_PX + 60, showlegend=len(policies) > 1)
     figure.update_layout(legend={"y": 1.0 + 40 / (n_rows * _PANEL_PX)})
-    return figure.update_xaxes(gridcolor=_GREY, zeroline=False).update_yaxes(gridcolor=_GREY, zeroline=False)
+    return figure.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
 
 
 def _lines(steps: Column, columns: dict[str, Column], title: str) -> Any:
@@ -122,7 +113,7 @@ def _lines(steps: Column, columns: dict[str, Column], title: str) -> Any:
 
 
 def _style(index: int, name: str) -> dict[str, Any]:
-    line = {"color": _COLOURS[index % len(_COLOURS)], "dash": _DASHES[index % len(_DASHES)], "width": 2}
+    line = {"color": COLORS[index % len(COLORS)], "dash": _DASHES[index % len(_DASHES)], "width": 2}
     return {"name": words(name), "line": line, "mode": "lines"}
 
 
@@ -131,5 +122,5 @@ def _plain(column: Column) -> list[float | None]:
 
 
 def _figure(title: str) -> Any:
-    axis = {"gridcolor": _GREY, "zeroline": False}
+    axis = {"gridcolor": GREY, "zeroline": False}
     return Figure(layout={**_LAYOUT, "xaxis": {"title": "env steps", **axis}, "yaxis": {"title": title, **axis}})
