@@ -11,17 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 
 import marl_sb3
 from marl_sb3 import evaluate
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from marl_sb3.analysis.curves import draw_up
+from marl_sb3.analysis.drawing import matplotlib_figure
+from marl_sb3.analysis.reading import read_records
+from marl_sb3.analysis.records import group_by_argument
 
 SEEDS = range(10)
-POLICIES = {"shared": ("one shared policy", "#1f77b4"), "per_agent": ("one policy per agent", "#d95f02")}
+POLICIES = {"shared": "one shared policy", "per_agent": "one policy per agent"}
 RUNS = Path("runs") / "figures"
 HERE = Path(__file__).parent
 METRIC = "episode_return_mean"
@@ -45,24 +45,22 @@ def curve(folder: Path) -> tuple[list[int], list[float]]:
 
 
 def draw(runs: Mapping[str, Sequence[Path]], file: Path) -> None:
-    """A line for the mean over seeds, a band from the worst to the best seed."""
-    figure, axes = plt.subplots(figsize=(7.2, 3.6), dpi=130, layout="constrained")
-    for policies, folders in runs.items():
-        name, color = POLICIES[policies]
-        curves = [curve(folder) for folder in folders]
-        steps, values = curves[0][0], np.array([values for _, values in curves])
-        axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
-        axes.plot(steps, values.mean(0), color=color, label=f"{name}: mean of {len(folders)} seeds, worst to best")
-    axes.axhline(15, color="#555555", linewidth=0.8, linestyle="--")
-    axes.annotate("15: the target", (200_000, 15), (0, 3), textcoords="offset points", ha="right", color="#555555")
-    axes.axhline(RANDOM_AGENTS, color="#999999", linewidth=0.8, linestyle=":")
-    axes.annotate(
-        "random agents", (200_000, RANDOM_AGENTS), (0, 3), textcoords="offset points", ha="right", color="#777777"
+    """As `python -m marl_sb3.plot runs/figures` draws it, with the target and what random agents get."""
+    groups = group_by_argument(
+        {
+            POLICIES[policies]: [record for folder in folders for record in read_records(folder)]
+            for policies, folders in runs.items()
+        }
     )
-    axes.set(xlabel="env steps", ylabel="sum of both agents' returns", xlim=(0, 200_000))
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axes.legend(loc="center right", bbox_to_anchor=(1, 0.36), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure = matplotlib_figure(draw_up(groups, [f"env_runners/{METRIC}"]))
+    (axes,) = figure.axes
+    for value, words, line in ((15, "15: the target", "--"), (RANDOM_AGENTS, "random agents", ":")):
+        axes.axhline(value, color="#555555", linewidth=0.8, linestyle=line)
+        axes.annotate(
+            words, (200_000, value), (0, 3), textcoords="offset points", ha="right", color="#555555", fontsize="small"
+        )
+    axes.set(ylabel="sum of both agents' returns", xlim=(0, 200_000))
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.42), frameon=False)
     figure.savefig(file)
 
 
@@ -78,7 +76,7 @@ def table(runs: Mapping[str, Sequence[Path]]) -> str:
     for policies, folders in runs.items():
         curves = [curve(folder) for folder in folders]
         steps = [next(step for step, value in zip(*points, strict=True) if value >= 15) / 1000 for points in curves]
-        rows.append(_row(f"{POLICIES[policies][0]}: thousand env steps to 15", steps, ".0f"))
+        rows.append(_row(f"{POLICIES[policies]}: thousand env steps to 15", steps, ".0f"))
         rows.append(_row("sum of returns at 200,000", [values[-1] for _, values in curves], ".1f"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -13,21 +13,22 @@ from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
 from plotly.subplots import make_subplots
 
+from marl_sb3.analysis.drawing import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.display.page import words
 from marl_sb3.display.text import one_line
 from marl_sb3.metrics.importance import importances
 from marl_sb3.tuning.trial import value_text
 
-_LAYOUT = {"template": "plotly_white", "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
+_LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
+_AXES = {"gridcolor": GREY, "zeroline": False}
 _N_NAMED = 10  # learning curves with colours and names
 _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
 _SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
 _LONGEST_LABEL = 18  # characters
 _NONE_COMPLETE = "no trial was trained to its end"
-_BLUE, _GREY, _RED = "#4c78a8", "#bbb", "#d62728"
+_BLUE, _RED, _GREY = *COLORS[:2], "#999"
 _STAR = {"symbol": "star", "size": 14, "color": _RED, "line": {"width": 1, "color": "white"}}
-_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#79706e", "#1f4e79")
-_STATES = {"COMPLETE": _BLUE, "PRUNED": "#f2b447", "FAIL": _RED, "RUNNING": "#54a24b"}  # with their colours
+_STATES = dict(zip(("COMPLETE", "FAIL", "RUNNING", "PRUNED"), (_BLUE, _RED, *COLORS[2:5:2]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def draw_all(
         if isinstance(figure, str):
             yield title, f"Not drawn: {figure}.", None
         else:
-            yield title, text, figure.update_layout(_LAYOUT)
+            yield title, text, figure.update_layout(_LAYOUT).update_xaxes(_AXES).update_yaxes(_AXES)
 
 
 # --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
@@ -113,7 +114,7 @@ def _learning_curves(drawing: _Drawing) -> Any:
     for rank, number in enumerate(named, start=1):
         won = number == drawing.winner
         style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
-        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": _COLORS[rank % len(_COLORS)]}
+        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": COLORS[rank % len(COLORS)]}
         _add_curves(figure, [shown[number]], line=line, **style)
     return figure
 
