@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     with without_collections():
-        from marl_sb3.runs.report import RunData, find_runs, html_page, markdown
+        from marl_sb3.runs.report import html_page, markdown, read_runs
 
     out = None if arguments.out is None else Path(arguments.out)
     _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))
-    runs = [RunData.read(folder, named_env(arguments)) for folder in find_runs(arguments.runs)]
-    for warning in filter(None, (run.warning for run in runs)):
+    runs, warnings = read_runs(arguments.runs, named_env(arguments))
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.markdown and out is None:
         print(markdown(runs), end="", flush=True)

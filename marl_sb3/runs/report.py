@@ -102,7 +102,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    return float(value) if _is_number(value) else math.nan
+    try:
+        return float(value) if _is_number(value) else math.nan
+    except OverflowError:  # an integer of a damaged file
+        return math.nan
 
 
 def find_runs(names: Sequence[str]) -> list[Path]:
@@ -126,6 +129,33 @@ def find_runs(names: Sequence[str]) -> list[Path]:
     if len(runs) > _MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs are found; accepted: up to {_MOST_RUNS}", key="run")
     return runs
+
+
+def read_runs(names: Sequence[str], env: str | None = None) -> tuple[list[RunData], list[str]]:
+    """Read the runs that `find_runs` finds; of several, those with a valid configuration.
+
+    Args:
+        env: see `RunData.read`.
+
+    Returns:
+        The runs, and a warning about each that is damaged or left out.
+
+    Raises:
+        ConfigError: there is none, or none has a valid configuration.
+    """
+    folders = find_runs(names)
+    runs: list[RunData] = []
+    warnings: list[str] = []
+    for folder in folders:
+        try:
+            runs.append(RunData.read(folder, env))
+        except ConfigError as error:
+            if len(folders) == 1:
+                raise
+            warnings.append(f"{folder} is left out: {error}")
+    if not runs:
+        raise ConfigError(warnings[0], key="run")
+    return runs, [*warnings, *(run.warning for run in runs if run.warning)]
 
 
 # --- The table in Markdown -------------------------------------------------------------------------------------------

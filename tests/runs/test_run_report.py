@@ -129,6 +129,21 @@ def test_a_run_without_log_and_with_an_odd_name_has_a_page(runs: Path, tmp_path:
     assert "a <b>" not in html
 
 
+def test_a_run_that_cannot_be_read_is_left_out_beside_others(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, config in {"good": (runs / "seed1" / "config.yaml").read_text(), "bad": "arena: {n_envs: many}"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(config)
+        (tmp_path / name / "result.jsonl").write_text('{"huge": 1' + "0" * 400 + "}\n")
+    assert main([str(tmp_path), "--markdown"]) == 0
+    said = capsys.readouterr()
+    assert "|ppo|arena|per_agent|1|-|-|-|-|-|" in said.out
+    assert re.match(r"warning: .*bad is left out: .*n_envs", said.err)
+    assert main([str(tmp_path / "bad"), "--markdown"]) == 2
+    assert "n_envs" in capsys.readouterr().err
+
+
 def test_hints_are_on_the_page(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((runs / "seed1" / "config.yaml").read_text())
     lines = [

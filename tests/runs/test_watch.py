@@ -118,6 +118,27 @@ class Odd(ScriptedEnv):
         return [1, 2]
 
 
+class OwnWindow(ScriptedEnv):
+    """Would show itself."""
+
+    metadata: ClassVar = {"name": "own_v0", "render_modes": ["human"]}
+
+    def render(self) -> Any:
+        raise AssertionError("it has rendered itself")
+
+
+def test_an_env_with_a_window_of_its_own_shows_itself(views: list[View], shown: list[np.ndarray]) -> None:
+    modes = []
+
+    def make(render_mode: str | None = None) -> OwnWindow:
+        modes.append(render_mode)
+        return OwnWindow(render_mode=render_mode)
+
+    watch(WatchPlan(make, {}, None, 1, seed=1), "own")
+    assert modes == [None, "human"]
+    assert [(view.step, view.image, view.text) for view in views] == [(step, None, None) for step in range(4)]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
