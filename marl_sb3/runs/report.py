@@ -216,7 +216,7 @@ def _page_of_one(run: RunData) -> Page:
         page.add("Curves", *(page.figure(figure) for figure in curves_of(run)))
         page.add("Agents", table(*_agents(run)))
     if policies_in(run.columns):
-        page.add("Policies", table(*_policies(run)), note("Of learner metrics: medians over the last quarter."))
+        page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
         page.add("Learner health", page.figure(learner_curves(run)))
     if videos := _videos(run.folder):
         page.add("Videos", *videos)
@@ -238,10 +238,11 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
             f"{run.last(STEPS) or 0:,.0f}",
             run.final_return,
             len(find_problems(run.columns)) or None,
+            _differences_in_words(run.config),
         ]
         for run in runs
     ]
-    head = ["run", "env", "algorithm", "policies", "seed", "env steps", "return", "hints"]
+    head = ["run", "env", "algorithm", "policies", "seed", "env steps", "return", "hints", "unlike the preset"]
     text = "The return is that of the latest evaluation, or without one, of the latest episodes of the training."
     page.add("Runs", note(text), table(rows, head), *(warning(run.warning) for run in runs if run.warning))
     for env in dict.fromkeys(run.config.env for run in runs):
@@ -302,17 +303,32 @@ def _card(finding: Finding) -> Html:
 
 def _settings(config: TrainConfig) -> list[Html]:
     """The settings that differ from those of the preset, and then all."""
-    own = _flat(config)
+    own = table(_flat(config).items())
     try:
-        preset = _flat(resolved(load_config(config.env, config.algo)))
+        rows = _differences(config)
     except MarlSb3Error as error:  # such as of an algorithm of the user's own
-        return [note(f"There is no preset to compare with: {error}"), table(own.items())]
-    rows = [[name, own.get(name), preset.get(name)] for name in {**own, **preset} if own.get(name) != preset.get(name)]
-    rows = [row for row in rows if row[0] not in _NOT_COMPARED]
+        return [note(f"There is no preset to compare with: {error}"), own]
     text = "These differ from the preset." if rows else "All settings are those of the preset."
     first = [note(text), table(rows, ["setting", "run", "preset"])] if rows else [note(text)]
-    everything = f"<details><summary>All settings</summary>{table(own.items())}</details>"
-    return [*first, Html(everything)]
+    return [*first, Html(f"<details><summary>All settings</summary>{own}</details>")]
+
+
+def _differences(config: TrainConfig) -> list[tuple[str, str | None, str | None]]:
+    """The settings that differ from the preset: the name, the run's value, the preset's.
+
+    Raises:
+        MarlSb3Error: there is no preset, such as for an algorithm of the user's own.
+    """
+    own, preset = _flat(config), _flat(resolved(load_config(config.env, config.algo)))
+    names = [name for name in {**own, **preset} if name not in _NOT_COMPARED]
+    return [(name, own.get(name), preset.get(name)) for name in names if own.get(name) != preset.get(name)]
+
+
+def _differences_in_words(config: TrainConfig) -> str:
+    try:
+        return ", ".join(f"{name}={own}" for name, own, _ in _differences(config))
+    except MarlSb3Error:
+        return ""
 
 
 def _flat(config: TrainConfig) -> dict[str, str]:
@@ -350,10 +366,10 @@ def _policy_of(run: RunData, agent: str) -> str | None:
 
 _OF_LEARNERS = {
     "mean_kl_loss": "KL",
-    "clip_fraction": "clip fraction",
-    "vf_explained_var": "explained variance",
+    "clip_fraction": "clipped",
+    "vf_explained_var": "explained",
     "entropy": "entropy",
-    "gradients_global_norm": "gradient norm",
+    "gradients_global_norm": "gradient",
     "curr_lr": "learning rate",
 }
 
@@ -375,7 +391,7 @@ def _policies(run: RunData) -> tuple[list[list[object]], list[str]]:
                 *(_late(run.columns.get(f"{at}/{name}")) for name in shown),
             ]
         )
-    return rows, ["policy", "algorithm", "return", "gradient steps", "weights", *(_OF_LEARNERS[name] for name in shown)]
+    return rows, ["policy", "algorithm", "return", "updates", "weights", *(_OF_LEARNERS[name] for name in shown)]
 
 
 def _late(column: Column | None) -> float | None:
