@@ -100,7 +100,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> tuple[WatchPlan, str]:
     """Return what to watch, and what it is called."""
-    from marl_sb3.runs.folder import find_run_or_env, runs_of
+    from marl_sb3.runs.folder import find_run_or_env
+    from marl_sb3.storage.checkpoint_folder import runs_of
 
     folder = find_run_or_env(arguments.run)
     if folder is not None:

@@ -99,7 +99,7 @@ def draw_up(
 
     Args:
         metrics: flat names or patterns of them, a panel each; a name that others are below, such as
-            `env_runners/agent_episode_returns_mean`, is a panel with all of them. None: the sum of returns, and the
+            `env_runners/agent_episode_returns_mean`, is a panel with all of them. Empty: the sum of returns, and the
             returns of the agents.
         axis: one of `AXES`.
         statistic: one of `STATISTICS`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from plotly.graph_objects import Figure
@@ -12,10 +12,8 @@ from plotly.subplots import make_subplots
 
 from marl_sb3.analysis.drawing import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.analysis.health import Column, by_agent, policies_in
+from marl_sb3.analysis.records import AGENT_RETURNS, RETURN, RunRecord
 from marl_sb3.display.page import words
-
-if TYPE_CHECKING:
-    from marl_sb3.runs.report import RunData
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _LAYOUT = {**PAGE_LAYOUT, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
@@ -38,10 +36,10 @@ _LEARNER = {
 }
 
 
-def curves_of(run: RunData) -> Iterator[Any]:
+def curves_of(run: RunRecord) -> Iterator[Any]:
     """Returns of all agents together, of each, lengths of episodes, and the metrics of the env."""
     yield _total(run)
-    returns = by_agent(run.columns, "env_runners/agent_episode_returns_mean")
+    returns = by_agent(run.columns, AGENT_RETURNS)
     custom = {
         name.removesuffix("_mean"): column
         for name, column in by_agent(run.columns, "env_runners/custom_metrics").items()
@@ -55,7 +53,7 @@ def curves_of(run: RunData) -> Iterator[Any]:
         yield _lines(run.steps, custom, "per episode")
 
 
-def _total(run: RunData) -> Any:
+def _total(run: RunRecord) -> Any:
     """The sum of returns: mean, and a band from the lowest to the highest episode; evaluations as points."""
     figure = _figure("sum of returns")
     low, mean, high = (run.columns.get(f"env_runners/episode_return_{name}") for name in ("min", "mean", "max"))
@@ -67,7 +65,7 @@ def _total(run: RunData) -> Any:
         figure.add_scatter(x=x.tolist(), y=y.tolist(), name="lowest to highest", **fill)
     if mean is not None:
         figure.add_scatter(x=run.steps.tolist(), y=_plain(mean), name="training", line={"color": COLORS[0]})
-    evaluated = run.columns.get("evaluation/env_runners/episode_return_mean")
+    evaluated = run.columns.get(f"evaluation/{RETURN}")
     if evaluated is not None:
         known = np.isfinite(evaluated)
         style = {"mode": "lines+markers", "line": {"color": COLORS[1], "dash": "dot"}, "name": "evaluation"}
@@ -75,17 +73,17 @@ def _total(run: RunData) -> Any:
     return figure
 
 
-def returns_of(runs: Sequence[RunData]) -> Any:
+def returns_of(runs: Sequence[RunRecord]) -> Any:
     """The sum of returns of several runs."""
     figure = _figure("sum of returns")
     for index, run in enumerate(runs[:_MOST_LINES]):
-        column = run.columns.get("env_runners/episode_return_mean")
+        column = run.columns.get(RETURN)
         if column is not None:
-            figure.add_scatter(x=run.steps.tolist(), y=_plain(column), **_style(index, run.folder.as_posix()))
+            figure.add_scatter(x=run.steps.tolist(), y=_plain(column), **_style(index, run.name))
     return figure
 
 
-def learner_curves(run: RunData) -> Any:
+def learner_curves(run: RunRecord) -> Any:
     """A panel for each metric of learners, with a line for each policy."""
     policies = policies_in(run.columns)[: len(COLORS) * 2]
     shown = [name for name in _LEARNER if any(f"learners/{policy}/{name}" in run.columns for policy in policies)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from marl_sb3.analysis.exchange import read_marl_eval
 from marl_sb3.analysis.records import RunRecord
 from marl_sb3.config.files import read_yaml
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.result_log import readable_results
-from marl_sb3.storage.checkpoint_folder import RUN_CONFIG
+from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, runs_of
+from marl_sb3.storage.regular import is_regular
 
 _DEEPEST = 4  # folders below the one that is named in which runs are looked for
 
@@ -33,34 +35,56 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_records(path: str | Path) -> list[RunRecord]:
-    """Read what a path stands for: a run folder, all runs in a folder, what a pattern finds, or a file of marl-eval.
+    """Read what a path stands for: the runs that `find_runs` finds, and of files of marl-eval, theirs.
+
+    Of several, those that cannot be read or have logged nothing have no results, and a warning that says so.
 
     Raises:
-        ConfigError: there is nothing that can be read.
+        ConfigError: there is no run that can be read.
     """
-    text = str(path)
-    found = [Path(text)] if Path(text).exists() else [Path(each) for each in sorted(glob.glob(text, recursive=True))]
-    if not found and (below := Path("runs") / text).exists():
-        found = [below]
     records: list[RunRecord] = []
-    for each in found:
-        if each.suffix == ".json" and each.is_file():
+    for each in _meant(path):
+        if each.suffix == ".json" and is_regular(each):
             records += read_marl_eval(each)
         else:
-            records += [read_run(folder) for folder in _runs_in(each)]
+            records += [_read_if_possible(folder) for folder in _runs_in(each)]
     if not records:
         accepted = "a run folder, a folder of runs, a pattern such as 'runs/arena/*', or a .json file of marl-eval"
-        raise ConfigError(f"there is no run in {text}; accepted: {accepted}", key="run")
-    empty = [record.name for record in records if not record.results]
-    if len(empty) == len(records):
-        raise ConfigError(f"{empty[0]} has logged nothing yet; accepted: runs with at least one iteration", key="run")
-    return [record for record in records if record.results]
+        raise ConfigError(f"there is no run in {path}; accepted: {accepted}", key="run")
+    if not any(record.results for record in records):
+        raise ConfigError(f"{records[0].warning}; accepted: runs with at least one iteration", key="run")
+    return records
+
+
+def _read_if_possible(folder: Path) -> RunRecord:
+    try:
+        record = read_run(folder)
+    except ConfigError as error:
+        return RunRecord(str(folder), "", {}, [], warning=f"{folder} is left out: {error}", folder=folder)
+    if record.results:
+        return record
+    reason = f": {record.warning}" if record.warning else ""
+    return replace(record, warning=f"{folder} has logged nothing yet{reason}")
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """Return the run folders that a path stands for: itself, those below it, those of a pattern or of an env's name."""
+    return [folder for each in _meant(path) for folder in _runs_in(each)]
+
+
+def _meant(path: str | Path) -> list[Path]:
+    with path_is_usable("cannot read", path, "run"):
+        if Path(path).exists():
+            return [Path(path)]
+        found = [Path(each) for each in sorted(glob.glob(str(path), recursive=True))]
+        return found or [folder for folder in [runs_of(str(path))] if folder.exists()]
 
 
 def _runs_in(folder: Path, depth: int = 0) -> Iterator[Path]:
-    if (folder / RUN_CONFIG).is_file():
-        yield folder
-    elif depth < _DEEPEST and folder.is_dir():
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and inner.name != "checkpoints":
-                yield from _runs_in(inner, depth + 1)
+    with path_is_usable("cannot read", folder, "run"):
+        if is_regular(folder / RUN_CONFIG):
+            yield folder
+        elif depth < _DEEPEST and folder.is_dir():
+            for inner in sorted(folder.iterdir()):
+                if inner.is_dir() and not inner.is_symlink() and inner.name != "checkpoints":
+                    yield from _runs_in(inner, depth + 1)

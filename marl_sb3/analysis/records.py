@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class RunRecord:
         name: the path of its folder, or its place in a file of marl-eval.
         env: id of the env.
         settings: all settings by their flat names.
-        results: the flat metrics of each iteration.
+        results: the flat metrics of each iteration; empty: nothing is known of it.
         group: what it is shown as, together with the other runs of the group.
         warning: what could not be read; empty: nothing.
         folder: its folder; None: it is from a file.
@@ -44,16 +44,31 @@ class RunRecord:
     folder: Path | None = None
 
     @cached_property
+    def columns(self) -> Mapping[str, Array]:
+        """All metrics that are numbers: by name, (T,), a value for each iteration; NaN where there is none."""
+        names = dict.fromkeys(name for result in self.results for name in result)
+        columns = {name: np.array([_number(result.get(name)) for result in self.results]) for name in names}
+        return {name: column for name, column in columns.items() if np.isfinite(column).any()}
+
+    @property
     def metrics(self) -> list[str]:
         """The names of all metrics that are numbers."""
-        names = dict.fromkeys(name for result in self.results for name in result)
-        return [name for name in names if np.isfinite(self.column(name)).any()]
+        return list(self.columns)
 
     def column(self, name: str) -> Array:
-        """Return a metric, (T,), a value for each iteration; NaN where there is none."""
-        values = [result.get(name) for result in self.results]
-        numbers = [float(value) if isinstance(value, (int, float)) else np.nan for value in values]
-        return np.array(numbers, dtype=np.float64)
+        """Return a metric, (T,), see `columns`; all NaN if there is none of this name."""
+        return self.columns.get(name, np.full(len(self.results), np.nan))
+
+    def last(self, name: str) -> float | None:
+        """The latest value of a metric; None if there is none."""
+        known = self.column(name)
+        known = known[np.isfinite(known)]
+        return float(known[-1]) if len(known) else None
+
+    @property
+    def steps(self) -> Array:
+        """Env steps at the end of each iteration, (T,)."""
+        return self.column(STEPS)
 
     def progress(self, axis: str) -> Array:
         """Return how far the run was after each iteration: `STEPS`, `AGENT_STEPS` of all agents, or `SECONDS`."""
@@ -68,6 +83,13 @@ class RunRecord:
         return [name.removeprefix(f"{AGENT_RETURNS}/") for name in self.metrics if name.startswith(f"{AGENT_RETURNS}/")]
 
 
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
+    except OverflowError:  # an integer of a damaged file
+        return np.nan
+
+
 @dataclass(frozen=True)
 class Groups:
     """Runs by what they are shown as.
@@ -75,20 +97,17 @@ class Groups:
     Attributes:
         runs: label -> its runs, which differ in their seeds.
         differing: name of a setting -> label -> its value, of the settings in which the groups differ.
+        warnings: what could not be read, and the runs that are left out because they have logged nothing.
     """
 
     runs: Mapping[str, Sequence[RunRecord]]
-    differing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    differing: Mapping[str, Mapping[str, Any]]
+    warnings: Sequence[str]
 
     @property
     def all(self) -> list[RunRecord]:
         """All runs."""
         return [record for records in self.runs.values() for record in records]
-
-    @property
-    def warnings(self) -> list[str]:
-        """What could not be read."""
-        return [record.warning for record in self.all if record.warning]
 
     def require_metric(self, name: str) -> None:
         """Refuse a metric that no run has.
@@ -108,6 +127,7 @@ def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -
     Raises:
         ConfigError: no run has a setting of such a name.
     """
+    warnings, records = _warnings(records), [record for record in records if record.results]
     known = dict.fromkeys(name for record in records for name in record.settings)
     for name in names:
         if name not in known:
@@ -119,7 +139,7 @@ def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -
     has_envs = len({record.env for record in records}) > 1
     keys = [(record.env, *(repr(record.settings.get(name)) for name in names)) for record in records]
     labels = {key: _label(record, shown, has_envs) for key, record in zip(keys, records, strict=True)}
-    return _grouped([replace(record, group=labels[key]) for key, record in zip(keys, records, strict=True)])
+    return _grouped([replace(record, group=labels[key]) for key, record in zip(keys, records, strict=True)], warnings)
 
 
 def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
@@ -138,7 +158,12 @@ def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[
 
 def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:
     """Group runs by the argument that they come from."""
-    return _grouped([replace(each, group=label) for label, records in records_of.items() for each in records])
+    labelled = [replace(each, group=label) for label, records in records_of.items() for each in records]
+    return _grouped([record for record in labelled if record.results], _warnings(labelled))
+
+
+def _warnings(records: Sequence[RunRecord]) -> list[str]:
+    return [record.warning for record in records if record.warning]
 
 
 def _values(records: Sequence[RunRecord], name: str) -> set[str]:
@@ -153,7 +178,7 @@ def _label(record: RunRecord, names: Sequence[str], has_envs: bool) -> str:
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
 
 
-def _grouped(records: Sequence[RunRecord]) -> Groups:
+def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
     runs: dict[str, list[RunRecord]] = {}
     for record in records:
         runs.setdefault(record.group, []).append(record)
@@ -165,4 +190,4 @@ def _grouped(records: Sequence[RunRecord]) -> Groups:
     }
     if len({record.env for record in records}) > 1:
         differing = {"env": {label: of_label[0].env for label, of_label in runs.items()}, **differing}
-    return Groups(runs, differing)
+    return Groups(runs, differing, warnings)

@@ -24,7 +24,7 @@ from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable
 from marl_sb3.metrics.result_log import RESULT_FILE
 from marl_sb3.storage.atomic import unfinished_path, write_whole
-from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, checkpoints_of, newest_run
+from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.storage.regular import is_regular, require_regular
 
 TRACKING_FILE = "tracking.json"
@@ -40,12 +40,6 @@ WRITTEN = (
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, unfinished_path(Path(RUN_CONFIG)).name}
-_RUNS = Path("runs")  # parent of all run folders without --run-dir
-
-
-def runs_of(env: str) -> Path:
-    """Return the folder in which runs of an env are made without `--run-dir`."""
-    return _RUNS / re.sub(r"[^\w.-]+", "_", env)
 
 
 def find_run_or_env(name: str) -> Path | None:
@@ -88,7 +82,7 @@ def _why_no_run(path: Path) -> str:
         return "it is a file"
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     close = [path.parent / name for name in difflib.get_close_matches(path.name, beside, n=1)]
-    close = [_RUNS / path] if (_RUNS / path).is_dir() else close
+    close = [RUNS / path] if (RUNS / path).is_dir() else close
     return f"it does not exist{f'; did you mean {close[0]}?' if close else ''}"
 
 

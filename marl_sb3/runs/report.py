@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -17,28 +15,25 @@ import yaml
 from marl_sb3.analysis.health import (
     LEAST_ITERATIONS,
     Column,
-    Columns,
     Finding,
     by_agent,
     find_problems,
     policies_in,
 )
+from marl_sb3.analysis.reading import find_runs, read_run
+from marl_sb3.analysis.records import AGENT_RETURNS, RETURN, STEPS, RunRecord
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.values import counted
 from marl_sb3.display.page import Html, Page, note, require_plotly, table, words
 from marl_sb3.display.text import duration, number, one_line, short
-from marl_sb3.errors import ConfigError, MarlSb3Error, path_is_usable
-from marl_sb3.metrics import Result, flatten
-from marl_sb3.metrics.result_log import readable_results
+from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.metrics import flatten
 from marl_sb3.metrics.statistics import sample_stats
 from marl_sb3.runs.build import resolved
-from marl_sb3.runs.folder import RunFolder, runs_of
-from marl_sb3.storage.checkpoint_folder import RUN_CONFIG
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.storage.regular import is_regular, read_regular
 
-STEPS = "num_env_steps_sampled_lifetime"
-_RETURN = "env_runners/episode_return_mean"
-_EVALUATED = f"evaluation/{_RETURN}"
+_EVALUATED = f"evaluation/{RETURN}"
 _VIDEOS = {".gif": "image/gif", ".mp4": "video/mp4"}
 _MOST_BYTES = 30_000_000  # of a video that is put into the page
 _MOST_RUNS = 500
@@ -52,98 +47,51 @@ class RunData:
     Attributes:
         folder: as the user has named it.
         config: its configuration.
-        columns: its metrics, a value per iteration.
-        warning: what could not be read; empty if nothing.
+        record: what it has logged; of a damaged `result.jsonl`, what comes before the damage.
     """
 
     folder: Path
     config: TrainConfig
-    columns: Columns
-    warning: str
+    record: RunRecord
 
     @classmethod
     def read(cls, folder: Path, env: str | None = None) -> RunData:
-        """Read a run folder; of a damaged `result.jsonl`, what comes before the damage.
+        """Read a run folder.
 
         Raises:
             ConfigError: `config.yaml` is not valid.
         """
-        config = RunFolder(folder).read_config(env, makes_env=False)
-        results, warning = readable_results(folder)
-        return cls(folder, config, columns_of(results), warning)
-
-    @property
-    def steps(self) -> Column:
-        """Env steps at the end of each iteration."""
-        return self.columns.get(STEPS, np.empty(0))
-
-    def last(self, metric: str) -> float | None:
-        """The latest value of a metric; None if there is none."""
-        column = self.columns.get(metric, np.empty(0))
-        known = column[np.isfinite(column)]
-        return float(known[-1]) if len(known) else None
+        return cls(folder, RunFolder(folder).read_config(env, makes_env=False), read_run(folder))
 
     @property
     def final_return(self) -> float | None:
         """The return of the latest evaluation, or without one, of the latest episodes of the training."""
-        evaluated = self.last(_EVALUATED)
-        return self.last(_RETURN) if evaluated is None else evaluated
-
-
-def columns_of(results: Sequence[Result]) -> dict[str, Column]:
-    """Return nested results as a column for each metric, by flat name; NaN where there is no number."""
-    rows = [flatten(result) for result in results]
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value))
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if _is_number(value) else math.nan
-    except OverflowError:  # an integer of a damaged file
-        return math.nan
-
-
-def find_runs(names: Sequence[str]) -> list[Path]:
-    """Return the run folders at paths, in folders of runs, or of envs of these names.
-
-    Raises:
-        ConfigError: there is none, or there are too many.
-    """
-    found: list[Path] = []
-    for name in names:
-        with path_is_usable("cannot read", name, "run"):
-            folder = Path(name) if Path(name).exists() else runs_of(name)
-            configs = [folder / RUN_CONFIG] if is_regular(folder / RUN_CONFIG) else sorted(folder.rglob(RUN_CONFIG))
-            below = [config.parent for config in configs if is_regular(config)]
-        if not below:
-            raise ConfigError(
-                f"{name}: there is no run; accepted: run folders, folders of runs, or names of envs in runs/", key="run"
-            )
-        found += below
-    runs = list(dict.fromkeys(found))
-    if len(runs) > _MOST_RUNS:
-        raise ConfigError(f"{len(runs)} runs are found; accepted: up to {_MOST_RUNS}", key="run")
-    return runs
+        evaluated = self.record.last(_EVALUATED)
+        return self.record.last(RETURN) if evaluated is None else evaluated
 
 
 def read_runs(names: Sequence[str], env: str | None = None) -> tuple[list[RunData], list[str]]:
-    """Read the runs that `find_runs` finds; of several, those with a valid configuration.
+    """Read run folders, and those in folders of runs, of patterns and of envs' names.
+
+    Of several, those without a valid configuration are left out.
 
     Args:
-        env: see `RunData.read`.
+        names: see `find_runs`.
+        env: what a run's env is, if it is one that a file must not name; see `RunFolder.read_config`.
 
     Returns:
         The runs, and a warning about each that is damaged or left out.
 
     Raises:
-        ConfigError: there is none, or none has a valid configuration.
+        ConfigError: there is none, there are too many, or none has a valid configuration.
     """
-    folders = find_runs(names)
+    found = {name: find_runs(name) for name in names}
+    if empty := next((name for name, folders in found.items() if not folders), None):
+        accepted = "run folders, folders of runs, or names of envs in runs/"
+        raise ConfigError(f"{empty}: there is no run; accepted: {accepted}", key="run")
+    folders = list(dict.fromkeys(folder for each in found.values() for folder in each))
+    if len(folders) > _MOST_RUNS:
+        raise ConfigError(f"{len(folders)} runs are found; accepted: up to {_MOST_RUNS}", key="run")
     runs: list[RunData] = []
     warnings: list[str] = []
     for folder in folders:
@@ -155,7 +103,7 @@ def read_runs(names: Sequence[str], env: str | None = None) -> tuple[list[RunDat
             warnings.append(f"{folder} is left out: {error}")
     if not runs:
         raise ConfigError(warnings[0], key="run")
-    return runs, [*warnings, *(run.warning for run in runs if run.warning)]
+    return runs, [*warnings, *(run.record.warning for run in runs if run.record.warning)]
 
 
 # --- The table in Markdown -------------------------------------------------------------------------------------------
@@ -176,7 +124,7 @@ def markdown(runs: Sequence[RunData]) -> str:
     for names, group in sorted(by_setup.items()):
         returns = sample_stats([run.final_return for run in group if run.final_return is not None])
         counts = (STEPS, "evaluation/env_runners/num_env_steps_sampled", "evaluation/env_runners/num_episodes")
-        each = [_several(run.last(metric) for run in group) for metric in counts]
+        each = [_several(run.record.last(metric) for run in group) for metric in counts]
         cells = [*map(_cell, names), str(len(group)), number(returns.mean), number(returns.sd), *each]
         lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines) + "\n"
@@ -209,15 +157,15 @@ def _page_of_one(run: RunData) -> Page:
     from marl_sb3.analysis.figures import curves_of, learner_curves
 
     page = Page(f"{run.config.env}: {run.folder.name}")
-    page.add("Summary", table(_summary(run)), *([warning(run.warning)] if run.warning else []))
+    page.add("Summary", table(_summary(run)), *([warning(run.record.warning)] if run.record.warning else []))
     page.add("Hints", *_hints(run))
     page.add("Settings", *_settings(run.config))
-    if len(run.steps):
-        page.add("Curves", *(page.figure(figure) for figure in curves_of(run)))
+    if len(run.record.steps):
+        page.add("Curves", *(page.figure(figure) for figure in curves_of(run.record)))
         page.add("Agents", table(*_agents(run)))
-    if policies_in(run.columns):
+    if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
-        page.add("Learner health", page.figure(learner_curves(run)))
+        page.add("Learner health", page.figure(learner_curves(run.record)))
     if videos := _videos(run.folder):
         page.add("Videos", *videos)
     page.add("How to repeat it", *_repeat(run))
@@ -235,21 +183,23 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
             run.config.algo,
             run.config.named_policies,
             run.config.seed,
-            f"{run.last(STEPS) or 0:,.0f}",
+            f"{run.record.last(STEPS) or 0:,.0f}",
             run.final_return,
-            len(find_problems(run.columns)) or None,
+            len(find_problems(run.record.columns)) or None,
             _differences_in_words(run.config),
         ]
         for run in runs
     ]
     head = ["run", "env", "algorithm", "policies", "seed", "env steps", "return", "hints", "unlike the preset"]
     text = "The return is that of the latest evaluation, or without one, of the latest episodes of the training."
-    page.add("Runs", note(text), table(rows, head), *(warning(run.warning) for run in runs if run.warning))
+    page.add(
+        "Runs", note(text), table(rows, head), *(warning(run.record.warning) for run in runs if run.record.warning)
+    )
     for env in dict.fromkeys(run.config.env for run in runs):
-        drawn = [run for run in runs if run.config.env == env and len(run.steps)]
+        drawn = [run for run in runs if run.config.env == env and len(run.record.steps)]
         if drawn:
-            page.add(f"Returns in {env}", page.figure(returns_of(drawn)))
-    hinted = [(run, findings) for run in runs if (findings := find_problems(run.columns))]
+            page.add(f"Returns in {env}", page.figure(returns_of([run.record for run in drawn])))
+    hinted = [(run, findings) for run in runs if (findings := find_problems(run.record.columns))]
     cards = [each for run, findings in hinted for each in (_heading(run), *map(_card, findings))]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
@@ -266,28 +216,32 @@ def _heading(run: RunData) -> Html:
 
 def _summary(run: RunData) -> list[tuple[str, object]]:
     config = run.config
-    seconds = run.last("time_total_s")
-    best = run.columns.get(_RETURN, np.empty(0))
+    seconds = run.record.last("time_total_s")
+    best = run.record.columns.get(RETURN, np.empty(0))
     rows: list[tuple[str, object]] = [
         ("env", config.env),
         ("algorithm, policies", f"{config.algo}, {config.named_policies}"),
         ("seed", config.seed),
-        ("env steps", f"{run.last(STEPS) or 0:,.0f} of {config.n_timesteps:,}"),
-        ("iterations, episodes", f"{len(run.steps):,}, {run.last('num_episodes_lifetime') or 0:,.0f}"),
+        ("env steps", f"{run.record.last(STEPS) or 0:,.0f} of {config.n_timesteps:,}"),
+        ("iterations, episodes", f"{len(run.record.steps):,}, {run.record.last('num_episodes_lifetime') or 0:,.0f}"),
         ("rollouts and updates", None if seconds is None else duration(seconds)),
-        ("return, sum over agents", run.last(_RETURN)),
+        ("return, sum over agents", run.record.last(RETURN)),
         ("best in the training", float(np.nanmax(best)) if np.isfinite(best).any() else None),
-        ("latest evaluation", run.last(_EVALUATED)),
+        ("latest evaluation", run.record.last(_EVALUATED)),
         ("run folder", str(run.folder)),
     ]
     return [(name, value) for name, value in rows if value is not None]
 
 
 def _hints(run: RunData) -> list[Html]:
-    findings = find_problems(run.columns)
+    findings = find_problems(run.record.columns)
     if findings:
         return [note("Reasons to look closer; none of them is a proof."), *map(_card, findings)]
-    few = f" {counted(len(run.steps), 'iteration')}: too few to judge." if len(run.steps) < LEAST_ITERATIONS else ""
+    few = (
+        f" {counted(len(run.record.steps), 'iteration')}: too few to judge."
+        if len(run.record.steps) < LEAST_ITERATIONS
+        else ""
+    )
     return [note(f"Nothing looks wrong.{few}")]
 
 
@@ -346,9 +300,9 @@ def _flat(config: TrainConfig) -> dict[str, str]:
 
 
 def _agents(run: RunData) -> tuple[list[list[object]], list[str]]:
-    steps = by_agent(run.columns, "num_agent_steps_sampled_lifetime")
+    steps = by_agent(run.record.columns, "num_agent_steps_sampled_lifetime")
     rows = list[list[object]]()
-    for agent, column in by_agent(run.columns, "env_runners/agent_episode_returns_mean").items():
+    for agent, column in by_agent(run.record.columns, AGENT_RETURNS).items():
         known = column[np.isfinite(column)]
         ends = [known[0], known.max(), known[-1]] if len(known) else [None] * 3
         acted = f"{steps[agent][-1]:,.0f}" if agent in steps else None
@@ -357,7 +311,7 @@ def _agents(run: RunData) -> tuple[list[list[object]], list[str]]:
 
 
 def _policy_of(run: RunData, agent: str) -> str | None:
-    policies = list(by_agent(run.columns, "env_runners/module_episode_returns_mean"))
+    policies = list(by_agent(run.record.columns, "env_runners/module_episode_returns_mean"))
     if len(policies) == 1:
         return policies[0]
     listed = {each: policy_id for policy_id in policies for each in run.config.agents_of(policy_id) or ()}
@@ -376,19 +330,21 @@ _OF_LEARNERS = {
 
 def _policies(run: RunData) -> tuple[list[list[object]], list[str]]:
     shown = [
-        name for name in _OF_LEARNERS if any(f"learners/{p}/{name}" in run.columns for p in policies_in(run.columns))
+        name
+        for name in _OF_LEARNERS
+        if any(f"learners/{p}/{name}" in run.record.columns for p in policies_in(run.record.columns))
     ]
     rows = list[list[object]]()
-    for policy_id in policies_in(run.columns):
+    for policy_id in policies_in(run.record.columns):
         at = f"learners/{policy_id}"
-        counts = [run.last(f"{at}/{name}") for name in ("num_grad_updates_lifetime", "num_trainable_parameters")]
+        counts = [run.record.last(f"{at}/{name}") for name in ("num_grad_updates_lifetime", "num_trainable_parameters")]
         rows.append(
             [
                 policy_id,
                 run.config.of_policy(policy_id).algo,
-                run.last(f"env_runners/module_episode_returns_mean/{policy_id}"),
+                run.record.last(f"env_runners/module_episode_returns_mean/{policy_id}"),
                 *(None if count is None else f"{count:,.0f}" for count in counts),
-                *(_late(run.columns.get(f"{at}/{name}")) for name in shown),
+                *(_late(run.record.columns.get(f"{at}/{name}")) for name in shown),
             ]
         )
     return rows, ["policy", "algorithm", "return", "updates", "weights", *(_OF_LEARNERS[name] for name in shown)]

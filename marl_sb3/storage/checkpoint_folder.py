@@ -27,9 +27,15 @@ from marl_sb3.storage.state import State, StateReader
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+RUNS = Path("runs")  # parent of all run folders without --run-dir
 RUN_CONFIG = "config.yaml"  # a folder with this file is a run folder
 _MOST_LISTINGS = 100  # of a folder whose checkpoints vanish while they are read
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
+
+
+def runs_of(env: str) -> Path:
+    """Return the folder in which runs of an env are made without `--run-dir`."""
+    return RUNS / re.sub(r"[^\w.-]+", "_", env)
 
 
 class CheckpointFolder:

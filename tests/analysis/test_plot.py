@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from written_runs import write_run
 
 from marl_sb3.analysis.curves import draw_up, points_of
 from marl_sb3.analysis.reading import read_records
-from marl_sb3.analysis.records import RETURN, group_by_settings
+from marl_sb3.analysis.records import RETURN, RunRecord, group_by_settings
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.statistics import bootstrap_interval, mean
 from marl_sb3.plot import main as plot_command
@@ -63,6 +64,23 @@ def test_axes_and_smoothing(runs: Path) -> None:
     assert figure.caption == "moving average over 2 iterations"
     assert figure.notes == ("one run each: there is no interval",)
     assert figure.panels[0].curves[0].low is None
+
+
+def test_columns_have_a_number_for_each_iteration() -> None:
+    results = [{"x": 1, "note": "text", "on": True}, {"x": None, "huge": 10**400}, {"y": 2.5}]
+    run = RunRecord("a run", "arena", {}, results)
+    assert run.metrics == ["x", "y"]
+    assert np.array_equal(run.columns["x"], [1.0, np.nan, np.nan], equal_nan=True)
+    assert (run.last("x"), run.last("note")) == (1.0, None)
+
+
+def test_runs_that_cannot_be_read_are_left_out_beside_others(runs: Path, capsys: Any) -> None:
+    (runs / "a2c-0" / "config.yaml").write_text("arena: [")
+    (runs / "a2c-1" / "result.jsonl").write_text("")
+    assert plot_command([str(runs), "--out", str(runs / "a.svg")]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"warning: \S+/a2c-0 is left out: \S+config.yaml", said)
+    assert re.search(r"warning: \S+/a2c-1 has logged nothing yet", said)
 
 
 def test_runs_of_other_lengths_are_shown_as_far_as_all_go(runs: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
+from marl_sb3.metrics import flatten
 from marl_sb3.report import main
-from marl_sb3.runs.report import RunData, columns_of, find_runs, html_page, markdown
+from marl_sb3.runs.report import RunData, html_page, markdown, read_runs
 
 GIF = b"GIF89a and so on"
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
@@ -72,8 +73,7 @@ def test_settings_that_differ_from_the_preset_come_first(runs: Path) -> None:
 
 
 def test_several_runs_have_a_table_and_their_curves(runs: Path) -> None:
-    found = [RunData.read(folder) for folder in find_runs([str(runs)])]
-    html = html_page(found).html()
+    html = html_page(read_runs([str(runs)])[0]).html()
     assert re.findall(r"<h[12]>(.*?)</h[12]>", html) == ["2 runs", "Runs", "Returns in arena", "Hints"]
     assert html.count("Plotly.newPlot") == 1
     assert html.count("<td>n_timesteps=80, n_envs=2, policies=per_agent, ") == 2
@@ -85,7 +85,7 @@ def data(folder: Path, returns: list[float], **more: Any) -> RunData:
         for n, value in enumerate(returns)
     ]
     found = RunData.read(folder)
-    return RunData(folder, found.config, columns_of([{**row, **more} for row in rows]), "")
+    return replace(found, record=replace(found.record, results=[flatten({**row, **more}) for row in rows]))
 
 
 def test_the_table_of_runs_takes_evaluations_and_has_means_over_runs(runs: Path) -> None:
@@ -100,12 +100,6 @@ def test_the_table_of_runs_takes_evaluations_and_has_means_over_runs(runs: Path)
     assert head == "|algo|env_id|policies|runs|mean_reward|std_reward|n_timesteps|eval_timesteps|eval_episodes|"
     # The mean of 2 and 4, and their standard deviation, the square root of 2.
     assert row == "|ppo|arena|per_agent|3|3.00|1.41|20 to 30|150|10|"
-
-
-def test_columns_have_a_number_for_each_iteration() -> None:
-    columns = columns_of([{"a": {"x": 1, "note": "text"}}, {"a": {"x": None, "y": True}}, {"b": 2.5}])
-    assert list(columns) == ["a/x", "b"]
-    assert np.array_equal(columns["a/x"], [1.0, np.nan, np.nan], equal_nan=True)
 
 
 def test_what_is_readable_of_a_cut_log_is_used_and_said(
@@ -183,4 +177,4 @@ def test_the_table_is_printed_or_written(
     assert (tmp_path / "b.md").read_text() == printed
     monkeypatch.setattr("marl_sb3.runs.report._MOST_RUNS", 1)
     with pytest.raises(ConfigError, match="2 runs are found; accepted: up to 1"):
-        find_runs(["arena"])
+        read_runs(["arena"])
