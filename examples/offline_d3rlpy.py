@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Learn offline, with d3rlpy, from the episodes of a training.")
     parser.add_argument("directory", type=Path, help="folder of the recording; made if it does not exist")
     parser.add_argument("--env-steps", type=int, default=30_000, help="of the training; default: 30000")
-    parser.add_argument("--updates", type=int, default=10_000, help="of d3rlpy; default: 10000")
+    parser.add_argument("--updates", type=int, default=3000, help="of d3rlpy; default: 3000")
     arguments = parser.parse_args()
     if not arguments.directory.exists():
         record(arguments.directory, arguments.env_steps)

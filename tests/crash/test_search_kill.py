@@ -11,7 +11,7 @@ from search_kills import ForkedProcesses, RealProcesses, search_under_fire
 
 def test_a_search_under_fire_finds_what_it_finds_in_peace(tmp_path: Path, server: ForkServer) -> None:
     processes = ForkedProcesses(server)
-    outcome = search_under_fire(processes, tmp_path, kills=2, trials=4, seed=3, longest_s=1.0, env_steps=1600)
+    outcome = search_under_fire(processes, tmp_path, kills=1, trials=3, seed=3, longest_s=1.0, env_steps=1600)
     assert outcome.mismatches == []
 
 

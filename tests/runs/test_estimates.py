@@ -19,7 +19,7 @@ from marl_sb3.evaluate import main as evaluate
 SETTINGS = {
     "n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 8, "policy_kwargs.net_arch": [8],
 }  # fmt: skip
-EPISODES = 200
+EPISODES = 120
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_policies_that_have_played_have_the_recorded_returns(played: Any) ->
 def test_other_policies_are_estimated_as_they_play(played: Any) -> None:
     policies = changed_policies(played[0], 0.8)
     env = marl_sb3.make_vec_env("arena", n_envs=10, seed=1, max_timesteps=8)
-    played_by_them = marl_sb3.evaluate_policies(policies, env, 1000, deterministic=False)["episode_return_mean"]
+    played_by_them = marl_sb3.evaluate_policies(policies, env, 500, deterministic=False)["episode_return_mean"]
     found = estimate_policies(policies, played[1])
     assert abs(found.recorded["sum of returns"].mean - played_by_them) > 0.5  # else any number would do
     assert EPISODES / 20 < found.effective_episodes < EPISODES / 2
@@ -79,7 +79,7 @@ def test_the_command_warns_where_the_weights_have_collapsed(played: Any, capsys:
         progress_bar=False, run_dir=other,
     )  # fmt: skip
     assert evaluate([str(other), "--on", str(played[1])]) == 0
-    assert "warning: the weights have collapsed: 200 episodes weigh like" in capsys.readouterr().out
+    assert "warning: the weights have collapsed: 120 episodes weigh like" in capsys.readouterr().out
     assert evaluate([str(played[0]), "--on", str(played[1]), "--gamma", "0.9", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["gamma"] == 0.9
