@@ -39,7 +39,8 @@ from marl_sb3.config import load_config
 from marl_sb3.kernels import ppo as kernel
 from marl_sb3.learners.spec import hyperparameter_defaults
 
-REQUIREMENTS = ("torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo")
+# RLlib, and what the arena imports, which both sides take from here.
+REQUIREMENTS = ("torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo", "lazy_loader", "msgspec")
 NAMES = ["n_steps", "batch_size", "n_epochs", "learning_rate", "gamma", "gae_lambda"]
 NAMES += ["clip_range", "ent_coef", "vf_coef", "max_grad_norm"]
 OURS, RLLIB = "marl_sb3", "RLlib"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,6 +207,14 @@ def test_an_unknown_name_is_a_usage_error(
         load(name).main([option, "nonsense"])
     assert stopped.value.code == 2
     assert "unknown 'nonsense'; accepted: " in capsys.readouterr().err
+
+
+def test_rllibs_environment_is_made_with_what_the_arena_imports(load: Load) -> None:
+    code = "import sys; import marl_sb3.envs.arena; print(*{name.partition('.')[0] for name in sys.modules})"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    brought = {"gymnasium", "numpy", "farama_notifications", "typing_extensions"}  # by RLlib and PettingZoo
+    needed = set(modules) & set(packages_distributions()) - brought - {"marl_sb3", "_distutils_hack"}
+    assert needed <= set(load("arena_vs_rllib").REQUIREMENTS)
 
 
 # --- measure ---------------------------------------------------------------------------------------------------------
