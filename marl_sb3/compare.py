@@ -76,10 +76,13 @@ def _compare(arguments: argparse.Namespace) -> int:
         require_plotly(arguments.out.name)
     if len(set(arguments.runs)) < len(arguments.runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
-    groups = group_by_argument({path.rstrip("/"): read_records(path) for path in arguments.runs})
+    groups = group_by_argument({_label(path, arguments.runs): read_records(path) for path in arguments.runs})
     found = compare_groups(groups, arguments.metric or RETURN, arguments.mode, arguments.threshold)
     if arguments.out is not None:
-        _page(found).write(arguments.out)
+        from marl_sb3.storage.atomic import named_by_user
+
+        with named_by_user(arguments.out):
+            _page(found).write(arguments.out)
     if arguments.json:
         print(json.dumps(found.to_plain(), allow_nan=False))
         return EXIT_DONE
@@ -87,6 +90,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         print(arguments.out)
     return EXIT_DONE
+
+
+def _label(path: str, paths: Sequence[str]) -> str:
+    """What an experiment is called: its path, without the folder that all are in."""
+    return Path(path).name if len({Path(each).parent for each in paths}) == 1 else path.rstrip("/")
 
 
 def _print(found: Comparison) -> None:

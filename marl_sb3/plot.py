@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _plot(arguments: argparse.Namespace) -> int:
     from marl_sb3.analysis.reading import read_records
     from marl_sb3.analysis.records import group_by_settings
+    from marl_sb3.storage.atomic import named_by_user
 
     out = arguments.out or Path("curves.json" if arguments.format else "curves.png")
     if not arguments.format:
@@ -86,7 +87,8 @@ def _plot(arguments: argparse.Namespace) -> int:
 
         for metric in arguments.metric or ():
             groups.require_metric(metric)
-        write_marl_eval(groups, out, arguments.metric or ())
+        with named_by_user(out):
+            write_marl_eval(groups, out, arguments.metric or ())
     else:
         from marl_sb3.analysis.curves import draw_up
         from marl_sb3.analysis.drawing import write_figure
@@ -94,7 +96,8 @@ def _plot(arguments: argparse.Namespace) -> int:
         figure = draw_up(groups, arguments.metric or (), arguments.x, arguments.statistic, arguments.smooth)
         for line in figure.notes:
             print(f"note: {line}", file=sys.stderr)
-        write_figure(figure, out, arguments.title)
+        with named_by_user(out):
+            write_figure(figure, out, arguments.title)
     print(out)
     return EXIT_DONE
 

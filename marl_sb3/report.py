@@ -9,8 +9,9 @@ from pathlib import Path
 
 from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, named_env
-from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
+from marl_sb3.storage.atomic import named_by_user, write_whole
 
 _EPILOG = """\
 RUN is a run folder. Of a FOLDER of runs, or the name of an env, whose runs are
@@ -63,10 +64,9 @@ def _report(arguments: argparse.Namespace) -> int:
         first = Path(arguments.runs[0])
         out = (first if first.is_dir() else runs[0].folder.parent) / "report.html"
     page = None if arguments.markdown else html_page(runs)
-    with path_is_usable("--out: cannot write", out, "--out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with named_by_user(out):
         if page is None:
-            out.write_text(markdown(runs), encoding="utf-8")
+            write_whole(out, markdown(runs))
         else:
             page.write(out)
     print(f"report: {out}")

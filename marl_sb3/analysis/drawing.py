@@ -18,7 +18,7 @@ from marl_sb3.analysis.reading import read_records
 from marl_sb3.analysis.records import group_by_settings
 from marl_sb3.display.page import Page, note, require_plotly, words
 from marl_sb3.errors import ConfigError, install_words
-from marl_sb3.storage.atomic import replaced_file, write_whole
+from marl_sb3.storage.atomic import named_by_user, replaced_file, write_whole
 from marl_sb3.types import Array
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
@@ -90,7 +90,8 @@ def plot_paths(
     groups = group_by_settings([record for path in paths for record in read_records(path)])
     figure = draw_up(groups, metrics, **how)
     if out is not None:
-        write_figure(figure, Path(out))
+        with named_by_user(Path(out), "out"):
+            write_figure(figure, Path(out))
     return matplotlib_figure(figure)
 
 

@@ -258,6 +258,7 @@ def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:
 # --- Options of servers ----------------------------------------------------------------------------------------------
 
 TOKEN_VARIABLE = "MARL_SB3_TOKEN"
+_LAST_PORT = 65535
 _OF_SERVER = ("host", "port", "token", "tls_cert", "tls_key")
 
 
@@ -284,6 +285,9 @@ def server_settings(arguments: argparse.Namespace, port: int) -> dict[str, Any]:
 
     Args:
         port: the default.
+
+    Raises:
+        ConfigError: there is no such port.
     """
     token = arguments.token or os.environ.get(TOKEN_VARIABLE) or None
     files = {
@@ -291,6 +295,8 @@ def server_settings(arguments: argparse.Namespace, port: int) -> dict[str, Any]:
         for name in ("tls_cert", "tls_key")
     }
     given = port if arguments.port is None else arguments.port
+    if not 0 <= given <= _LAST_PORT:
+        raise ConfigError(f"--port is {given}; accepted: 0 to {_LAST_PORT}", key="--port")
     return {"host": arguments.host or "127.0.0.1", "port": given, "token": token, **files}
 
 

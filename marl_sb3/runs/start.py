@@ -301,9 +301,12 @@ def evaluations_of(run: Run) -> list[EvaluationCallback]:
     """Make the evaluation that the configuration asks for; none if evaluation is off. The caller closes it."""
     settings, n_envs = asdict(run.config.evaluation), run.config.n_envs
     name = settings.pop("function")
-    if not settings["interval"]:
-        return []
     function = None if name is None else _named_function(name)
+    if not settings["interval"]:
+        if name is not None:
+            words = f"evaluation.function is {shown(name)}, and evaluation.interval is 0: it would never be called"
+            raise ConfigError(f"{words}; accepted: an interval of at least 1", key="evaluation.interval")
+        return []
     if settings["duration_unit"] == "episodes":
         n_envs = min(settings["duration"], n_envs)
     return [EvaluationCallback(lambda: run.make_env(n_envs), **settings, evaluation_function=function)]

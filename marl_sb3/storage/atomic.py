@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from marl_sb3.errors import path_is_usable
+
 UNFINISHED = ".unfinished-"  # how the names of temporary files and folders begin
 
 
@@ -44,6 +46,18 @@ def replaced_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             fresh.unlink()
         raise
+
+
+@contextmanager
+def named_by_user(path: Path, option: str = "--out") -> Iterator[None]:
+    """Make the folders above a file that the user has named, which the context writes.
+
+    Raises:
+        ConfigError: there cannot be such a file; a full or failing disk raises OSError.
+    """
+    with path_is_usable(f"{option}: cannot write", path, option):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
 
 
 @contextmanager

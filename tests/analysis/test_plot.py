@@ -92,7 +92,7 @@ def test_runs_of_other_lengths_are_shown_as_far_as_all_go(runs: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_a_file_of_each_kind(runs: Path, ending: str, capsys: Any) -> None:
-    out = runs / f"curves.{ending}"
+    out = runs / "figures" / f"curves.{ending}"
     assert plot_command([str(runs), "--out", str(out), "--statistic", "iqm"]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     if ending == "png":
@@ -145,6 +145,7 @@ def test_what_cannot_be_plotted_is_refused(runs: Path, tmp_path: Path, capsys: A
         ([str(tmp_path / "list.json")], "not a mapping; accepted: marl-eval's form"),
         ([str(runs), "--metric", "env_runners/episode_lenmean"], "did you mean env_runners/episode_len_mean"),
         ([str(runs), "--smooth", "0"], "smooth is 0; accepted: at least 1"),
+        ([str(runs), "--out", str(runs / "ppo-0" / "config.yaml" / "c.svg")], "--out: cannot write"),
         ([str(runs), "--out", "curves.gif"], "accepted: a file that ends with .png"),
     ]
     for arguments, words in refused:

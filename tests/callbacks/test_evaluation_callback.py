@@ -253,6 +253,8 @@ def test_a_function_is_named_by_settings_and_never_by_run_folders(
     ):
         assert main(["arena", *settings, "--set", f"evaluation.function={wrong}"]) == 2
         assert words in capsys.readouterr().err
+    assert main(["arena", *named]) == 2
+    assert "evaluation.interval is 0: it would never be called" in capsys.readouterr().err
 
 
 # Its envs
