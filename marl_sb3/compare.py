@@ -106,7 +106,9 @@ def _print(found: Comparison) -> None:
     console = standard_console()
     for head, rows in (sample_rows(found), pair_rows(found), setting_rows(found)):
         if rows:
-            table = Table(*head, box=None, pad_edge=False, header_style="bold")
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for name in head:
+                table.add_column(name, overflow="fold")  # a number that is cut is another number
             for row in rows:
                 table.add_row(*row)
             console.print(table)

@@ -287,7 +287,7 @@ def sample_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def pair_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the table of the pairs."""
-    head = [f"against {found.samples[0].label}", "difference", "95 % interval", "P(improvement)", "95 % interval", ""]
+    head = [f"against {found.samples[0].label}", "difference", "95 % interval", "P(better)", "95 % interval", ""]
     rows = [
         [
             each.label,

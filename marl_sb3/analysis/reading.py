@@ -52,7 +52,8 @@ def read_records(path: str | Path) -> list[RunRecord]:
         accepted = "a run folder, a folder of runs, a pattern such as 'runs/arena/*', or a .json file of marl-eval"
         raise ConfigError(f"there is no run in {path}; accepted: {accepted}", key="run")
     if not any(record.results for record in records):
-        raise ConfigError(f"{records[0].warning}; accepted: runs with at least one iteration", key="run")
+        words = f"no run in {path} has logged an iteration" if len(records) > 1 else records[0].warning
+        raise ConfigError(words, key="run")
     return records
 
 
@@ -60,7 +61,7 @@ def _read_if_possible(folder: Path) -> RunRecord:
     try:
         record = read_run(folder)
     except ConfigError as error:
-        return RunRecord(str(folder), "", {}, [], warning=f"{folder} is left out: {error}", folder=folder)
+        return RunRecord(str(folder), "", {}, [], warning=f"{folder} is no run to use: {error}", folder=folder)
     if record.results:
         return record
     reason = f": {record.warning}" if record.warning else ""

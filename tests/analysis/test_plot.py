@@ -79,7 +79,7 @@ def test_runs_that_cannot_be_read_are_left_out_beside_others(runs: Path, capsys:
     (runs / "a2c-1" / "result.jsonl").write_text("")
     assert plot_command([str(runs), "--out", str(runs / "a.svg")]) == 0
     said = capsys.readouterr().err
-    assert re.search(r"warning: \S+/a2c-0 is left out: \S+config.yaml", said)
+    assert re.search(r"warning: \S+/a2c-0 is no run to use: \S+config.yaml", said)
     assert re.search(r"warning: \S+/a2c-1 has logged nothing yet", said)
 
 
