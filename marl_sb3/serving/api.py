@@ -29,6 +29,7 @@ from marl_sb3.serving.http import (
     ServerThread,
     json_response,
     make_app,
+    read_message,
     require_token,
     served_hosts,
 )
@@ -159,19 +160,11 @@ def read_request(body: bytes, served: Served, limits: Limits) -> tuple[PredictRe
     Raises:
         RequestError: it is no such request; the message names agent, key, and what is accepted.
     """
-    try:
-        request = _DECODER.decode(body)
-        if request.batch is not None and request.batch > limits.batch:
-            words = f"batch is {request.batch}; accepted: 1 to {limits.batch}"
-            raise RequestError(words, key="batch", accepted=f"1 to {limits.batch}")
-        return request, _RequestReader(request, served).read()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is no such request: {str(error).replace('`', '')}") from error
-    except RecursionError as error:
-        raise RequestError("the body is nested too deep") from error
-
-
-_DECODER = msgspec.json.Decoder(PredictRequest)
+    request = read_message(body, PredictRequest, "the body is no such request")
+    if request.batch is not None and request.batch > limits.batch:
+        words = f"batch is {request.batch}; accepted: 1 to {limits.batch}"
+        raise RequestError(words, key="batch", accepted=f"1 to {limits.batch}")
+    return request, _RequestReader(request, served).read()
 
 
 class _RequestReader:

@@ -24,12 +24,21 @@ from starlette.routing import Route
 from marl_sb3.envs.external import StepReport
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.serving.http import Limits, RequestError, ServerThread, json_response, make_app, served_hosts
+from marl_sb3.serving.http import (
+    Limits,
+    RequestError,
+    ServerThread,
+    json_response,
+    make_app,
+    read_message,
+    served_hosts,
+)
 from marl_sb3.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
 
+_NO_REPORT = "the body is no report of a step"
 _STATUS = {"unknown": 404, "full": 429, "over": 410, "wrong": 400}
 
 
@@ -114,13 +123,13 @@ class ExternalApi:
         return json_response({})
 
     async def _step(self, request: Request) -> Response:
-        message = await _decoded(request, StepMessage)
+        message = read_message(await request.body(), StepMessage, _NO_REPORT)
         report = self._report(message)
         (answered,) = await self._answers(request, {request.path_params["episode_id"]: report})
         return json_response(self._plain(answered))
 
     async def _steps(self, request: Request) -> Response:
-        message = await _decoded(request, StepsMessage)
+        message = read_message(await request.body(), StepsMessage, _NO_REPORT)
         if len(message.episodes) > self._limits.batch:
             words = f"the request has {len(message.episodes)} episodes; accepted: at most {self._limits.batch}"
             raise RequestError(words, 413, key="episodes")
@@ -223,13 +232,6 @@ class ExternalApi:
 
 def _refused(error: EpisodeRefusedError) -> RequestError:
     return RequestError(str(error), _STATUS[error.reason])
-
-
-async def _decoded(request: Request, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(await request.body(), type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise RequestError(f"the body is no report: {error}; accepted: JSON as GET /info and the docs say") from error
 
 
 def external_server(

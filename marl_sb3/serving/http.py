@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -39,6 +39,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.signals import ENDING, handled
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,24 @@ class RequestError(MarlSb3Error):
         super().__init__(message)
         self.status = status
         self.more = more
+
+
+def read_message(text: bytes | str, kind: type[T], what: str) -> T:
+    """Read JSON that somebody has sent.
+
+    Args:
+        kind: the msgspec struct that it is to be.
+        what: start of the message of an error.
+
+    Raises:
+        RequestError: it is no such JSON.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise RequestError(f"{what}: {str(error).replace('`', '')}") from error
+    except RecursionError as error:
+        raise RequestError(f"{what}: it is nested too deep") from error
 
 
 # --- Answers ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from marl_sb3.display.video import DEFAULT_FPS, VideoFile
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.game import Control, Insight, LiveGame
+from marl_sb3.serving.http import RequestError, read_message
 from marl_sb3.types import AgentID, PolicyID
 
 _LOG = logging.getLogger(__name__)
@@ -135,14 +136,13 @@ class LiveEpisode:
         """Obey a command, soon.
 
         Raises:
-            ConfigError: it is no command, or too many are waiting.
+            RequestError: it is no command, or too many are waiting.
         """
+        command = read_message(text[:_MOST_CHARACTERS], Command, "not a command")
         try:
-            self._commands.put_nowait(msgspec.json.decode(text[:_MOST_CHARACTERS], type=Command))
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise ConfigError(f"not a command: {error}") from error
+            self._commands.put_nowait(command)
         except queue.Full as error:
-            raise ConfigError(f"{_MOST_WAITING} commands are waiting; this one was dropped") from error
+            raise RequestError(f"{_MOST_WAITING} commands are waiting; this one was dropped") from error
 
     def film(self, name: str) -> Path | None:
         """Return the file of a film; None if there is none of this name."""

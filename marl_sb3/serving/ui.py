@@ -13,8 +13,8 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.runs.run import SavedRun
+from marl_sb3.serving.http import RequestError
 from marl_sb3.serving.live import LiveEpisode, Problem, ViewerGoneError
 
 _PAGE = Path(__file__).parent / "page"
@@ -87,7 +87,7 @@ async def _listen(websocket: WebSocket, viewer: LiveEpisode) -> None:
             return
         try:
             viewer.put(text)
-        except ConfigError as error:
+        except RequestError as error:
             await websocket.send_text(_in_json(Problem(str(error))))
 
 

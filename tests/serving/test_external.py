@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,7 +158,7 @@ def test_requests_that_break_the_rules_are_refused_in_words() -> None:
         for body, words, more in [
             ({"observations": {"c": [0, 0, 0]}}, "observations has the agent 'c'; accepted: a, b", {"agent": "c"}),
             ({"observations": {"a": [0, 0]}}, "agent 'a': the observation", {"agent": "a"}),
-            ({"rewards": {"a": "much"}}, "Expected `float`", {}),
+            ({"rewards": {"a": "much"}}, "Expected float", {}),
             ({"actions": {"a": 2}}, "its policy learns on-policy", {"key": "log_probs"}),
             ({"reward": 1}, "unknown field", {}),
         ]:
@@ -168,6 +171,66 @@ def test_requests_that_break_the_rules_are_refused_in_words() -> None:
         assert (status, several["episodes"]["0"]["error"]["status"]) == (200, 404)
         assert post(url, step, {})[0] == 400  # no agent is live: the episode is given up
         assert post(url, step, {})[0] == 404
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 1e308, math.nan, math.inf, 2**80, 10**400, "x" * 1000, "\ud800", [], {}, [[]])
+ODD += (
+    [1, 2],
+    ["a"],
+    [None],
+    {"a": None},
+    {"a": 3},
+    {"a": math.nan},
+    {"a": "0"},
+    {"z": 0},
+    {"": {}},
+    {"a": {"a": [0]}},
+)
+FIELDS = (
+    "observations",
+    "rewards",
+    "terminated",
+    "truncated",
+    "infos",
+    "action_masks",
+    "actions",
+    "log_probs",
+    "number",
+)
+
+
+@pytest.mark.parametrize("n", [400, pytest.param(20_000, marks=pytest.mark.proof)])
+def test_no_request_makes_the_server_fail(n: int) -> None:
+    draw = random.Random(n)
+    seen = Counter[int]()
+
+    def body() -> bytes:
+        kind = draw.random()
+        if kind < 0.3:  # what is right
+            return json.dumps({"observations": {"a": [0, 0, 0], "b": [0, 0, 0]}, "rewards": {"a": 1}}).encode()
+        if kind < 0.7:
+            return json.dumps({draw.choice(FIELDS): draw.choice(ODD) for _ in range(draw.randint(1, 4))}).encode()
+        damaged = bytearray(b'{"observations": {"a": [0, 0, 0], "b": [0, 0, 0]}, "number": 1}')
+        for _ in range(draw.randint(1, 5)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        return bytes(damaged) if kind < 0.9 else b'{"infos":' + b"[" * 10**5
+
+    with training(ScriptedEnv(script=SCRIPT)) as (url, algorithm), httpx.Client(base_url=url) as client:
+        episode = None
+        for _ in range(n):
+            if episode is None:
+                answer = client.post("/episodes", content=b"{}")
+                episode = answer.json().get("episode_id")
+            elif draw.random() < 0.1:
+                text = json.dumps({"episodes": {draw.choice([episode, "../x", ""]): draw.choice(ODD)}})
+                answer = client.post("/steps", content=text)
+            else:
+                answer = client.post(f"/episodes/{episode}/step", content=body())
+                episode = None if answer.status_code in (404, 410) or answer.json().get("over") else episode
+            seen[answer.status_code] += 1
+            assert answer.is_success or answer.json()["error"]["message"]
+        assert {200, 201, 400} <= set(seen) <= {200, 201, 400, 404, 429}, seen
+        assert algorithm.num_timesteps > 0
 
 
 def test_an_episode_ends_with_the_connection_of_a_client_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from marl_sb3.evaluation import play_episodes
 from marl_sb3.runs.build import make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.game import LiveGame
+from marl_sb3.serving.http import RequestError
 from marl_sb3.serving.live import LiveEpisode, ViewerGoneError
 
 
@@ -280,7 +281,7 @@ def test_an_env_without_pictures_is_played_and_says_why(runs: Callable[..., Save
 )
 def test_what_is_no_command_is_refused(arena: SavedRun, text: str) -> None:
     live = LiveEpisode(arena, lambda _: None)
-    with pytest.raises(ConfigError, match="not a command"):
+    with pytest.raises(RequestError, match="not a command"):
         live.put(text)
 
 
