@@ -65,7 +65,7 @@ def test_any_number_of_runners_gives_the_same_bits(kind: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_runner_that_ends_or_hangs_is_replaced_and_changes_nothing(number: int) -> None:
     # On a busy machine a healthy runner may count as hung, too: it is replaced, and that changes nothing either.
-    times, timeout_s = (2, 60.0) if number == signal.SIGKILL else (1, 3.0)
+    times, timeout_s = (2, 60.0) if number == signal.SIGKILL else (1, 2.0)
     disturbs = Disturbs(number, times)
     algorithm = made(RunnerSettings(2, round_timeout_s=timeout_s))
     assert trained(algorithm, disturbs) == trained(made(None))

@@ -239,7 +239,7 @@ def test_a_race_that_was_interrupted_goes_on(study: TuneStudy) -> None:
 
 @pytest.mark.usefixtures("forked_workers")
 def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
-    study = prepare_study("arena", **{**SMALL, "hparams": {"arena": {"n_timesteps": 10_000}}, "trials": 1})
+    study = prepare_study("arena", **{**SMALL, "hparams": {"arena": {"n_timesteps": 3_000}}, "trials": 1})
     killed: list[int] = []
 
     def kill_one(done: int, total: int) -> None:

@@ -32,8 +32,13 @@ def restarts(vec: MultiAgentVecEnv) -> int:
     return vec.health.num_worker_restarts
 
 
-@pytest.mark.parametrize(("env", "vectorizer"), [(Numbers, "sync"), ("arena", "sync"), ("arena", "batched")])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("env", "vectorizer", "number"),
+    [
+        *((env, "sync", number) for env in (Numbers, "arena") for number in (signal.SIGKILL, signal.SIGSTOP)),
+        ("arena", "batched", signal.SIGKILL),
+    ],
+)
 def test_the_rollout_goes_on_as_if_nothing_had_happened(env: Any, vectorizer: str, number: int) -> None:
     patience: dict[str, Any] = {"timeout_s": 60 if number == signal.SIGKILL else 0.3, "max_restarts": 99}
     batched = vectorizer == "batched"
