@@ -24,7 +24,7 @@ import psutil
 import ray_kill_harness as harness
 
 import marl_sb3
-from marl_sb3 import MultiAgentCallback
+from marl_sb3 import MultiAgentCallback, Trajectory
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.train import main
@@ -36,10 +36,16 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore")]
 
 
-def trained(address: str | None, runners: int = 1, iterations: int = 3) -> str:
+class TeamReward(MultiAgentCallback):
+    """Each agent gets what the other one is paid in the rollout, with its last transition."""
+
+    def on_trajectory(self, trajectory: Trajectory) -> None:
+        trajectory.rewards[-1] += sum(other.rewards.sum() for other in trajectory.others.values())
+
+
+def trained(address: str | None, runners: int = 1, callback: MultiAgentCallback | None = None) -> str:
     algorithm = harness.algorithm_on(address, runners)
-    for _ in range(iterations):
-        algorithm.train_iteration()
+    algorithm.learn(3 * harness.STEPS * harness.ENVS, callback)
     algorithm.env.close()
     return harness.digest(algorithm)
 
@@ -48,6 +54,14 @@ def test_the_number_of_runners_changes_nothing() -> None:
     expected = trained(None)
     with harness.cluster_of(harness.NODES) as cluster:
         assert [trained(cluster.address, runners) for runners in (1, 2, 4)] == [expected] * 3
+
+
+def test_trajectories_that_a_hook_rewrites_are_the_same_on_every_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # nodes import the hook from this file
+    expected = trained(None, callback=TeamReward())
+    assert expected != trained(None)
+    with harness.cluster_of(harness.NODES) as cluster:
+        assert [trained(cluster.address, runners, TeamReward()) for runners in (1, 2)] == [expected] * 2
 
 
 def test_kills_change_nothing() -> None:
