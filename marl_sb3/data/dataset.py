@@ -347,4 +347,8 @@ def _part(values: Any, space: Space, length: int, index: int) -> Array:
     found, wanted = np.asarray(values), (length, *space.shape)
     if found.shape != wanted or found.dtype.kind not in "biuf":
         raise ValueError(f"episode {index}: values of shape {found.shape}, {found.dtype}; accepted: {wanted}")
-    return found.astype(space.dtype, copy=False)
+    with np.errstate(invalid="ignore"):
+        cast = found.astype(space.dtype, copy=False)
+    if cast.dtype.kind in "biu" and cast.dtype != found.dtype and not np.array_equal(cast, found):
+        raise ValueError(f"episode {index}: values of {found.dtype} that are not those of {space}")
+    return cast

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -98,6 +99,19 @@ def test_a_dataset_that_names_no_spaces_is_refused_and_its_env_is_not_made(tmp_p
     (folder / "metadata.json").write_text(json.dumps(metadata))
     with pytest.raises(ConfigError, match="does not describe the action_space"):
         read_policy_data(folder)
+
+
+@pytest.mark.parametrize("wrong", [0.5, np.nan, -1e30])
+def test_actions_that_are_no_integers_are_not_rounded(tmp_path: Path, wrong: float) -> None:
+    folder = write(tmp_path / "halves", buffer(2))
+    data = read_policy_data(folder)
+    assert np.asarray(next(iter(data.episodes)).actions).dtype.kind == "i"
+    with h5py.File(folder / "main_data.hdf5", "r+") as file:
+        actions = file["episode_0"]["actions"][()].astype(np.float64)
+        del file["episode_0"]["actions"]
+        file["episode_0"]["actions"] = actions + wrong
+    with pytest.raises(ConfigError, match="episode 0: values of float64 that are not those of Discrete"):
+        list(read_policy_data(folder).episodes)
 
 
 def test_damaged_files_are_refused_in_words(tmp_path: Path) -> None:
