@@ -77,23 +77,39 @@ class Trajectory:
             raise HookError(f"policy {self.policy_id!r} estimates no values here")
         return self.estimate(observations)
 
-    def require_fitting(self, length: int) -> None:
-        """Refuse arrays of another length, or rewards and values that are not finite.
+    def seen_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the observations, by the names of their parts; "" without parts."""
+        seen = self.observations if isinstance(self.observations, Mapping) else {"": self.observations}
+        return {name: np.shape(array) for name, array in seen.items()}
+
+    def require_fitting(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse arrays of another length, observations of another shape, and rewards and values that are not finite.
+
+        Args:
+            shapes: the `seen_shapes` before the hook.
 
         Raises:
             HookError: the message says which.
         """
+        (length, *_), *_ = shapes.values()
         arrays: dict[str, Any] = {"rewards": self.rewards, "keep": self.keep, "values": self.values}
         for name, array in arrays.items():
-            if array is not None and np.shape(array) != (length,):
-                raise HookError(f"{name} has shape {np.shape(array)} after the hook; accepted: ({length},)")
-            if array is not None and not np.isfinite(array).all():
+            if array is None and name == "values":
+                continue
+            found = np.asarray(array)
+            if found.shape != (length,):
+                raise HookError(f"{name} has shape {found.shape} after the hook; accepted: ({length},)")
+            if found.dtype.kind not in "biuf":
+                raise HookError(f"{name} is of {found.dtype} after the hook; accepted: numbers")
+            if not np.isfinite(found).all():
                 raise HookError(f"{name} is not finite after the hook")
-        seen = self.observations
-        for key, array in seen.items() if isinstance(seen, dict) else [("", seen)]:
-            if len(array) != length:
-                words = f"observations{key and f' {key!r}'} has {len(array)} entries after the hook"
-                raise HookError(f"{words}; accepted: {length}")
+        if self.seen_shapes() != shapes:
+            found_shapes, accepted = (_short(each) for each in (self.seen_shapes(), shapes))
+            raise HookError(f"observations has shape {found_shapes} after the hook; accepted: {accepted}")
+
+
+def _short(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return str(shapes[""] if list(shapes) == [""] else dict(shapes))
 
 
 TrajectoryHook = Callable[[Trajectory], object]
@@ -189,9 +205,9 @@ class TrajectoryRewriter:
         Raises:
             HookError: the hook has changed lengths, or has written numbers that are not finite.
         """
-        length = len(trajectory)
+        shapes = trajectory.seen_shapes()
         self.hook(trajectory)
-        trajectory.require_fitting(length)
+        trajectory.require_fitting(shapes)
 
     def own(
         self, actor: Actor, row: int, steps: Array, end: int, experience: Mapping[str, Any], *, has_ended: bool

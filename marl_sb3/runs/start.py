@@ -217,11 +217,14 @@ def resume_run(
 
 def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[BaseCallback]:
     """Make the callbacks that the command names, with the arguments that the run had; warn of those it does not."""
-    entries = {next(iter(each)) if isinstance(each, Mapping) else each: each for each in config.callbacks or ()}
-    if missing := [name for name in entries if name not in named]:
+    had: dict[str, list[Any]] = {}
+    for each in config.callbacks or ():
+        had.setdefault(next(iter(each)) if isinstance(each, Mapping) else each, []).append(each)
+    entries = [had[name].pop(0) if had.get(name) else name for name in named]  # of one name, in their order
+    if missing := [name for name, left in had.items() for _ in left]:
         words = "the run had callbacks that a run folder cannot import; to have them, add"
         _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(str(name))}" for name in missing))
-    return named_callbacks([entries.get(name, name) for name in named])
+    return named_callbacks(entries)
 
 
 def remark_on_changes(run: Run) -> str | None:

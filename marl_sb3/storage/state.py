@@ -54,6 +54,10 @@ class StateReader:
             raise CheckpointError(f"{self.where}/{name} is missing")
         return self._values[name]
 
+    def __getitem__(self, name: str) -> Any:
+        """See `value`."""
+        return self.value(name)
+
     def require_names(self, names: Sequence[str]) -> None:
         """Refuse missing fields and fields with other names."""
         for name in names:

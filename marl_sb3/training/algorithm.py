@@ -29,8 +29,8 @@ from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replacea
 from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.callback import TrainingCallback, accepted_callbacks
-from marl_sb3.training.hooks import named_errors, with_hook
+from marl_sb3.training.callback import TrainingCallback, accepted_callbacks, named_errors
+from marl_sb3.training.hooks import with_hook
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.training.results import (
     Reporter,

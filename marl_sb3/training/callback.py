@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config.values import shown
 from marl_sb3.envs.registry import import_from_here
-from marl_sb3.errors import ConfigError, described
+from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.experience.trajectories import Trajectory
 from marl_sb3.metrics import Result, RunningEpisode
 from marl_sb3.sb3.private import all_callbacks
@@ -99,7 +100,7 @@ class TrainingCallback(BaseCallback):
         """Called after the iteration's metrics were written, when the iteration is complete."""
 
     def get_state(self) -> State:
-        """Return the state that a resumed run needs, as plain data and arrays.
+        """Return the state that a resumed run needs: names, and plain data and arrays.
 
         Also called when a training starts, to check that a checkpoint can hold the state.
         """
@@ -111,6 +112,26 @@ class TrainingCallback(BaseCallback):
         Raises:
             CheckpointError: the state does not fit the callback. It is untrusted: check all of it.
         """
+
+
+@contextmanager
+def named_errors(callback: BaseCallback, hook: str, where: str = "") -> Iterator[None]:
+    """Name the hook in the error that ends a training because of it.
+
+    Args:
+        where: the env, the episode and the step, or the policy.
+
+    Raises:
+        HookError: instead of any exception of the hook, which is its cause.
+        CheckpointError: as `set_state` has raised it.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        place = f"{type(callback).__name__}.{hook}(){where and f', {where}'}"
+        raise HookError(f"{place}: {error if isinstance(error, HookError) else described(error)}") from error
 
 
 def training_callbacks(callback: Any) -> Iterator[TrainingCallback]:
@@ -232,8 +253,11 @@ class CallbackStates:
             ConfigError: a checkpoint cannot hold the state of a callback.
         """
         for each in training_callbacks(callback):
-            if not is_plain(each.get_state()):
-                raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
+            with named_errors(each, "get_state"):
+                own = each.get_state()
+            if not is_plain(own) or not isinstance(own, Mapping | None):
+                words = f"{type(each).__name__}.get_state() does not return a mapping of names to {_PLAIN}"
+                raise ConfigError(words, key="callback")
         self._callback = callback
         if self._waiting is not None:
             _set_states(callback, self._waiting)
@@ -241,7 +265,8 @@ class CallbackStates:
         if self._was_loaded:
             self._was_loaded = False
             for each in training_callbacks(callback):
-                each.on_checkpoint_loaded()
+                with named_errors(each, "on_checkpoint_loaded"):
+                    each.on_checkpoint_loaded()
 
     @property
     def callback(self) -> BaseCallback | None:
@@ -289,7 +314,7 @@ def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
 
 def _own_state(callback: BaseCallback) -> State | None:
     state = callback.get_state() if isinstance(callback, TrainingCallback) else {}
-    if is_plain(state):
+    if is_plain(state) and isinstance(state, Mapping | None):
         return state
     name = type(callback).__name__
     _log.warning("inexact: the checkpoint is without the state of %s: get_state() does not return %s", name, _PLAIN)
@@ -305,4 +330,5 @@ def _set_states(callback: BaseCallback, states: State) -> None:
         if each is not None:
             each.n_calls = saved["n_calls"]
         if isinstance(each, TrainingCallback) and own is not None:
-            each.set_state(StateReader(own, f"state/callbacks/{name}/own"))
+            with named_errors(each, "set_state"):
+                each.set_state(StateReader(own, f"state/callbacks/{name}/own"))

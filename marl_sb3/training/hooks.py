@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from stable_baselines3.common.logger import Image, Logger
 from marl_sb3.acting.actor import Acted
 from marl_sb3.config.ids import file_names
 from marl_sb3.display.video import VideoFile
-from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.experience.trajectories import Trajectory
 from marl_sb3.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
-from marl_sb3.training.callback import TrainingCallback, training_callbacks
+from marl_sb3.training.callback import TrainingCallback, named_errors, training_callbacks
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
@@ -40,21 +40,14 @@ def has_hook(callback: TrainingCallback, name: str) -> bool:
     return not is_ours or name in vars(callback)
 
 
-@contextmanager
-def named_errors(callback: BaseCallback, hook: str, where: str = "") -> Iterator[None]:
-    """Name the hook in the error that ends a training because of it.
-
-    Args:
-        where: the env, the episode and the step, or the policy.
+def call_hook(callback: TrainingCallback, hook: str, *arguments: Any) -> Any:
+    """Call a hook and return what it returns; an exception of one of the user's is named.
 
     Raises:
-        HookError: instead of any exception of the hook, which is its cause.
+        HookError: instead of an exception of a user's hook. Those of this package's own callbacks stay as they are.
     """
-    try:
-        yield
-    except Exception as error:
-        place = f"{type(callback).__name__}.{hook}(){where and f', {where}'}"
-        raise HookError(f"{place}: {error if isinstance(error, HookError) else described(error)}") from error
+    with named_errors(callback, hook) if has_hook(callback, hook) else nullcontext():
+        return getattr(callback, hook)(*arguments)
 
 
 # --- Episodes ---------------------------------------------------------------------------------------------------------
@@ -83,13 +76,15 @@ class EpisodeHooks:
         self._begin(range(self._env.num_envs), step)
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `ActingWatcher.restart_envs`; episodes that were not seen from their start on have no start hook."""
+        """See `ActingWatcher.restart_envs`: other episodes begin there."""
         for index in env_indices:
             self._running.pop(index, None)
 
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
-        """See `ActingWatcher.before_step`."""
+        """See `ActingWatcher.before_step`. Episodes that run without a start hook have it now."""
         self._actions = actions
+        if len(self._running) < self._env.num_envs:
+            self._begin([index for index in range(self._env.num_envs) if index not in self._running], step)
 
     def after_step(self, step: VecStep) -> None:
         """See `ActingWatcher.after_step`; that of an episode's last step comes with its end."""
@@ -110,7 +105,7 @@ class EpisodeHooks:
             self._call("on_episode_end", episode)
             self._tracker.add_custom(each, custom_numbers(episode))
             for name, numbers in episode.hist_data.items():
-                self._histograms.setdefault(name, []).extend(map(float, numbers))
+                self._histograms.setdefault(name, []).extend(checked_numbers(episode, name, numbers))
             self._media.update({name: checked_frames(episode, name) for name in episode.media})
             del self._running[each.env_index]
         self._begin([each.env_index for each in finished], step)
@@ -122,6 +117,8 @@ class EpisodeHooks:
             logger: the films are in the folder `media` of its folder, if it has one.
         """
         for name, numbers in self._histograms.items():
+            if not numbers:  # no histogram can be drawn of nothing
+                continue
             logger.record(f"env_runners/hist_stats/{name}", np.array(numbers), exclude=("csv", "stdout"))
         for name, frames in self._media.items():
             picture = Image(frames[-1], "HWC")
@@ -139,6 +136,7 @@ class EpisodeHooks:
             self._running.pop(index, None)
             episode = self._episode(index)
             episode.latest = LatestStep(self._env, index, step, None)
+            self._update(episode, *self._tracker.running(index))
             self._call("on_episode_start", episode)
 
     def _episode(self, index: int) -> RunningEpisode:
@@ -166,12 +164,29 @@ def custom_numbers(episode: RunningEpisode) -> dict[str, float]:
     return {name: float(value) for name, value in episode.custom_metrics.items()}
 
 
-def checked_frames(episode: RunningEpisode, name: str) -> Array:
-    """Return pictures of an episode as an array, checked."""
-    frames = np.asarray(episode.media[name])
-    if frames.ndim != 4 or not len(frames) or frames.shape[-1] != 3 or frames.dtype != np.uint8:
-        words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}; accepted: (T, H, W, 3) of uint8"
+def checked_numbers(episode: RunningEpisode, name: Any, numbers: Any) -> list[float]:
+    """Return a histogram's numbers of an episode, checked; there may be none."""
+    try:
+        array = np.asarray(numbers)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), dtype=object)
+    is_named = isinstance(name, str) and array.ndim == 1
+    if not is_named or (array.size and (array.dtype.kind not in "biuf" or not np.isfinite(array).all())):
+        words = f"hist_data[{name!r}] is {numbers!r:.100}; accepted: a list of finite numbers, under a text"
         raise HookError(f"episode {episode.id}: {words}")
+    return [float(number) for number in array]
+
+
+def checked_frames(episode: RunningEpisode, name: Any) -> Array:
+    """Return pictures of an episode as an array, checked."""
+    try:
+        frames = np.asarray(episode.media[name])
+    except ValueError:  # pictures of different sizes
+        frames = np.empty((), dtype=object)
+    is_film = frames.ndim == 4 and frames.size and frames.shape[-1] == 3 and frames.dtype == np.uint8
+    if not is_film or not isinstance(name, str):
+        words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}"
+        raise HookError(f"episode {episode.id}: {words}; accepted: (T, H, W, 3) of uint8, of one size, under a text")
     return frames
 
 
@@ -212,9 +227,9 @@ class TrajectoryHooks:
         for callback in self.callbacks:
             where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
             with named_errors(callback, _TRAJECTORY, f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"):
-                length = len(trajectory)
+                shapes = trajectory.seen_shapes()
                 callback.on_trajectory(trajectory)
-                trajectory.require_fitting(length)
+                trajectory.require_fitting(shapes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the callbacks without the algorithm and the envs."""

@@ -19,12 +19,11 @@ from marl_sb3.sb3.optimizers import parameter_addresses
 from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
-from marl_sb3.training.callback import TrainingCallback, training_callbacks
+from marl_sb3.training.callback import TrainingCallback, named_errors, training_callbacks
 from marl_sb3.training.hooks import (
     OF_EPISODES,
     EpisodeHooks,
     has_hook,
-    named_errors,
     require_possible,
     trajectory_hooks,
     with_hook,

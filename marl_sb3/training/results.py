@@ -23,6 +23,7 @@ from marl_sb3.learners.learner import joined_metrics
 from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.output import LenientStream
 from marl_sb3.training.callback import TrainingCallback, training_callbacks
+from marl_sb3.training.hooks import call_hook
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.setup import TrainingParts
 from marl_sb3.types import AgentID, Array
@@ -183,15 +184,15 @@ class Reporter:
         """
         callbacks, measured = list(training_callbacks(callback)), set(result)
         for each in callbacks:
-            each.complete_result(result)
+            call_hook(each, "complete_result", result)
         # Every callback gets the result, even if an earlier one ends the training.
-        answers = [each.on_iteration_end(result) for each in callbacks]
+        answers = [call_hook(each, "on_iteration_end", result) for each in callbacks]
         if write:
             self.write(result, env_steps)
         else:
             self._unwritten.update({name: result[name] for name in result if name not in measured})
         for each in callbacks:
-            each.on_iteration_logged(result)
+            call_hook(each, "on_iteration_logged", result)
         return all(answers)
 
     def write(self, result: Result, env_steps: int) -> None:

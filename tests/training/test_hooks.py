@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,12 @@ def test_metrics_of_hooks_are_logged_and_resumed(tmp_path: Path) -> None:
         *(("custom_metrics", value, "a finite number") for value in (float("nan"), "many", [1, 2])),
         ("media", np.zeros((4, 6, 3), np.uint8), r"\(T, H, W, 3\) of uint8"),
         ("media", [], r"\(T, H, W, 3\) of uint8"),
+        ("media", np.zeros((2, 0, 0, 3), np.uint8), r"\(T, H, W, 3\) of uint8"),
+        ("media", [np.zeros((4, 6, 3), np.uint8), np.zeros((5, 6, 3), np.uint8)], r"\(T, H, W, 3\) of uint8"),
+        *(
+            ("hist_data", value, "a list of finite numbers")
+            for value in (5, ["a"], [[1.0, 2.0]], [[1], []], [math.nan])
+        ),
     ],
 )
 def test_what_no_log_can_hold_is_refused(where: str, value: Any, accepted: str) -> None:
@@ -206,9 +213,9 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def letters(run: str) -> Any:
+def letters(run: str, of: str = "max") -> Any:
     last = json.loads(Path(run, "result.jsonl").read_text().splitlines()[-1])
-    return last["env_runners"]["custom_metrics"].get("letters_max")
+    return last["env_runners"]["custom_metrics"].get(f"letters_{of}")
 
 
 def test_callbacks_are_named_by_options_and_files_and_never_by_run_folders(
@@ -229,6 +236,22 @@ def test_callbacks_are_named_by_options_and_files_and_never_by_run_folders(
     assert main(["--resume", "option", *short, "--callback", "named_hooks:Says"]) == 0
     assert caplog.text == ""
     assert letters("option") == 5
+
+
+def test_two_callbacks_of_one_class_are_resumed_with_the_arguments_of_each(
+    in_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = "callbacks: [{named_hooks:Says: {word: ab}}, {named_hooks:Says: {word: abcd}}]"
+    (in_folder / "two.yml").write_text(f"arena: {{n_envs: 4, n_steps: 100, {both}}}")
+    short = ["--timesteps", "400", "--quiet"]
+    named = ["--callback", "named_hooks:Says"]
+    assert main(["--hparams", "two.yml", "--run-dir", "two", *short]) == 0
+    assert main(["--resume", "two", *short, *named]) == 0
+    assert letters("two", "min") == 2
+    assert caplog.text.count("--callback named_hooks:Says") == 1  # one of the two is missing
+    caplog.clear()
+    assert main(["--resume", "two", *short, *named, *named]) == 0
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -390,7 +413,13 @@ def test_rewritten_observations_and_values_are_learned_from() -> None:
             r"rewards has shape \(\d,\) after the hook; accepted: \(3,\)",
         ),
         (lambda t: t.rewards.fill(np.nan), "rewards is not finite after the hook"),
-        (lambda t: setattr(t, "observations", t.observations[1:]), "observations has 2 entries after the hook"),
+        (lambda t: setattr(t, "observations", t.observations[1:]), r"observations has shape \(2, 3\) after the hook"),
+        (
+            lambda t: setattr(t, "observations", t.observations[:, 1:]),
+            r".* \(3, 2\) after the hook; accepted: \(3, 3\)",
+        ),
+        (lambda t: setattr(t, "rewards", None), r"rewards has shape \(\) after the hook; accepted: \(3,\)"),
+        (lambda t: setattr(t, "rewards", t.rewards.astype(complex)), "rewards is of complex"),
         (lambda t: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -403,6 +432,75 @@ def test_a_rewriting_hook_that_is_wrong_is_named(change: Any, words: str) -> Non
         HookError, match=rf"Wrong\.on_trajectory\(\), policy 'shared', agent 'a', env 0, steps 0 to 2: {words}"
     ):
         algorithm(Wrong())
+
+
+# --- Errors and states ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["complete_result", "on_iteration_end", "on_iteration_logged", "get_state"])
+def test_an_error_between_iterations_names_the_hook(hook: str) -> None:
+    def fails(*_: Any) -> None:
+        raise KeyError("gone")
+
+    callback = MultiAgentCallback()
+    setattr(callback, hook, fails)
+    with pytest.raises(HookError, match=rf"MultiAgentCallback\.{hook}\(\): KeyError: 'gone'"):
+        algorithm(callback)
+
+
+def test_a_state_that_is_no_mapping_is_refused_at_the_start() -> None:
+    class Listed(MultiAgentCallback):
+        def get_state(self) -> Any:
+            return [1, 2]
+
+    with pytest.raises(ConfigError, match=r"Listed\.get_state\(\) does not return a mapping of names to plain data"):
+        algorithm(Listed())
+
+
+def test_no_numbers_make_no_histogram(tmp_path: Path) -> None:
+    class Empty(MultiAgentCallback):
+        def on_episode_end(self, episode: RunningEpisode) -> None:
+            episode.hist_data["none"] = []
+
+    settings = {"n_steps": 8, "batch_size": 8}
+    run = marl_sb3.train(
+        make_env, timesteps=8, settings=settings, run_dir=tmp_path / "run", callback=Empty(), progress_bar=False
+    )
+    assert "hist_stats" not in run.result["env_runners"]
+
+
+class Counts(MultiAgentCallback):
+    """Counts the steps of each episode since its start hook."""
+
+    def __init__(self, name: str = "x") -> None:
+        super().__init__()
+        self.name, self.starts, self.ends, self.total = name, 0, 0, 0
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        episode.user_data["before"] = episode.length
+        self.starts += 1
+
+    def on_episode_step(self, episode: RunningEpisode) -> None:
+        assert episode.length > episode.user_data["before"]
+        self.total += 1
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        assert episode.length == 3
+        self.ends += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def set_state(self, state: Any) -> None:
+        self.total = state["total"]
+
+
+def test_an_episode_that_a_checkpoint_interrupts_has_its_start_hook_again(tmp_path: Path) -> None:
+    made = algorithm(first := Counts(), steps=8)
+    made.save(tmp_path / "saved")
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made.env, device="cpu")
+    resumed.learn(16, counts := Counts(), reset_num_timesteps=False)
+    assert (counts.total, counts.starts) == (first.total + 16, counts.ends + 2)
 
 
 # --- Shards -----------------------------------------------------------------------------------------------------------
