@@ -69,6 +69,7 @@ class RecordEpisodes(MultiAgentCallback):
             continues=self._continues,
             shard_episodes=self._shard_episodes,
             limit_bytes=self._limit,
+            may_fail=True,
         )
         algorithm.add_watcher(recorder)
 

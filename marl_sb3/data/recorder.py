@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
-
-_log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 256  # for which there is room at first
 MAX_BYTES = 2**30  # of the steps of running episodes
@@ -90,8 +87,6 @@ class EpisodeRecorder:
         policies: the rows of each policy.
         store: gets the episodes.
         quotas: number of episodes of each env that are recorded; None: all.
-        on_full: called once, when the store is full or the running episodes need too much memory; nothing is recorded
-            from then on.
     """
 
     def __init__(
@@ -100,9 +95,8 @@ class EpisodeRecorder:
         policies: Sequence[PolicyRows],
         store: EpisodeStore,
         quotas: Sequence[int] | None = None,
-        on_full: Callable[[str], None] = _log.warning,
     ) -> None:
-        self._env, self._store, self._on_full = env, store, on_full
+        self._env, self._store = env, store
         self._policies = {rows.policy_id: rows for rows in policies}
         self._seats = [seat for rows in policies for seat in _seats(rows)]
         self._left = None if quotas is None else list(quotas)
@@ -199,7 +193,7 @@ class EpisodeRecorder:
                 for lives in self._joint_episode(env_index):
                     self._store.add(lives)
         if self._store.is_full:
-            self._stop(f"the recording has reached its limit, with {self._store.joint_episodes} episodes")
+            self._stop()
         self._begin(env_indices)
 
     def _is_wanted(self, env_index: int) -> bool:
@@ -216,11 +210,13 @@ class EpisodeRecorder:
         timeline.make_room(timeline.length - dropped)
         self._begins[running] -= dropped
         if timeline.nbytes > MAX_BYTES:
-            self._stop(f"the episodes are too long: the running ones need more than {MAX_BYTES >> 20} MB of memory")
+            self._store.end(
+                f"the episodes are too long: the running ones need more than {MAX_BYTES >> 20} MB of memory"
+            )
+            self._stop()
 
-    def _stop(self, why: str) -> None:
+    def _stop(self) -> None:
         self._stopped, self._timeline = True, Timeline()
-        self._on_full(f"{why}; nothing is recorded from now on")
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ all policies. A process that is killed leaves the former state, or episodes that
 from __future__ import annotations
 
 import json
+import logging
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.storage.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
+
+_log = logging.getLogger(__name__)
 
 _MAIN = "main_data.hdf5"  # Minari's name
 _SHARD = re.compile(r"episodes-(\d{8,})\.hdf5")
@@ -80,13 +83,14 @@ class EpisodeStore:
         continues: whether the folder may hold a recording, which goes on.
         shard_episodes: joint episodes of a shard; there are fewer in it if they need more than 32 MB.
         limit_bytes: size of all shards beyond which nothing is written; None: there is no limit.
+        may_fail: whether a full or failing disk ends the recording with a warning, instead of an error.
 
     Raises:
         ConfigError: Minari is not installed, or the folder is not accepted.
 
     Attributes:
         joint_episodes: number of joint episodes, with those that wait for the next shard.
-        is_full: whether the limit is reached.
+        is_full: whether nothing is written any more.
     """
 
     def __init__(
@@ -98,13 +102,14 @@ class EpisodeStore:
         continues: bool = False,
         shard_episodes: int = 100,
         limit_bytes: int | None = None,
+        may_fail: bool = False,
     ) -> None:
         self.directory = directory
         folders = {
             each: name if name.strip(".") else f"_{name}" for each, name in file_names(list(policies), "").items()
         }
         self._datasets = {each: _Dataset(directory / folders[each] / FOLDER, kind) for each, kind in policies.items()}
-        self._shard_episodes, self._limit = shard_episodes, limit_bytes
+        self._shard_episodes, self._limit, self._may_fail = shard_episodes, limit_bytes, may_fail
         self.joint_episodes = self._written = self._pending_bytes = 0
         self.is_full = False
         with path_is_usable("cannot record into", directory, "record"):
@@ -127,7 +132,7 @@ class EpisodeStore:
                 own = {"policy_id": policy_id, "agents": list(kind.agents)}
                 storage.update_metadata({"dataset_id": f"{dataset_id}-v0", "minari_version": version, "marl_sb3": own})
                 (fresh / _MAIN).unlink()
-                with _hdf5(fresh / _MAIN, "w"):
+                with _hdf5_file(fresh / _MAIN):
                     pass
         self._write_counts()
 
@@ -167,18 +172,40 @@ class EpisodeStore:
         return f"{self.joint_episodes:08d}"
 
     def flush(self) -> None:
-        """Write what waits, unless that would exceed the limit; the store is full then."""
+        """Write what waits, unless that would exceed the limit; the store is full then.
+
+        Raises:
+            OSError: the disk is full or failing, and the store may not fail. What was written before is still there.
+        """
         if self.joint_episodes == self._written:
             return
         if self._limit is not None and self._size + self._pending_bytes > self._limit:
-            self.is_full = True
-            self.joint_episodes = self._written
-        else:
+            self.end(f"the recording has reached its limit, with {self._written} episodes")
+            return
+        former = [(dataset, dataset.episodes, dataset.env_steps) for dataset in self._datasets.values()]
+        written = self._written
+        try:
             for dataset in self._datasets.values():
                 if dataset.pending:
                     self._size += _write(dataset)
             self._written = self.joint_episodes
             self._write_counts()
+        except OSError as error:
+            self._written = written
+            for dataset, episodes, env_steps in former:
+                dataset.episodes, dataset.env_steps = episodes, env_steps
+            if not self._may_fail:
+                raise
+            self.end(f"the recording ends with {self._written} episodes, because it cannot be written: {error}")
+        self._forget_pending()
+
+    def end(self, why: str) -> None:
+        """Write nothing any more, and say why."""
+        self.is_full, self.joint_episodes = True, self._written
+        self._forget_pending()
+        _log.warning("%s; nothing is recorded from now on", why)
+
+    def _forget_pending(self) -> None:
         for dataset in self._datasets.values():
             dataset.pending = []
         self._pending_bytes = 0
@@ -274,10 +301,21 @@ def _minari_version() -> str:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _hdf5(path: Path, mode: str) -> Any:
+@contextmanager
+def _hdf5_file(path: Path, source: Path | None = None) -> Iterator[Any]:
+    """Yield an HDF5 file in memory, which is written at the end: on a full disk, HDF5 itself crashes.
+
+    Args:
+        source: the file whose content it has at first; None: it is empty.
+    """
     import h5py
 
-    return h5py.File(path, mode, libver=(_VERSION, "latest"))
+    name, mode = (path, "w") if source is None else (source, "r+")
+    with h5py.File(name, mode, driver="core", backing_store=False, libver=(_VERSION, "latest")) as file:
+        yield file
+        file.flush()
+        image = file.id.get_file_image()
+    path.write_bytes(image)
 
 
 def _write(dataset: _Dataset) -> int:
@@ -285,7 +323,7 @@ def _write(dataset: _Dataset) -> int:
     first = dataset.episodes
     shard = dataset.folder / f"episodes-{first:08d}.hdf5"
     with replaced_file(shard) as fresh:
-        with _hdf5(fresh, "w") as file:
+        with _hdf5_file(fresh) as file:
             for number, episode in enumerate(dataset.pending, first):
                 _write_episode(file, number, episode)
         sync_to_disk(fresh)
@@ -302,8 +340,7 @@ def _link(dataset: _Dataset, shard: str | None, numbers: range) -> None:
 
     main = dataset.folder / _MAIN
     with replaced_file(main) as fresh:
-        shutil.copyfile(main, fresh)
-        with _hdf5(fresh, "r+") as file:
+        with _hdf5_file(fresh, main) as file:
             number = numbers.start if shard else dataset.episodes
             while (name := f"episode_{number}") in file.keys() or number in numbers:  # noqa: SIM118 - links, also broken
                 if name in file.keys():  # noqa: SIM118

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -173,6 +174,33 @@ def test_at_its_limit_the_recording_stops_with_a_line_and_the_training_goes_on(
     assert 0 < len(plain(tmp_path / "episodes")) < run.result["num_episodes_lifetime"]
     assert sum(file.stat().st_size for file in (tmp_path / "episodes").rglob("episodes-*.hdf5")) <= 60_000
     assert weights(run) == weights(recorded[1])
+
+
+@pytest.mark.parametrize("writes", [0, 1, 5, 9])
+def test_on_a_full_disk_the_recording_ends_with_a_line_and_the_training_goes_on(
+    writes: int, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two policies, each shard and each list of episodes is synced to the disk: 4 files."""
+    left = [writes]
+
+    def sync(path: Path) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(store_module, "sync_to_disk", sync)
+    run = train(tmp_path / "run", record=tmp_path / "episodes")
+    lines = [record.getMessage() for record in caplog.records if "recording" in record.getMessage()]
+    assert len(lines) == 1
+    assert "because it cannot be written: [Errno 28] No space left" in lines[0]
+    assert weights(run) == weights(recorded[1])
+    monkeypatch.undo()
+    kept = plain(tmp_path / "episodes")
+    assert kept == plain(recorded[0])[: len(kept)]
+    assert lines[0].startswith(f"the recording ends with {len(kept)} episodes")
+    assert (len(kept) > 0) == (writes >= 4)
+    marl_sb3.train(resume=tmp_path / "run", record=tmp_path / "episodes", timesteps=200, progress_bar=False)
+    assert len(plain(tmp_path / "episodes")) > len(kept)  # there is room again
 
 
 @pytest.mark.parametrize("size", ["0", "much", "2XB", "-1"])
