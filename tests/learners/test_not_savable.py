@@ -82,7 +82,9 @@ def test_what_could_not_be_saved_is_refused_before_any_training(spec: PolicySpec
 
 def test_a_callback_that_remembers_what_no_checkpoint_holds_is_refused_before_any_training() -> None:
     algorithm = build("shared, batched")
-    with pytest.raises(ConfigError, match=r"Remembers.get_state\(\) does not return plain data: finite numbers"):
+    with pytest.raises(
+        ConfigError, match=r"Remembers.get_state\(\) does not return a mapping of names to plain data: finite numbers"
+    ):
         algorithm.learn(72, callback=Remembers({1, 2}))
     assert algorithm.num_timesteps == 0
 
