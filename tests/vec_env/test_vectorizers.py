@@ -70,12 +70,13 @@ def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
 @settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(
     height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
-    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31),
+    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31), observe=st.sampled_from(["cells", "coordinates"]),
 )  # fmt: skip
 def test_whole_rollouts_are_those_of_the_reference(
-    vectorizer: str, height: int, width: int, limit: int, num_envs: int, seed: int
+    vectorizer: str, height: int, width: int, limit: int, num_envs: int, seed: int, observe: str
 ) -> None:
-    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit, "env_state": True}
+    sizes = {"height": height, "width": width, "max_timesteps": limit}
+    arguments: dict[str, Any] = {**sizes, "observe": observe, "env_state": True}
     tested, reference = (
         make_vec_env("arena", n_envs=num_envs, seed=seed, vectorizer=name, **arguments)
         for name in (vectorizer, REFERENCE)

@@ -26,7 +26,8 @@ from marl_sb3.types import AgentID, Array, BoolArray
 class ArenaEnv(DrawnEnv):
     """Two agents on a grid, from opposite corners: one collects new fields, the other collisions.
 
-    Observation of each agent: [own cell, the other's cell], (2,) int64; a cell is `row * width + column`.
+    Observation of each agent: [own cell, the other's cell], (2,) int64; a cell is `row * width + column`. As
+    "coordinates": [own row, own column, the other's row, the other's column], (4,) int64.
     Actions: 0 up, 1 right, 2 down, 3 left. Both agents are truncated after `max_timesteps` steps.
     `infos` says what happened: "collision" for both agents, "new_field" and "new_field_rewarded" (a new
     field without a collision, so agent1 was paid +1) for agent1.
@@ -36,6 +37,7 @@ class ArenaEnv(DrawnEnv):
         width: columns of the grid; the grid has at least 2 cells.
         max_timesteps: env steps of an episode.
         render_mode: "human" (a window; needs pygame), "rgb_array", "ansi" or None.
+        observe: "cells" or "coordinates".
 
     Raises:
         ConfigError: if an argument is not accepted, or pygame is missing for "human".
@@ -57,7 +59,12 @@ class ArenaEnv(DrawnEnv):
     }
 
     def __init__(
-        self, height: int = 10, width: int = 10, max_timesteps: int = 100, render_mode: str | None = None
+        self,
+        height: int = 10,
+        width: int = 10,
+        max_timesteps: int = 100,
+        render_mode: str | None = None,
+        observe: str = "cells",
     ) -> None:
         _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
         super().__init__(render_mode)
@@ -66,8 +73,14 @@ class ArenaEnv(DrawnEnv):
         self.max_timesteps = max_timesteps
 
         num_cells = height * width
+        of_a_place = {"cells": [num_cells], "coordinates": [height, width]}
+        if observe not in list(of_a_place):  # which takes what has no hash, too
+            accepted = " or ".join(of_a_place)
+            raise ConfigError(f"observe must be {accepted}; received {shown(observe)}", key="env.observe")
+        self.observe = observe
+        self.observed_width = width if observe == "coordinates" else None  # for `rules.observations`
         self.possible_agents = list(rules.AGENTS)
-        self.observation_spaces = {agent: MultiDiscrete([num_cells, num_cells]) for agent in rules.AGENTS}
+        self.observation_spaces = {agent: MultiDiscrete(of_a_place[observe] * 2) for agent in rules.AGENTS}
         self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
         self.state_space = Box(0, most, dtype=np.int64)
@@ -85,7 +98,7 @@ class ArenaEnv(DrawnEnv):
         return rules.initial_state(1, self.height, self.width)
 
     def _observed(self) -> Array:
-        seen: Array = rules.observations(self._state)[0]
+        seen: Array = rules.observations(self._state, self.observed_width)[0]
         return seen
 
     def configure(self, max_timesteps: int) -> None:
@@ -190,6 +203,7 @@ class BatchedArena(DrawnBatch):
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:
         super().__init__(num_envs, template)
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
+        self._observed_width = template.observed_width
         self._destinations = rules.destination_table(self.height, self.width)
         self._state = rules.initial_state(num_envs, self.height, self.width)
         self._limits = np.full(num_envs, self.max_timesteps)  # of the running episodes, once these have begun
@@ -244,7 +258,7 @@ class BatchedArena(DrawnBatch):
 
     @override
     def observations(self) -> Array:
-        return rules.observations(self._state)
+        return rules.observations(self._state, self._observed_width)
 
     @override
     def env_states(self) -> Array:

@@ -127,9 +127,19 @@ def reset_envs(state: ArenaState, envs: BoolArray) -> None:
     state.timesteps[envs] = 0
 
 
-def observations(state: ArenaState) -> IntArray:
-    """Return the observation of each agent, [own cell, other's cell]: (E, 2 agents, 2) int64, a new array."""
-    return state.cells.take(_OWN_THEN_OTHER, axis=1)
+def observations(state: ArenaState, width: int | None = None) -> IntArray:
+    """Return what each agent observes, its own place and the other's, in a new array of int64.
+
+    Args:
+        state: E arenas.
+        width: W, for places as row and column; None: as cells.
+
+    Returns:
+        [own cell, other's cell] of both agents, (E, 2, 2); with `width`, [own row, own column, other's row, other's
+        column], (E, 2, 4).
+    """
+    cells: IntArray = state.cells.take(_OWN_THEN_OTHER, axis=1)
+    return cells if width is None else np.stack(np.divmod(cells, width), axis=-1).reshape(-1, 2, 4)
 
 
 def step(state: ArenaState, destinations: IntArray, actions: IntArray, agent1_first: BoolArray) -> StepOutcome:

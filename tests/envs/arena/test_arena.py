@@ -44,7 +44,9 @@ importing_pettingzoos_tests = pytest.mark.filterwarnings(
 
 
 @importing_pettingzoos_tests
-@pytest.mark.parametrize("size", [{}, {"height": 1, "width": 2, "max_timesteps": 3}])
+@pytest.mark.parametrize(
+    "size", [{}, {"height": 1, "width": 2, "max_timesteps": 3}, {"height": 2, "width": 3, "observe": "coordinates"}]
+)
 def test_passes_pettingzoos_api_tests(size, capsys):
     import pettingzoo.test
 
@@ -72,6 +74,19 @@ def test_spaces_are_the_same_object_at_each_call_and_hold_cells_and_four_actions
         assert env.action_space(agent) is env.action_space(agent)
         assert env.observation_space(agent).nvec.tolist() == [12, 12]
         assert env.action_space(agent).n == 4
+
+
+def test_coordinates_are_own_row_and_column_then_the_others():
+    env = ArenaEnv(height=2, width=3, observe="coordinates")
+    assert env.observation_space("agent1").nvec.tolist() == [2, 3, 2, 3]
+    observations, _ = env.reset(seed=0)
+    assert {agent: seen.tolist() for agent, seen in observations.items()} == {
+        "agent1": [0, 0, 1, 2],
+        "agent2": [1, 2, 0, 0],
+    }
+    observations, *_ = env.step(act(RIGHT, UP))
+    assert observations["agent1"].tolist() == [0, 1, 0, 2]
+    assert observations["agent2"].dtype == np.int64
 
 
 def test_metadata_names_the_arenas_metrics():
@@ -303,6 +318,14 @@ def test_grid_needs_a_cell_for_each_agent():
     with pytest.raises(ConfigError, match=r"height \* width must be >= 2.*received 1 \* 1") as caught:
         ArenaEnv(height=1, width=1)
     assert caught.value.key == "env.height"
+
+
+@pytest.mark.parametrize("observe", ["rows", None, ["cells"]])
+def test_unknown_observation_lists_the_accepted(observe):
+    with pytest.raises(ConfigError) as caught:
+        ArenaEnv(observe=observe)
+    assert str(caught.value) == f"observe must be cells or coordinates; received {observe!r}"
+    assert caught.value.key == "env.observe"
 
 
 @pytest.mark.parametrize("render_mode", ["rgb", "", 3])

@@ -92,6 +92,7 @@ def test_observation_is_own_cell_then_the_others():
     state = rules.initial_state(2, 3, 4)
     state.cells[1] = (5, 6)
     assert rules.observations(state).tolist() == [[[0, 11], [11, 0]], [[5, 6], [6, 5]]]
+    assert rules.observations(state, width=4)[1].tolist() == [[1, 1, 1, 2], [1, 2, 1, 1]]
 
 
 # StateReader
