@@ -12,7 +12,7 @@ import numpy as np
 
 from marl_sb3.analysis.curves import Figure, draw_up, points_of
 from marl_sb3.analysis.reading import read_records
-from marl_sb3.analysis.records import RETURN, Groups, group_by_argument
+from marl_sb3.analysis.records import RETURN, UNSET, Groups, group_by_argument
 from marl_sb3.config.values import counted
 from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError
@@ -112,7 +112,7 @@ class Comparison:
         threshold: the value whose reaching is timed.
         samples: of each group, the baseline first.
         pairs: each other group beside the baseline.
-        settings: name -> label -> value, of the settings in which the groups differ.
+        settings: name -> label -> value, of the settings in which the groups differ; `UNSET` where a run has none.
         notes: what a reader has to know.
         figure: the learning curves.
     """
@@ -141,7 +141,10 @@ class Comparison:
             "threshold": self.threshold,
             "samples": [asdict(sample) for sample in self.samples],
             "pairs": [{**asdict(pair), "sentence": pair.sentence} for pair in self.pairs],
-            "settings": {name: dict(of) for name, of in self.settings.items()},
+            "settings": {
+                name: {label: value for label, value in of.items() if value is not UNSET}
+                for name, of in self.settings.items()
+            },
             "profile": {
                 "thresholds": thresholds.tolist(),
                 "shares": {label: each.tolist() for label, each in shares.items()},
@@ -306,7 +309,7 @@ def setting_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the table of the settings in which the groups differ."""
     labels = [each.label for each in found.samples]
     rows = [
-        [name, *("-" if of[label] is None else str(of[label]) for label in labels)]
+        [name, *("null" if of[label] is None else str(of[label]) for label in labels)]
         for name, of in found.settings.items()
     ]
     return ["setting", *labels], rows

@@ -23,6 +23,7 @@ _AXIS_WORDS = {"steps": "env steps", "agent_steps": "agent steps", "seconds": "s
 _POINTS = 200
 _NAMES = {RETURN: "sum of returns", AGENT_RETURNS: "return of each agent"}
 _LEVEL = 0.95
+_MOST_NAMED = 2  # groups in a note below a figure
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def draw_up(
     if single and len(single) == len(groups.runs):
         notes.append("one run each: there is no interval")
     elif single:
-        notes.append(f"one run, and so no interval: {', '.join(single)}")
+        some = ", ".join(single) if len(single) <= _MOST_NAMED else f"{len(single)} of the {len(groups.runs)} groups"
+        notes.append(f"one run, and so no interval: {some}")
     words, smoothing = STATISTICS[statistic][0], f"moving average over {smooth} iterations" if smooth > 1 else ""
     numbers = sorted({len(records) for records in groups.runs.values()})
     runs = f"{' to '.join(map(str, [numbers[0], numbers[-1]][: len(numbers)]))} run{'s' if numbers[-1] > 1 else ''}"

@@ -34,6 +34,8 @@ PAGE_LAYOUT = {
 _LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib's, plotly's
 _MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-up"), ("v", "triangle-down"))
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
+_CHARACTER, _LINE = 0.08, 0.18  # inches of a character and a line of the legend, and more than those of the caption
+_LABEL = 32  # characters of a line of the legend
 _MARKS = 9  # markers on a curve
 _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
@@ -118,41 +120,63 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     """Draw a figure; returns a `matplotlib.figure.Figure`, which notebooks show."""
     require_matplotlib("a figure")
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    n, caption = len(figure.panels), _below(figure)
-    size = (max(_WIDTH * n, 6.4 if n == 1 else 0), _HEIGHT + 0.25 * bool(caption))
+    n, caption, entries = len(figure.panels), _below(figure), _legend(figure)
+    width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * max(len(_longest_line(label)) for label, _ in entries)
+    text = _wrapped(caption, int(width / _CHARACTER))
+    lines = sum(label.count("\n") + 1 for label, _ in entries)
+    size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
     canvas = Canvas(figsize=size, dpi=_DPI, layout="constrained")
     all_axes = np.atleast_1d(canvas.subplots(1, n))
     for axes, panel in zip(all_axes, figure.panels, strict=True):
         for curve in panel.curves:
-            _draw(axes, figure, panel, curve)
+            _draw(axes, figure, curve)
         axes.set(xlabel=figure.x_label, title="" if n == 1 else panel.title, ylabel=panel.title if n == 1 else "")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(visible=True, alpha=0.25, linewidth=0.6)
         axes.margins(x=0)
-        axes.legend(frameon=False, fontsize="small", handlelength=2.6)
+    handles = [Line2D([], [], label=label, **style) for label, style in entries]
+    canvas.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small", handlelength=2.6)
     if title:
         canvas.suptitle(title, fontsize="medium")
     if caption:
-        canvas.supxlabel(_wrapped(caption, int(22 * size[0])), fontsize="x-small", color="#555555")
+        canvas.supxlabel(text, fontsize="x-small", color="#555555")
     return canvas
 
 
-def _draw(axes: Any, figure: Figure, panel: Panel, curve: Curve) -> None:
+def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
+    """Return labels and styles of lines: a colour for each group, and, if metrics have parts, a line for each part."""
+    colors = {curve.group: _style(figure, curve)[0] for panel in figure.panels for curve in panel.curves}
+    several = len(colors) > 1
+    entries = [(_wrapped(group, _LABEL), {"color": color, "linewidth": 1.6}) for group, color in colors.items()]
+    parts = [
+        (_wrapped(part, _LABEL), {"color": "#555555" if several else next(iter(colors.values())), **_line(place)})
+        for place, part in enumerate(figure.parts)
+    ]
+    return [*(entries if several or not parts else ()), *parts]
+
+
+def _line(place: int) -> dict[str, Any]:
+    marker = _MARKERS[place % len(_MARKERS)][0]
+    return {"linestyle": _LINES[place % len(_LINES)][0], "marker": marker, "markersize": 4.5, "linewidth": 1.6}
+
+
+def _longest_line(text: str) -> str:
+    return max(text.split("\n"), key=len)
+
+
+def _draw(axes: Any, figure: Figure, curve: Curve) -> None:
     color, place = _style(figure, curve)
     spaced = max(1, len(curve.x) // _MARKS)
     axes.plot(
         curve.x,
         curve.center,
         color=color,
-        linestyle=_LINES[place % len(_LINES)][0],
-        marker=_MARKERS[place % len(_MARKERS)][0] if curve.part else None,
         markevery=(spaced // 2, spaced),
-        markersize=4.5,
-        linewidth=1.6,
-        label=_name(panel, curve, len(figure.groups)),
+        **(_line(place) if curve.part or len(curve.x) == 1 else {"linewidth": 1.6}),
     )
     if curve.low is not None and curve.high is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
@@ -179,7 +203,7 @@ def plotly_html(page: Page, figure: Figure) -> Any:
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
-    n = len(figure.panels)
+    n, shown = len(figure.panels), set[str]()
     drawn = make_subplots(1, n, subplot_titles=[words(panel.title) for panel in figure.panels] if n > 1 else None)
     for column, panel in enumerate(figure.panels, 1):
         for curve in panel.curves:
@@ -190,13 +214,15 @@ def plotly_html(page: Page, figure: Figure) -> Any:
                 band = Scatter(
                     x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low[::-1].tolist()], fill="toself", mode="lines",
                     fillcolor=_transparent(color), line={"width": 0}, hoverinfo="skip", showlegend=False,
-                    legendgroup=f"{column}{name}",
+                    legendgroup=name,
                 )  # fmt: skip
                 drawn.add_trace(band, 1, column)
             line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}
             trace = Scatter(
-                x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=f"{column}{name}"
-            )
+                x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=name,
+                showlegend=name not in shown,
+            )  # fmt: skip
+            shown.add(name)
             drawn.add_trace(trace, 1, column)
     _lay_out(drawn)
     drawn.update_xaxes(title_text=figure.x_label)

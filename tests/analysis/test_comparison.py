@@ -10,6 +10,7 @@ import pytest
 from written_runs import write_run
 
 import marl_sb3
+from marl_sb3.analysis.comparison import setting_rows
 from marl_sb3.compare import main as compare_command
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.statistics import difference_interval
@@ -41,6 +42,31 @@ def test_the_better_of_two_experiments_is_found(runs: Path) -> None:
     assert found.settings == {"algo": {"weak": "ppo", "strong": "a2c"}}
     thresholds, shares = found.profile()
     assert (thresholds[0], shares["weak"][0], shares["strong"][0]) == (1.0, 0.75, 1.0)
+
+
+def test_what_one_experiment_sets_and_the_other_does_not_is_shown(tmp_path: Path) -> None:
+    """What a policy does not set for itself is what all policies have."""
+    write_run(tmp_path / "a", [1.0], hyperparameters={"gamma": 0.9, "policy_kwargs": None})
+    write_run(
+        tmp_path / "b", [1.0], env_kwargs={"height": 6}, policy_settings={"p.1": {"gamma": 0.5, "frame_stack": 2}},
+        hyperparameters={"gamma": 0.9, "policy_kwargs": {"net_arch": [8]}}, processing={"frame_stack": 1},
+    )  # fmt: skip
+    found = marl_sb3.compare([tmp_path / "a", tmp_path / "b"])
+    a, b = (str(tmp_path / name) for name in "ab")
+    assert found.to_plain()["settings"] == {
+        "hyperparameters.policy_kwargs.net_arch": {b: [8]},
+        "env_kwargs.height": {b: 6},
+        "policy_settings.p.1.gamma": {a: 0.9, b: 0.5},
+        "policy_settings.p.1.frame_stack": {b: 2},
+        "processing.frame_stack": {b: 1},
+    }
+    assert ["env_kwargs.height", "not set", "6"] in setting_rows(found)[1]
+
+
+def test_runs_of_one_experiment_that_differ_in_more_than_seeds_are_named(runs: Path) -> None:
+    write_run(runs / "weak" / "5", [4.0], seed=5, n_envs=9)
+    found = marl_sb3.compare([runs / "weak", runs / "strong"])
+    assert f"the runs of {runs / 'weak'} differ in n_envs, not in their seeds alone" in found.notes
 
 
 def test_less_may_be_better(runs: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from written_runs import write_run
 
 from marl_sb3.analysis.curves import draw_up, points_of
+from marl_sb3.analysis.drawing import matplotlib_figure
 from marl_sb3.analysis.reading import read_records
 from marl_sb3.analysis.records import RETURN, RunRecord, group_by_settings
 from marl_sb3.errors import ConfigError
@@ -47,12 +48,36 @@ def test_runs_that_differ_in_their_seeds_are_one_curve_with_a_band(runs: Path) -
 
 def test_groups_are_those_of_the_settings_that_are_asked_for(runs: Path) -> None:
     records = read_records(runs)
-    assert set(group_by_settings(records, ["hyperparameters.gamma"]).runs) == {
-        "hyperparameters.gamma=0.5", "hyperparameters.gamma=0.9"
-    }  # fmt: skip
+    for name in ("hyperparameters.gamma", "gamma"):  # as after --set
+        assert set(group_by_settings(records, [name]).runs) == {"gamma=0.5", "gamma=0.9"}
     assert len(group_by_settings(records, ["n_envs"]).runs["n_envs=2"]) == 6
-    with pytest.raises(ConfigError, match=r"did you mean hyperparameters\.gamma"):
-        group_by_settings(records, ["gamma"])
+    with pytest.raises(ConfigError, match="no run has a setting 'gama'; did you mean gamma"):
+        group_by_settings(records, ["gama"])
+
+
+def test_labels_name_what_differs_from_most_runs(tmp_path: Path) -> None:
+    """Settings that a run does not have differ from those that another has; long labels are told apart."""
+    runs = {
+        "usual": {},
+        "again": {},
+        "low": {"env_kwargs": {"height": 6}},
+        "own": {"policy_settings": {"a": {"gamma": 0.5}}},
+        "wide": {"hyperparameters": {"gamma": 0.9, "policy_kwargs": {"net_arch": [64] * 30}}},
+        "wider": {"hyperparameters": {"gamma": 0.9, "policy_kwargs": {"net_arch": [64] * 31}}},
+    }
+    for name, settings in runs.items():
+        write_run(tmp_path / name, [1.0], **settings)
+    groups = group_by_settings(read_records(tmp_path))
+    net = "policy_kwargs.net_arch=[64, 64, 64, 64, 64, 64, 64, 64, 64, ..."
+    assert {label: len(records) for label, records in groups.runs.items()} == {
+        "arena, ppo": 2, "env.height=6": 1, "a.gamma=0.5": 1, f"{net} (1)": 1, f"{net} (2)": 1
+    }  # fmt: skip
+    figure = matplotlib_figure(draw_up(groups))
+    figure.draw_without_rendering()  # lays out
+    (legend,) = figure.legends
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert all(box.x1 <= legend.get_window_extent().x0 for box in boxes)
+    assert all(text.get_window_extent().x1 <= figure.bbox.x1 for text in legend.get_texts())
 
 
 def test_axes_and_smoothing(runs: Path) -> None:
