@@ -187,6 +187,8 @@ class _EnvProcess:
         output = os.pread(self._output, _LAST_OUTPUT, max(0, size - _LAST_OUTPUT)).decode("utf-8", "replace")
         if lost.has_hung:
             check, what = "hangs", f"{call} has not returned after {self._job.timeout_s:g} s{place}"
+        elif not self._worker.heartbeat.text:  # no call of the env was noted yet
+            raise RuntimeError(f"the examination failed before the env was imported: {ending(lost.code)}\n{output}")
         else:
             check, what = "crashes", f"{call} ended the process: {ending(lost.code)}{place}"
         if "facts" in self.told:

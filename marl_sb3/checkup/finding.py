@@ -390,6 +390,17 @@ class Report:
         checks = ", ".join(finding.check for finding in self.findings)
         return f"<Report {self.env}: {self.summary()}{f' ({checks})' if checks else ''}>"
 
+    def _repr_html_(self) -> str:
+        """Return the report as notebooks show it."""
+        from marl_sb3.display.page import note, table
+
+        rows = [
+            (each.severity.value, each.title, "; ".join(map(str, each.seen)), each.why, each.remedy)
+            for each in self.findings
+        ]
+        head = ("", "finding", "seen", "why", "what to do")
+        return note(f"{self.env}: {self.summary()}") + (table(rows, head) if rows else "")
+
     def to_plain(self) -> dict[str, Any]:
         """Return the report as JSON has it."""
         findings = [asdict(finding) for finding in self.findings]

@@ -11,6 +11,7 @@ import math
 import random
 import re
 import time
+import traceback
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from pettingzoo import ParallelEnv
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import (
     FAULT,
+    Check,
     Difference,
     Evidence,
     Finding,
@@ -447,14 +449,24 @@ def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: N
         for check in sorted(CHECKS, key=lambda check: check.find is not None):
             if check.id in told or (check.find is not None and check.after != name):
                 continue
-            if places := check.places(evidence):
+            if finding := _found(check, evidence):
                 told.add(check.id)
-                evidence.faulty = evidence.faulty or check.severity is FAULT
-                yield Finding.of(check, places)
+                evidence.faulty = evidence.faulty or finding.severity is FAULT
+                yield finding
         was_played = any(episode.length > 0 for episode in evidence.episodes)
         if not evidence.agents or (name == "episodes" and not was_played):
             on_facts()
             return
+
+
+def _found(check: Check, evidence: Evidence) -> Finding | None:
+    """Return what a check finds; if it fails itself, that: an env may return anything, and all else is to be told."""
+    try:
+        places = check.places(evidence)
+    except Exception as error:
+        seen = Seen(f"{check.id} raised {type(error).__name__}: {error}", details=traceback.format_exc())
+        check, places = next(each for each in CHECKS if each.id == "check-failed"), [seen]
+    return Finding.of(check, places) if places else None
 
 
 def _run_probe(subject: EnvUnderTest, name: str) -> None:

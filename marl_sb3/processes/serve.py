@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -120,5 +121,9 @@ def _set_up(status: int) -> None:
     faulthandler.enable(status)
     faulthandler.register(signal.SIGUSR1, status)
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(**how, line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    for descriptor, name in enumerate(("stdout", "stderr"), 1):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(**how, line_buffering=True, write_through=False)
+        else:  # that of a notebook, in whose fork this runs, writes to the notebook by threads that are not here
+            setattr(sys, name, os.fdopen(descriptor, "w", buffering=1, closefd=False, **how))

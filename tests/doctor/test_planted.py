@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from doctor.faulty_answers import PLANTED_ANSWERS, THE_END
+from doctor.faulty_answers import PLANTED_ANSWERS, THE_END, NotANumber
 from doctor.faulty_behaviour import PLANTED_BEHAVIOUR
 from doctor.healthy import HEALTHY, Healthy, Nested
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.finding import Report
+from marl_sb3.checkup.checks import CHECKS
+from marl_sb3.checkup.finding import Evidence, Report, Seen, Severity
 from marl_sb3.errors import ConfigError
 
 PLANTED = {**PLANTED_ANSWERS, **PLANTED_BEHAVIOUR}
@@ -46,6 +48,24 @@ def test_nothing_is_found_in_a_healthy_env(factory: Callable[..., ParallelEnv]) 
     assert set(found(report)) == HEALTHY[factory], [str(finding.seen[0]) for finding in report.findings]
     assert report.facts["vectorizer_env_steps_per_s"] > 0
     assert report.facts["algorithm_class"] == ("MaskablePPO" if factory is Nested else "PPO")
+
+
+def test_observations_of_several_parts_are_computed_with() -> None:
+    """Enough steps for the checks that fit rewards to observations."""
+    assert found(examine(Nested, steps=400, measure_s=0.0, isolated=False)) == []
+
+
+def test_a_check_that_fails_itself_is_told_beside_the_other_findings() -> None:
+    def fails(evidence: Evidence) -> list[Seen]:
+        raise ZeroDivisionError("by zero")
+
+    CHECKS.append(replace(CHECKS[0], id="of-a-test", find=fails))
+    try:
+        report = examined(NotANumber)
+    finally:
+        CHECKS.pop()
+    assert set(found(report)) == {"check-failed", "observation-not-finite"}
+    assert "of-a-test raised ZeroDivisionError: by zero" in str(report.of_severity(Severity.WARNING)[0].seen[0])
 
 
 def test_an_env_that_exists_already_is_refused() -> None:

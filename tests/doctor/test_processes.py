@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from doctor.faulty_answers import PLANTED_ANSWERS, NotANumber
@@ -16,7 +18,7 @@ from marl_sb3.checkup.api import examine
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Report
 
-NOT_PLANTED = {"vectorizer-refuses"}  # found where all other checks have missed something
+NOT_PLANTED = {"vectorizer-refuses", "check-failed"}  # found where all other checks have missed something
 
 
 def in_a_fork(factory: Callable[..., ParallelEnv], timeout_s: float = 30.0) -> Report:
@@ -35,6 +37,29 @@ def test_findings_come_from_the_process_as_they_are() -> None:
     (finding,) = in_a_fork(DrawsFromNumpy).findings
     assert finding.check == "global-rng"
     assert str(finding.seen[0]).endswith("differs with the same seed, unless numpy.random is seeded from outside")
+
+
+def test_an_env_is_examined_where_a_notebook_has_replaced_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its streams are no files, and a class of one of its cells can only be examined in a fork."""
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+
+    class Prints(Healthy):
+        def step(self, actions: Any) -> Any:
+            print("a step")
+            return super().step(actions)
+
+    report = in_a_fork(Prints)
+    assert [finding.check for finding in report.findings] == ["prints"]
+    html = report._repr_html_()
+    assert "the env prints" in html
+    assert "&#x27;a step&#x27;" in html
+
+
+def test_a_process_that_ends_before_the_env_is_imported_does_not_blame_the_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_sb3.processes.serve._set_up", lambda _: os._exit(3))
+    with pytest.raises(RuntimeError, match="the examination failed before the env was imported: exit code 3"):
+        in_a_fork(Healthy)
 
 
 def test_a_call_that_does_not_return_is_found_with_the_line_that_was_running() -> None:

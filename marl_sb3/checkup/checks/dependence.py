@@ -193,12 +193,13 @@ def _regression(evidence: Evidence, episode: PlayedEpisode, agent: AgentID) -> A
     steps, rewards = _shown(episode, agent), episode.rewards(agent)
     if not _is_small(evidence.observation_spaces[agent]) or len(steps) < 5 or len(rewards) < len(steps) - 1:
         return None
-    seen = [as_numbers(step.observations[agent]) for step in steps]
+    seen: list[Any] = [_vector(evidence.observation_spaces[agent], step.observations[agent]) for step in steps]
     chosen: list[Any] = [_vector(evidence.action_spaces[agent], step.actions[agent]) for step in steps[1:]]
+    if any(vector is None for vector in (*seen, *chosen)):
+        return None
     try:
-        rows = [[*np.ravel(seen[n]), *np.ravel(seen[n - 1]), *chosen[n - 1]] for n in range(2, len(steps))]
-        x = np.array(rows, float)
-    except (TypeError, ValueError):  # None, for what is no number; or lengths that change
+        x: Any = np.array([[*seen[n], *seen[n - 1], *chosen[n - 1]] for n in range(2, len(steps))], float)
+    except ValueError:  # lengths that change
         return None
     change = np.diff(rewards[: len(steps) - 1])
     return np.column_stack([np.ones(len(x)), x, x**2, rewards[1 : len(steps) - 1], change])
