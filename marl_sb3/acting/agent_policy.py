@@ -67,7 +67,8 @@ class AgentPolicy:
         states = self._states("state", (*recurrent, *memory.values()), "predict_with_state")
         starts, masks, observations = self._starts(), self._masks(), self._rows()
         remembered = self._rewarded(dict(zip(memory, states[len(recurrent) :], strict=True)), memory, starts)
-        seen, after = self.processing.observe(observations, remembered, np.full(self.rows, self.place))
+        with self.misfit_refused():
+            seen, after = self.processing.observe(observations, remembered, np.full(self.rows, self.place))
         return PolicyInputs(seen, starts, masks, states[: len(recurrent)]), after
 
     # --- Answers -----------------------------------------------------------------------------------------------------

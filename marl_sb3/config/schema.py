@@ -94,7 +94,8 @@ class ProcessingSettings:
             `VecNormalize` does.
         normalize_keys: keys of a Dict observation that are normalised. None: all.
         clip_observations: limit of normalised observations.
-        frame_stack: number of latest observations that are stacked into one, as SB3's `VecFrameStack` does.
+        frame_stack: number of latest observations that are stacked into one, as SB3's `VecFrameStack` does; those of
+            choices become one MultiDiscrete.
         previous_action: whether an agent sees its previous action; zeros at the start of an episode.
         previous_reward: whether an agent sees the reward of its previous action; 0 at the start of an episode.
         time_feature: number of actions over which a number falls from 1 to 0 that the agent sees, as sb3-contrib's

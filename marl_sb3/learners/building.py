@@ -226,6 +226,8 @@ def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | Non
         return
     if WHOLE in stack.frame_shapes:
         frames = {"frames": processing.settings.frame_stack, "frame_shape": stack.frame_shapes[WHOLE]}
+        if WHOLE in stack.fillers:
+            frames["filler"] = stack.fillers[WHOLE]
         policy_kwargs["features_extractor_kwargs"] = {
             **(policy_kwargs.get("features_extractor_kwargs") or {}),
             **frames,

@@ -66,15 +66,17 @@ class AttentionFeatures(BaseFeaturesExtractor):
     follow, both with normalised inputs and GRU gates; the newest frame's vector is the result. Unlike GTrXL, it has no
     memory of its own: it sees the frames, with places counted from the newest one.
 
-    Frames of zeros before the first frame that has another number are masked: these are the padding of `frame_stack` at
-    the start of an episode. Observations of zeros there look the same, to every network. The newest frame is never
-    masked.
+    The filling of `frame_stack` at the start of an episode is masked: frames that say so by their number `filler`, else
+    frames of zeros before the first frame that has another number. Observations of zeros there look the same, to every
+    network. The newest frame is never masked.
 
     Args:
         observation_space: a Box of stacked frames, the newest last: along the channels of an image, or the last axis.
         frames: number of frames.
         frame_shape: shape of a frame, with the channels first if it is an image; numbers behind the frames are added
             to the result, and channels behind them by their first pixel. None: there are only frames.
+        filler: index of a number, in a vector of `frame_shape`, that is not 0 in the filling alone. None: the filling
+            is zeros.
         embed_dim: size of the vectors.
         num_layers: number of blocks.
         num_heads: number of heads of attention.
@@ -94,6 +96,7 @@ class AttentionFeatures(BaseFeaturesExtractor):
         observation_space: spaces.Space[Any],
         frames: int = 1,
         frame_shape: Sequence[int] | None = None,
+        filler: int | None = None,
         embed_dim: int = 64,
         num_layers: int = 1,
         num_heads: int = 4,
@@ -110,10 +113,11 @@ class AttentionFeatures(BaseFeaturesExtractor):
             raise ConfigError(f"{words}; accepted: heads that divide embed_dim, or a head_dim", key=_KEY)
         is_image = is_image_space(observation_space)
         frame = _frame_shape(observation_space, frames, is_image) if frame_shape is None else tuple(frame_shape)
-        total = math.prod(observation_space.shape or ())
+        total = int(get_flattened_obs_dim(observation_space))
         appended = (total - frames * math.prod(frame)) // (math.prod(frame[1:]) if is_image else 1)
         super().__init__(observation_space, embed_dim + appended)
         self._frames, self._frame, self._is_image, self._appended = frames, frame, is_image, appended
+        self._filler = filler
         self.embed: nn.Module
         if is_image:
             self.embed = NatureCNN(spaces.Box(0, 255, frame, observation_space.dtype), embed_dim, normalized_image=True)  # type: ignore[arg-type]
@@ -132,7 +136,8 @@ class AttentionFeatures(BaseFeaturesExtractor):
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """(rows, features) of (rows, ...) observations, as SB3 prepares them."""
         frames, appended = self._split(observations)
-        is_real = (frames != 0).flatten(2).any(dim=2)
+        flat = frames.flatten(2)
+        is_real = (flat != 0).any(dim=2) if self._filler is None else flat[:, :, self._filler] == 0
         visible = is_real.int().cumsum(dim=1) > 0
         visible = th.cat([visible[:, :-1], th.ones_like(visible[:, -1:])], dim=1)
         embedded: th.Tensor = self.embed(frames.flatten(0, 1) if self._is_image else frames.flatten(2))

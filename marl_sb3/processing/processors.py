@@ -19,6 +19,7 @@ from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.envs.gymnasium_envs import resize
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, Observations
+from marl_sb3.wrappers.observations import choices_of
 
 Space = spaces.Space[Any]
 WHOLE = ""  # the key of an observation that has none
@@ -178,34 +179,55 @@ def _images_of(space: Space, setting: str, channels: int | None) -> dict[str, An
 class FrameStack(ObservationProcessor):
     """Stacks the latest observations of a row, the newest last: along the channels of an image, or along the last axis.
 
-    Only observations that the row acts on are frames. Frames before the first one of an episode are zeros.
+    Only observations that the row acts on are frames. Numbers of a Box are 0 in the frames before the first one of an
+    episode. Numbers that stand for choices, of a Discrete, MultiDiscrete or MultiBinary, have one more choice there,
+    which no observation has: of n choices from 0 to n - 1, it is n.
 
     Attributes:
-        frame_shapes: the shape of a frame of each part, with the channels of an image first, as SB3's networks see it.
+        frame_shapes: the shape of a frame of each part, as SB3's networks see it: the channels of an image first, and
+            choices one-hot.
+        fillers: the index of a number, in a frame of that shape, that is 1 only before the first frame of an episode;
+            for the parts that have it.
 
     Raises:
-        ConfigError: a part of the space is no Box of at least one axis.
+        ConfigError: a part of the space is an array of choices with several axes, or a single number of a Box.
     """
 
     def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
-        self._axes, self._boxes = {}, {}
+        self._axes: dict[str, int] = {}
+        self._choices: dict[str, Array] = {}  # of each number of a frame
+        self._before: dict[str, Array] = {}  # the stack before the first frame
         self.frame_shapes: dict[str, tuple[int, ...]] = {}
-        for key, box in parts_of(space).items():
-            if not isinstance(box, spaces.Box) or not box.shape:
-                words = f"frame_stack: {named(key)}the space is {box}; accepted: a Box of at least one axis"
-                raise ConfigError(words, key="frame_stack")
-            axis = channel_axis(box) if is_image_space(box) else len(box.shape) - 1
-            shape = (box.shape[axis], *np.delete(box.shape, axis)) if is_image_space(box) else box.shape
-            self.frame_shapes[key] = tuple(map(int, shape))
-            low, high = (np.concatenate([bound] * settings.frame_stack, axis=axis) for bound in (box.low, box.high))
-            # The zeros before the first frame belong to the space, too.
-            self._boxes[key] = spaces.Box(np.minimum(low, 0), np.maximum(high, 0), dtype=box.dtype.type)
-            self._axes[key] = axis
-        self.space = with_parts(space, self._boxes)
+        self.fillers: dict[str, int] = {}
+        own = {key: self._stacked(key, part, settings.frame_stack) for key, part in parts_of(space).items()}
+        self.space = with_parts(space, own)
+
+    def _stacked(self, key: str, space: Space, frames: int) -> Space:
+        """Return the space of the stacked frames of a part."""
+        choices = choices_of(space)
+        if choices and len(space.shape or ()) < 2:
+            return self._stacked_choices(key, space.dtype, np.array(choices), frames)
+        if not isinstance(space, spaces.Box) or not space.shape:
+            accepted = "a Box of at least one axis, Discrete, MultiDiscrete or MultiBinary of one axis"
+            raise ConfigError(f"frame_stack: {named(key)}the space is {space}; accepted: {accepted}", key="frame_stack")
+        is_image = is_image_space(space)
+        self._axes[key] = axis = channel_axis(space) if is_image else len(space.shape) - 1
+        shape = (space.shape[axis], *np.delete(space.shape, axis)) if is_image else space.shape
+        self.frame_shapes[key] = tuple(map(int, shape))
+        low, high = (np.concatenate([bound] * frames, axis=axis) for bound in (space.low, space.high))
+        self._before[key] = np.zeros(low.shape, space.dtype)
+        return spaces.Box(np.minimum(low, 0), np.maximum(high, 0), dtype=space.dtype.type)
+
+    def _stacked_choices(self, key: str, dtype: Any, choices: Array, frames: int) -> Space:
+        self._axes[key], self._choices[key] = 0, choices
+        self.frame_shapes[key], self.fillers[key] = (int((choices + 1).sum()),), int(choices[0])
+        dtype = dtype if choices.max() < np.iinfo(dtype).max else np.dtype(np.int64)
+        self._before[key] = np.tile(choices, frames).astype(dtype)
+        return spaces.MultiDiscrete(np.tile(choices + 1, frames), dtype=dtype.type)
 
     @override
     def initial(self, rows: int) -> Memory:
-        return {_name(key): np.zeros((rows, *box.shape), dtype=box.dtype) for key, box in self._boxes.items()}
+        return {_name(key): np.stack([before] * rows) for key, before in self._before.items()}
 
     @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
@@ -213,6 +235,9 @@ class FrameStack(ObservationProcessor):
 
         def stacked(key: str, newest: Array) -> Array:
             frames, axis = inputs.memory[_name(key)], self._axes[key] + 1
+            if key in self._choices:
+                newest = newest.reshape(len(newest), -1)  # a Discrete has no axis
+                _require_choices(newest, self._choices[key])
             kept = (slice(None),) * axis + (slice(newest.shape[axis], None),)
             after[_name(key)] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis)
             return after[_name(key)]
@@ -237,16 +262,34 @@ def flat_box(space: spaces.Space[Any]) -> spaces.Box:
 
 
 def flat_values(space: spaces.Space[Any], values: Array) -> Array:
-    """Convert (rows, ...) values of a space to (rows, numbers) float32 vectors."""
+    """Convert (rows, ...) values of a space to (rows, numbers) float32 vectors.
+
+    Raises:
+        ValueError: a number of a Discrete or MultiDiscrete is out of range.
+    """
     rows = values.reshape(len(values), -1)
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return rows.astype(np.float32)
-    sizes = np.reshape(getattr(space, "nvec", getattr(space, "n", 1)), -1)
+    sizes: Array = np.reshape(getattr(space, "nvec", getattr(space, "n", 1)), -1)
     first = np.cumsum([0, *sizes[:-1]])
     start = np.asarray(getattr(space, "start", 0)).reshape(-1)
+    numbers = rows.astype(np.int64) - start
+    _require_choices(numbers, sizes)
     flat = np.zeros((len(rows), sum(sizes)), dtype=np.float32)
-    np.put_along_axis(flat, rows.astype(np.int64) - start + first, 1.0, axis=1)
+    np.put_along_axis(flat, numbers + first, 1.0, axis=1)
     return flat
+
+
+def _require_choices(numbers: Array, sizes: Array) -> None:
+    """Refuse (rows, numbers) numbers that are none of so many choices: they would stand for others.
+
+    Raises:
+        ValueError: a number is out of range; envs are checked before, so that it is an argument of `predict`.
+    """
+    outside = (numbers < 0) | (numbers >= sizes)
+    if outside.any():
+        row, place = np.argwhere(outside)[0]
+        raise ValueError(f"number {place} is {numbers[row, place]}; accepted: 0 to {sizes[place] - 1}")
 
 
 REWARD = "reward"  # in the memory: what rows were paid for their previous action

@@ -19,10 +19,10 @@ _NO_INFO: Mapping[str, Any] = {}
 
 
 def choices_of(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """How many actions each choice has, in the order of a mask; None for spaces that have no masks.
+    """How many values each choice has, of actions in the order of a mask; None for spaces of other kinds.
 
     Discrete(n) is one choice of n, MultiDiscrete one of each number in `nvec`, MultiBinary(k) k choices of 2. A mask
-    has an entry for each action of each choice, as for sb3-contrib's MaskablePPO.
+    has an entry for each value of each choice, as for sb3-contrib's MaskablePPO.
     """
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)

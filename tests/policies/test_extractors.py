@@ -34,7 +34,7 @@ FRAMES, SIZE = 4, 3
 STACKED = spaces.Box(-9, 9, (FRAMES * SIZE,), np.float32)
 
 
-def attention(space: spaces.Box = STACKED, frames: int = FRAMES, **changes: Any) -> AttentionFeatures:
+def attention(space: spaces.Space[Any] = STACKED, frames: int = FRAMES, **changes: Any) -> AttentionFeatures:
     th.manual_seed(0)
     return AttentionFeatures(space, frames=frames, **{**SMALL, **changes})
 
@@ -75,6 +75,15 @@ def looks_at(extractor: AttentionFeatures, observations: th.Tensor) -> list[bool
 def test_frames_from_before_the_episode_are_not_looked_at(frames: list[list[float]], expected: list[bool]) -> None:
     for num_layers in (1, 3):
         assert looks_at(attention(num_layers=num_layers), stacked(*frames)) == expected
+
+
+def test_frames_of_choices_from_before_the_episode_are_those_with_the_choice_of_none() -> None:
+    """Choices of one number: 0 or 1, and 2 for none."""
+    space = spaces.MultiDiscrete([3] * FRAMES)
+    extractor = attention(space, frame_shape=(3,), filler=2)
+    for numbers, first in (([2, 2, 2, 0], 3), ([2, 2, 0, 0], 2), ([2, 1, 0, 1], 1), ([0, 0, 0, 0], 0)):
+        seen = preprocess_obs(th.tensor([numbers]), space)
+        assert looks_at(extractor, seen) == [place >= first for place in range(FRAMES)]
 
 
 def test_padded_frames_are_as_if_there_were_none() -> None:
@@ -123,11 +132,13 @@ def test_sinusoidal_positions_are_those_of_the_distance_from_the_newest_frame() 
     assert "positions" not in extractor.state_dict()
 
 
-LAYOUTS: dict[str, tuple[spaces.Box, dict[str, Any], tuple[int, ...]]] = {
+LAYOUTS: dict[str, tuple[spaces.Space[Any], dict[str, Any], tuple[int, ...]]] = {
     "vectors": (spaces.Box(-1, 1, (3,)), {}, (3,)),
     "matrices": (spaces.Box(-1, 1, (2, 3)), {}, (2, 3)),
     "numbers behind": (spaces.Box(-1, 1, (2, 3)), {"previous_action": True, "time_feature": 9}, (2, 3)),
     "images": (spaces.Box(0, 255, (36, 40, 3), np.uint8), {"time_feature": 9}, (3, 36, 40)),
+    "choices": (spaces.MultiDiscrete([2, 9]), {}, (13,)),
+    "numbers behind choices": (spaces.Discrete(9), {"previous_action": True, "time_feature": 9}, (10,)),
 }
 
 
@@ -145,8 +156,11 @@ def test_each_frame_is_one_observation(name: str) -> None:
     seen = preprocess_obs(th.as_tensor(learner.buffer.observations[:, 0]), policy.observation_space)
     frames, behind = extractor._split(seen)
     assert frames.shape == (2, 3, int(np.prod(shape[:-1])), shape[-1]) if len(shape) < 3 else (2, 3, *shape)
-    assert (frames[0, :2] == 0).all()  # the first observation of the episode
-    assert (frames[1, :1] == 0).all()
+    filling = th.zeros(frames.shape[2:])
+    if not isinstance(space, spaces.Box):  # none of the choices that an observation has
+        filling[0, [2, 12] if name == "choices" else [9]] = 1
+    assert (frames[0, :2] == filling).all()  # the first observation of the episode
+    assert (frames[1, :1] == filling).all()
     th.testing.assert_close(frames[0, 2], frames[1, 1])
     assert not th.equal(frames[1, 1], frames[1, 2])
     assert behind.shape == (2, numbers)

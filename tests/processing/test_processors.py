@@ -24,10 +24,21 @@ IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")
 FORCE = spaces.Box(np.array([0, -3], np.float32), np.array([5, 9], np.float32))
 
 
-def in_turns() -> Any:
+def in_turns(env: Any = NoisyEnv) -> Any:
     """Agent b waits now and then and ends before a; rollouts end while it waits."""
     script = {"a": (7, "truncated"), "b": (5, "terminated")}
-    return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3]})]] * 2)
+    return make_vec_env(env, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3]})]] * 2)
+
+
+class Choices(NoisyEnv):
+    """An agent sees its number and noise, as choices."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._observation_space = spaces.MultiDiscrete([3, 5])
+
+    def observation(self, agent: str) -> Any:
+        return np.array([self.possible_agents.index(agent), self.rng.integers(5)])
 
 
 def images() -> Any:
@@ -47,6 +58,7 @@ PROCESSORS = {
     "grayscale": Kind({"grayscale": True}, images),
     "normalize_observations": Kind({"normalize_observations": True}),
     "frame_stack": Kind({"frame_stack": 3}),
+    "frame_stack, choices": Kind({"frame_stack": 3}, lambda: in_turns(Choices)),
     "previous_action": Kind({"previous_action": True}),
     "previous_reward": Kind({"previous_reward": True}),
     "time_feature": Kind({"time_feature": 4}),
@@ -57,6 +69,11 @@ PROCESSORS = {
     "vectors, all at once": Kind(
         {"normalize_observations": True, "frame_stack": 2, "previous_action": True, "previous_reward": True,
          "time_feature": 9, "agent_indicator": True, "clip_rewards": 2.0, "normalize_rewards": True}
+    ),
+    "choices, all at once": Kind(
+        {"frame_stack": 2, "previous_action": True, "previous_reward": True, "time_feature": 9,
+         "agent_indicator": True},
+        lambda: in_turns(Choices),
     ),
     "images, all at once": Kind(
         {"resize": [6, 6], "grayscale": True, "frame_stack": 2, "time_feature": 9, "agent_indicator": True,

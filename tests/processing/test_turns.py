@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3.config.schema import ProcessingSettings
@@ -16,12 +18,16 @@ ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
 PAID = {"a": [1.0] * 5, "b": [1.0, 2.0, 4.0, 8.0]}
 
 
-def play(steps: int, **settings: Any) -> tuple[Processing, list[np.ndarray], list[list[float]]]:
+def play(
+    steps: int, factory: Any = ScriptedEnv, **settings: Any
+) -> tuple[Processing, list[np.ndarray], list[list[float]]]:
     """Agent b acts in the steps 1 and 4, and waits in 2 and 3; it ends in 4."""
-    env = make_vec_env(ScriptedEnv, script=ENDS, rewards=PAID, skips={"b": [1, 2]})
+    env = make_vec_env(factory, script=ENDS, rewards=PAID, skips={"b": [1, 2]})
     rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
     processing = Processing(
-        ProcessingSettings(**settings), Policy("p", rows.agents, rows.group.action_space), rows.group.observation_space
+        ProcessingSettings(**settings),
+        Policy("p", rows.agents, rows.group.action_space),
+        rows.zero_based_observations.space,
     )
     processed = process_rows(processing, rows, 0.5, learns=True)
     step, seen, paid = env.reset(), [], []
@@ -39,6 +45,43 @@ def test_frames_are_those_that_an_agent_acted_on() -> None:
     np.testing.assert_array_equal(seen[0], [[0, 0, 0, 1, 1, 0], [0, 0, 0, 2, 1, 0]])
     assert [len(rows) for rows in seen] == [2, 1, 1, 2]
     np.testing.assert_array_equal(seen[3], [[1, 1, 2, 1, 1, 3], [2, 1, 0, 2, 1, 3]])  # b saw the steps 0 and 3
+
+
+SEEN = {  # agent's number from 0 and the step, as choices -> the space, and an observation
+    "Discrete": (spaces.Discrete(9), lambda agent, step: np.int64(4 * agent + step)),
+    "Discrete from 5": (spaces.Discrete(9, start=5), lambda agent, step: np.int64(5 + 4 * agent + step)),
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 5]), lambda agent, step: np.array([agent, step])),
+    "MultiBinary": (spaces.MultiBinary(2), lambda agent, step: np.array([agent, step % 2], dtype=np.int8)),
+    "small numbers": (spaces.MultiDiscrete([126, 127], dtype=np.int8), lambda agent, step: np.int8([agent, step])),
+}
+# The stack of a in the first step, of b in the first, of b in the fourth, which is its second; the choices.
+STACKS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
+    "Discrete": ([9, 0], [9, 4], [4, 7], [10, 10]),
+    "Discrete from 5": ([9, 0], [9, 4], [4, 7], [10, 10]),
+    "MultiDiscrete": ([2, 5, 0, 0], [2, 5, 1, 0], [1, 0, 1, 3], [3, 6, 3, 6]),
+    "MultiBinary": ([2, 2, 0, 0], [2, 2, 1, 0], [1, 0, 1, 1], [3, 3, 3, 3]),
+    "small numbers": ([126, 127, 0, 0], [126, 127, 1, 0], [1, 0, 1, 3], [127, 128, 127, 128]),
+}
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_before_the_first_frame_of_choices_is_a_choice_that_no_observation_has(kind: str) -> None:
+    space, observe = SEEN[kind]
+
+    class Env(ScriptedEnv):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self._observation_space = space
+
+        def observation(self, agent: str) -> Any:
+            return observe(self.possible_agents.index(agent), self.step_count)
+
+    processing, seen, _ = play(4, Env, frame_stack=2)
+    first, of_b, later, choices = STACKS[kind]
+    assert seen[0].tolist() == [first, of_b]
+    assert seen[3][1].tolist() == later
+    assert processing.observation_space.nvec.tolist() == choices
+    assert seen[0].dtype == processing.observation_space.dtype
 
 
 def test_a_transition_is_clipped_as_one_reward() -> None:
