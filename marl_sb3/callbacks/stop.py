@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
@@ -70,12 +71,15 @@ class StopOnMetric(MultiAgentCallback):
 
 _log = logging.getLogger(__name__)
 
+_SILENCE_S = 10.0  # of clients, after a signal
+
 
 class StopOnSignal(MultiAgentCallback):
     """Ends the training after the running iteration when the process receives SIGINT, SIGTERM or SIGHUP.
 
     Exact resume is only possible between iterations. A second SIGINT or SIGTERM interrupts at once. A second SIGHUP
-    does not: when a terminal is closed, both the kernel and the shell send SIGHUP.
+    does not: when a terminal is closed, both the kernel and the shell send SIGHUP. Where clients step the envs, the
+    iteration is not waited for if none of them steps: it ends at once if it has no steps yet, else after 10 seconds.
 
     As a context manager, it restores the former handlers on exit. See `marl_sb3.signals.handled` for when it does
     nothing.
@@ -89,6 +93,8 @@ class StopOnSignal(MultiAgentCallback):
         self.received: str | None = None
         self._asked_to_end = False
         self._mentioned = False
+        self._stepped_s = 0.0  # when an env has stepped, or the signal was noticed
+        self._ended_at = 0  # env steps at the end of the latest iteration
         self._handlers = ExitStack()
 
     def __enter__(self) -> StopOnSignal:
@@ -105,12 +111,26 @@ class StopOnSignal(MultiAgentCallback):
                 raise KeyboardInterrupt
             self._asked_to_end = True
 
+    def _on_training_start(self) -> None:
+        self._ended_at = self.num_timesteps
+
     def _on_step(self) -> bool:
-        if self.received is not None and not self._mentioned:
+        if self.received is None:
+            return True
+        if not self._mentioned:
             self._mentioned = True  # not in the handler, which may have interrupted another message
+            self._stepped_s = time.monotonic()
             _log.warning("%s: finishing the iteration and saving; once more stops at once", self.received)
-        return True
+        return not (self.algorithm.env.steps_apart and self._clients_are_silent())
+
+    def _clients_are_silent(self) -> bool:
+        """Whether the iteration may never end, since clients that do not step would have to."""
+        now_s = time.monotonic()
+        if self.locals["step"].stepped.any():
+            self._stepped_s = now_s
+        return self.num_timesteps == self._ended_at or now_s - self._stepped_s > _SILENCE_S
 
     def on_iteration_end(self, result: Result) -> bool:
         """Return False once a signal was received."""
+        self._ended_at = self.num_timesteps
         return self.received is None

@@ -108,6 +108,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
                 end = stop if phase.until is None else StopAfterSteps(phase.until)
                 _learn(run, phase, [*evaluations, end, *others], trackers)
                 if signals.received or algorithm.num_timesteps < phase.end:
+                    checkpoints.rescue(within_iteration=signals.received is not None)  # if clients do not step
                     break
                 algorithm.keep_callback_states()
         except BaseException as error:

@@ -471,6 +471,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             self.between_iterations = not self._counters.steps_of_iteration
             raise
         if report is None:
+            self.between_iterations = not self._counters.steps_of_iteration
             return None
         self.between_iterations = True
         return self._result(report)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -18,14 +20,19 @@ from typing import Any
 import gymnasium
 import httpx
 import pytest
-from clients import external
+from clients import agents_of, external
 from forked import ForkServer
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicyClient, PolicySpec, make_vec_env
+from marl_sb3.callbacks import stop
+from marl_sb3.config import load_config
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs.execute import execute
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.start import prepare
 from marl_sb3.serving.client import EpisodeLostError, ServerError
 from marl_sb3.serving.external import external_server
 from marl_sb3.vec_env import external_vec_env
@@ -34,6 +41,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TOKEN = "a-token-of-tests"
 FAST = {"net_arch": [8]}
 SCRIPT: Any = {"a": (2, "terminated"), "b": (3, "truncated")}
+LONG: Any = {"a": (99, "truncated")}
 
 
 class Until(BaseCallback):
@@ -293,9 +301,41 @@ def test_an_off_policy_training_learns_from_actions_that_the_client_has_chosen()
     assert buffer.actions[:4].reshape(-1).tolist() == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("steps", [0, 5, 16, 21], ids="{} steps".format)
+def test_a_signal_ends_a_training_whose_clients_are_silent(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stop, "_SILENCE_S", 0.1)
+    agents = {"agents": agents_of(ScriptedEnv(LONG))}
+    settings = {"n_steps": 16, "batch_size": 16, "n_envs": 1, "env_kwargs": agents, "policy_kwargs": FAST}
+    run = prepare(load_config("external", None, {"external": settings}, seed=1), tmp_path / "run")
+
+    def play() -> None:
+        with PolicyClient(server.address) as client:
+            env, episode = ScriptedEnv(LONG), client.start_episode()
+            seen, _ = env.reset()
+            for _ in range(steps):
+                seen, rewards, *_ = env.step(client.get_action(episode, seen))
+                client.log_returns(episode, rewards)
+            if steps:
+                client.get_action(episode, seen)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with external_server(run.algorithm) as server:
+        thread = in_thread(play)
+        execute(run)
+        thread.join(10)
+    assert run.interrupted
+    iterations, left = divmod(steps, 16)
+    assert run.checkpoint == (f"ckpt-{iterations:06}" if iterations else None)
+    assert ("inexact" in caplog.text) == (iterations > 0 and left > 0)
+    if iterations:
+        assert SavedRun.open(run.folder).policies(None, None).checkpoint == run.checkpoint
+
+
 def test_the_example_runs_against_a_training_that_is_resumed(in_tmp: Path, server: ForkServer) -> None:
     spec = str(EXAMPLES / "policy_client.yaml")
-    begins = ["--external", spec, "--port", "0", "--run-dir", "run", "--quiet", "--timesteps", "1024"]
+    begins = ["--external", spec, "--port", "0", "--run-dir", "run", "--timesteps", "1024"]
     for arguments in (begins, ["--resume", "run", "--port", "0", "--timesteps", "512", "--quiet"]):
         Path("err").unlink(missing_ok=True)
         training = server.run(["-m", "marl_sb3.train", *arguments], "out", "err")
@@ -306,4 +346,6 @@ def test_the_example_runs_against_a_training_that_is_resumed(in_tmp: Path, serve
         assert client.wait() == 0, Path("client_err").read_text()
         assert re.search(r"\d+ episodes; mean return of the last \d+: \d+\.\d", Path("client_out").read_text())
         assert training.wait() == 0, Path("err").read_text()
+        if arguments is begins:
+            assert "\nserve with: python -m marl_sb3.serve run\n" in Path("out").read_text()
     assert Path("run/progress.csv").read_text().splitlines()[-1].startswith("3,1536,")
