@@ -23,6 +23,7 @@ from marl_sb3.analysis.health import (
 from marl_sb3.analysis.reading import find_runs, read_run
 from marl_sb3.analysis.records import AGENT_RETURNS, RETURN, STEPS, RunRecord
 from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import counted
 from marl_sb3.display.page import Html, Page, note, require_plotly, table, words
 from marl_sb3.display.text import duration, number, one_line, short
@@ -380,7 +381,10 @@ def _repeat(run: RunData) -> list[Html]:
         "the same run again, bit for bit on the same machine": f"train {env}--hparams {folder}/config.yaml",
         "another seed": f"train {env}--hparams {folder}/config.yaml --seed {(run.config.seed or 0) + 1}",
         "train on": f"train --resume {folder}{named} --timesteps {2 * run.config.n_timesteps}",
-        "how good the policies are": f"evaluate {folder}{named} --episodes 100",
-        "see them": f"watch {folder}{named}",
     }
+    if run.config.env == EXTERNAL:
+        lines["let the policies act"] = f"serve {folder}"
+    else:
+        lines["how good the policies are"] = f"evaluate {folder}{named} --episodes 100"
+        lines["see them"] = f"watch {folder}{named}"
     return [table([(what, f"python -m marl_sb3.{line}") for what, line in lines.items()])]

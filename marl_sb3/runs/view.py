@@ -6,6 +6,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import counted
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.display.tables import (
@@ -122,7 +123,8 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
         f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",
         f"rollouts and updates: {duration(seconds)} ({number(rate, 0)} env steps/s)",
     ]
-    command = () if run.interrupted else ("evaluate with: python -m marl_sb3.evaluate",)
+    verb = "serve" if run.config.env == EXTERNAL else "evaluate"  # what clients step cannot be made here
+    command = () if run.interrupted else (f"{verb} with: python -m marl_sb3.{verb}",)
     _print_lines(console, [*totals, *_files(run), *_how_to_go_on(run, *command)])
 
 
