@@ -380,11 +380,6 @@ class Api:
         return json_response(content)
 
     async def _predict(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestError(
-                f"the content type is {kind[:100]!r}; accepted: application/json", 415, key="Content-Type"
-            )
         served = self._predictor.served
         read, asked = read_request(await request.body(), served, self._limits)
         return json_response(answer_of(read, served, await self._batcher.submit(asked)))

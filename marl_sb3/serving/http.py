@@ -15,8 +15,9 @@ import math
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -49,6 +50,8 @@ ANY_HOST = "*"
 _SUBPROTOCOL = "marl-sb3"  # of a WebSocket that offers its token as another one
 _TOKEN_PREFIX = "token."
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
+_ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
+_TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # what HTTP allows in a Bearer token
 
@@ -60,9 +63,10 @@ class Limits:
     Attributes:
         body_bytes: size of the body of a request, and of a message of a WebSocket.
         batch: observations of an agent in one request.
-        seconds: time for a request's head, for its body, for 64 kB of an answer to be read, and for the answers that
-            are due when the server ends.
-        connections: connections at a time.
+        seconds: time for a TLS handshake, for a request's head, for its body, for 64 kB of an answer to be read, and
+            for the answers that are due when the server ends.
+        connections: connections at a time. Where there is no room, a new one takes the place of the oldest that has
+            not sent a request; if all have, it is refused.
     """
 
     body_bytes: int = 8_000_000
@@ -204,7 +208,7 @@ class Guard:
             return
         try:
             headers = Headers(scope=scope)
-            self._check_host(headers)
+            self._check_host(scope, headers)
             self._check_token(scope, headers)
             if scope["type"] == "http":
                 receive = await self._with_body(headers, receive)
@@ -241,7 +245,7 @@ class Guard:
 
     # --- Who asks ----------------------------------------------------------------------------------------------------
 
-    def _check_host(self, headers: Headers) -> None:
+    def _check_host(self, scope: Scope, headers: Headers) -> None:
         """Refuse names that are not the server's, and web pages of other servers."""
         given = headers.getlist("host")
         host = given[0].lower() if len(given) == 1 else ""
@@ -251,10 +255,18 @@ class Guard:
         if ANY_HOST not in self._hosts and match[1] not in self._hosts:
             accepted = ", ".join(sorted(self._hosts))
             raise RequestError(f"the header Host is {host:.200}; accepted: {accepted}", 403, key="Host")
+        # A page by HTTPS may be one of a server without TLS: of a proxy in front of it. The other way, anybody on the
+        # way could have made the page.
+        schemes = ("https",) if scope["scheme"] in ("https", "wss") else ("http", "https")
+        pages = [f"{scheme}://{host}" for scheme in schemes]
         for origin in headers.getlist("origin"):
-            if origin.lower().partition("://")[2] != host:
-                words = f"the request comes from a page of {origin:.200}; accepted: pages of {host}"
+            if origin.lower() not in pages:
+                words = f"the request comes from a page of {origin:.200}; accepted: pages of {' and '.join(pages)}"
                 raise RequestError(words, 403, key="Origin")
+        # Only browsers send it, also where they are set to send no Origin.
+        site = headers.get("sec-fetch-site", "none")
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
+            raise RequestError("the request comes from a page of another server", 403, key="Sec-Fetch-Site")
 
     def _check_token(self, scope: Scope, headers: Headers) -> None:
         if self._token is None or any(_is_below(scope["path"], path) for path in self._public):
@@ -374,18 +386,22 @@ def require_token(host: str, token: str | None) -> None:
 
 
 class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol, with limits for what comes before a request: connections, time and size of its head."""
+    """uvicorn's protocol, with limits for what comes before a request: time and size of its head.
+
+    Attributes:
+        limits: of all connections of the server.
+        silent: its connections that have not sent the head of a request, the oldest first, with what drops them.
+    """
 
     limits: ClassVar[Limits]
+    silent: ClassVar[dict[Any, Callable[[], object]]]
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            self._end(503, f"all {self.limits.connections} connections are in use")
-        else:
-            self._start()
+        self.silent[self] = transport.abort
+        self._start()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -394,6 +410,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
             self._head_bytes = 0
+            self.silent.pop(self, None)
             return
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES:
@@ -403,6 +420,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def handle_websocket_upgrade(self, *request: Any) -> None:
         self._stop()
+        self.silent.pop(self, None)
         super().handle_websocket_upgrade(*request)
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             # What websockets cannot parse, such as the method POST, uvicorn leaves without an answer.
@@ -410,6 +428,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self.silent.pop(self, None)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -435,18 +454,39 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Answer what is no request yet, and close the connection."""
         self._stop()
         if not self.transport.is_closing():
-            body = msgspec.json.encode({"error": {"message": message}})
-            first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-            head = f"{first}content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+            self.transport.write(_refusal(status, message))
             self.transport.close()
 
 
+def _refusal(status: int, message: str) -> bytes:
+    """Return an answer to what is no request yet; the connection is closed after it."""
+    body = msgspec.json.encode({"error": {"message": message}})
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    head = f"{first}content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + body
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves the signals to its caller and says when it has started."""
+    """uvicorn's server, which accepts connections itself, leaves the signals to its caller, and says when it serves.
+
+    asyncio's servers would know of a connection only after its TLS handshake: no limit would hold before.
+
+    Args:
+        limits: of connections, and of the time for their handshake.
+    """
 
     on_started: Callable[[], None]
     caught: int | None = None
+    _accepting: asyncio.Task[None]
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._silent: dict[Any, Callable[[], object]] = {}
+        kind = {"limits": limits, "silent": self._silent}
+        self._protocol: Any = type("TimedProtocol", (_TimedProtocol,), kind)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._warned_s = -math.inf
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -454,8 +494,80 @@ class _Server(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        (listening,) = sockets or []
+        self._accepting = asyncio.create_task(self._accept(listening))
         self.on_started()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        tasks = [self._accepting, *self._opening]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections as long as there is room; a new one takes the place of the oldest silent one."""
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        listening.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # no descriptors are left, most likely
+                self._warn(f"a connection is not accepted: {error}")
+                self._drop_oldest_silent()
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(connections) >= self._limits.connections and not self._drop_oldest_silent():
+                self._refuse(connection)
+                continue
+            state, shared = self.lifespan.state, self.server_state
+            protocol = self._protocol(config=self.config, server_state=shared, app_state=state)
+            connections.add(protocol)
+            task = asyncio.create_task(self._open(connection, protocol))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+            self._silent[protocol] = task.cancel
+            await asyncio.sleep(0)  # it begins now: one that is cancelled before would not close the connection
+
+    async def _open(self, connection: socket.socket, protocol: Any) -> None:
+        """Give a connection to its protocol, after the TLS handshake if there is one."""
+        secure: Any = self.config.ssl
+        times = {} if secure is None else dict.fromkeys(_TLS_TIMES, self._limits.seconds)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=secure, **times)
+        except OSError:  # the handshake failed or took too long, which is the client's affair
+            self._forget(protocol)
+        except asyncio.CancelledError:
+            self._forget(protocol)
+            raise
+
+    def _drop_oldest_silent(self) -> bool:
+        """Drop the connection that has sent no request for longest; returns whether there is one."""
+        for protocol, drop in self._silent.items():
+            self._forget(protocol)
+            drop()
+            return True
+        return False
+
+    def _forget(self, protocol: Any) -> None:
+        self._silent.pop(protocol, None)
+        self.server_state.connections.discard(protocol)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        """Close a connection for which there is no room."""
+        with connection, suppress(OSError):
+            if self.config.ssl is None:
+                connection.send(_refusal(503, f"all {self._limits.connections} connections are in use"))
+
+    def _warn(self, message: str) -> None:
+        """Log a message, at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= 1:
+            self._warned_s = now_s
+            _log.warning(message)
 
     def end(self, number: int, _: Any = None) -> None:
         """End after the requests in flight; the second signal ends at once."""
@@ -497,7 +609,6 @@ def _server(app: Starlette, limits: Limits, tls_cert: Path | None, tls_key: Path
         raise ConfigError("--tls-key is given without --tls-cert; accepted: both", key="--tls-key")
     config = uvicorn.Config(
         app,
-        http=type("TimedProtocol", (_TimedProtocol,), {"limits": limits}),
         ws="auto",
         ws_max_size=limits.body_bytes,
         lifespan="on",
@@ -516,7 +627,7 @@ def _server(app: Starlette, limits: Limits, tls_cert: Path | None, tls_key: Path
     except OSError as error:  # of ssl, too
         words = f"--tls-cert {tls_cert} and --tls-key {tls_key} cannot be used: {error}"
         raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
-    return _Server(config)
+    return _Server(config, limits)
 
 
 def _prepared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -12,10 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from serve_faults import CERTIFICATE
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -36,25 +40,6 @@ from marl_sb3.serving.http import (
 )
 
 TOKEN = "0123456789abcdef"
-# Of localhost, signed by itself, until 2126; its key is no secret.
-CERTIFICATE = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg9t+dCHCafsl0790l
-ezHn1XLRKh1XA5cc2mdaI5tyoBKhRANCAASEAJ8fislCwc2tJbDTIc95JwJTA8a2
-5BVeGLcNuct6rw1Zqfzs35Ne39eUQxEc5J2f94Yxea08VhdD8ruFk66R
------END PRIVATE KEY-----
------BEGIN CERTIFICATE-----
-MIIBmzCCAUGgAwIBAgIUVYrOU1oubn4B9SBA9jfkx6VTuzUwCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzIzMDgzNFoYDzIxMjYxMDMw
-MjMwODM0WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAASEAJ8fislCwc2tJbDTIc95JwJTA8a25BVeGLcNuct6rw1Zqfzs35Ne
-39eUQxEc5J2f94Yxea08VhdD8ruFk66Ro28wbTAdBgNVHQ4EFgQUXyjnJuPzOsCU
-DBuSElGWeohwRSowHwYDVR0jBBgwFoAUXyjnJuPzOsCUDBuSElGWeohwRSowDwYD
-VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
-zj0EAwIDSAAwRQIhAJ4WYkYuShwa+h27sJ4/F8TjGFONxDvFwCojWgWwznG6AiAR
-pcs4wcIJy8i1fJDdAEK8SyFjUKU9PwgLr8KzFqoC/g==
------END CERTIFICATE-----
-"""
 LIMITS = Limits(body_bytes=1000, seconds=0.3, connections=4)
 
 
@@ -90,15 +75,23 @@ ROUTES = [
 ]
 
 
-def served(token: str | None = None, **settings: Any) -> ServerThread:
-    app = make_app(ROUTES, token=token, hosts=served_hosts("127.0.0.1"), limits=LIMITS, **settings)
-    return ServerThread(app, limits=LIMITS)
+def served(token: str | None = None, limits: Limits = LIMITS, tls: Path | None = None, **settings: Any) -> ServerThread:
+    app = make_app(ROUTES, token=token, hosts=served_hosts("127.0.0.1"), limits=limits, **settings)
+    return ServerThread(app, limits=limits, tls_cert=tls)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with served() as server:
         yield server.address
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate of localhost and its key."""
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    file.write_text(CERTIFICATE)
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +105,13 @@ def error_of(response: httpx.Response) -> str:
     return message
 
 
-def raw(address: str, data: bytes, wait_s: float = 2.0) -> bytes:
+def connected(address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=5)
+
+
+def raw(address: str, data: bytes) -> bytes:
     """What a server answers to bytes, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=wait_s) as connection:
+    with connected(address) as connection:
         connection.sendall(data)
         answer = b""
         while part := connection.recv(65536):
@@ -201,6 +198,30 @@ def test_pages_of_other_servers_are_refused(address: str) -> None:
         connect(websocket, origin="http://evil.example")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_a_foreign_page_may_post_without_asking_is_refused(address: str, kind: str) -> None:
+    """For these types of content, browsers do not ask the server before they send a request."""
+    asked = {"Content-Type": kind, "Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
+    for left_out in ((), ("Sec-Fetch-Site",), ("Origin",)):  # by old browsers; by those that are set to send none
+        headers = {name: value for name, value in asked.items() if name not in left_out}
+        assert httpx.post(f"{address}/echo", content=b"{}", headers=headers).status_code == 403
+    neighbour = {"Content-Type": kind, "Sec-Fetch-Site": "same-site"}  # another port of this machine
+    assert httpx.post(f"{address}/echo", content=b"{}", headers=neighbour).status_code == 403
+    for site in ("same-origin", "none"):
+        assert httpx.post(f"{address}/echo", headers={"Content-Type": kind, "Sec-Fetch-Site": site}).status_code == 200
+    assert httpx.get(f"{address}/page", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link
+
+
+def test_a_page_of_the_same_name_without_tls_is_foreign_to_a_server_with_it(address: str, certificate: Path) -> None:
+    assert httpx.post(f"{address}/echo", headers={"Origin": address.replace("http", "https")}).status_code == 200
+    assert httpx.post(f"{address}/echo", headers={"Origin": address.replace("http", "ftp")}).status_code == 403
+    with served(tls=certificate) as server:
+        verify = ssl.create_default_context(cafile=certificate)
+        for scheme, status in (("https", 200), ("http", 403)):
+            headers = {"Origin": f"{scheme}://{server.address.partition('://')[2]}"}
+            assert httpx.post(f"{server.address}/echo", headers=headers, verify=verify).status_code == status
+
+
 def test_only_a_server_with_a_token_is_served_by_any_name() -> None:
     assert served_hosts("0.0.0.0") == ("*",)
     assert served_hosts("127.0.0.2") == ("localhost", "127.0.0.1", "[::1]", "127.0.0.2")
@@ -245,17 +266,52 @@ def test_upgrades_to_a_websocket_that_cannot_be_are_answered(address: str, odd: 
     assert raw(address, (odd + upgrade).encode()).startswith(b"HTTP/1.1 4")
 
 
-def test_connections_are_counted(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(LIMITS.connections)]
-    try:
-        time.sleep(0.05)
-        assert b"all 4 connections are in use" in raw(address, b"")
-    finally:
-        for connection in held:
-            connection.close()
-    time.sleep(0.05)
-    assert httpx.get(f"{address}/echo").status_code == 200
+def test_a_connection_for_which_there_is_no_room_is_refused() -> None:
+    head = "POST /echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    body = f"{head}Expect: 100-continue\r\nContent-Length: 9\r\n\r\n".encode()
+    with served(limits=Limits(connections=2)) as server, ExitStack() as held:
+        connections = [held.enter_context(connected(server.address)) for _ in range(2)]
+        for connection in connections:
+            connection.sendall(body)
+            assert connection.recv(100).startswith(b"HTTP/1.1 100")  # it is in a request now
+        assert b"all 2 connections are in use" in raw(server.address, b"")
+        for connection in connections:
+            connection.sendall(b"123456789")
+            while connection.recv(100):
+                pass
+        assert httpx.get(f"{server.address}/page").status_code == 200
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
+def test_connections_that_are_silent_make_room_for_others_and_are_ended(secure: bool, certificate: Path) -> None:
+    verify = ssl.create_default_context(cafile=certificate)
+    with served(tls=certificate if secure else None, limits=Limits(seconds=0.5, connections=4)) as server:
+        with ExitStack() as held:
+            silent = [held.enter_context(connected(server.address)) for _ in range(12)]
+            assert httpx.get(f"{server.address}/page", verify=verify).status_code == 200
+            for connection in silent[:8]:
+                assert connection.recv(100) == b""
+            for connection in silent[8:]:  # also before the handshake
+                assert connection.recv(100)[:12] in (b"", b"HTTP/1.1 408")
+        assert httpx.get(f"{server.address}/page", verify=verify).status_code == 200
+
+
+def test_a_server_without_descriptors_goes_on_and_does_not_fill_its_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, left = socket.socket.accept, [5]
+
+    def exhausted(listening: socket.socket) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    with served() as server:
+        assert httpx.get(f"{server.address}/page").status_code == 200
+    assert left == [0]
+    assert 1 <= caplog.text.count("a connection is not accepted: [Errno 24] Too many open files") < 5
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------
@@ -293,13 +349,10 @@ def test_a_taken_port_is_refused(address: str) -> None:
         ServerThread(app, port=port)
 
 
-def test_https_with_a_certificate_and_its_key_in_one_file(tmp_path: Any) -> None:
-    file = tmp_path / "both.pem"
-    file.write_text(CERTIFICATE)
-    app = make_app(ROUTES, token=None, hosts=served_hosts("127.0.0.1"), limits=LIMITS)
-    with ServerThread(app, limits=LIMITS, tls_cert=file) as server:
+def test_https_with_a_certificate_and_its_key_in_one_file(certificate: Path) -> None:
+    with served(tls=certificate) as server:
         assert server.address.startswith("https://127.0.0.1:")
-        verified = ssl.create_default_context(cafile=file)
+        verified = ssl.create_default_context(cafile=certificate)
         assert httpx.get(f"{server.address}/echo", verify=verified).json() == {"bytes": 0}
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
             httpx.get(f"{server.address}/echo")

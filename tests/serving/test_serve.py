@@ -215,9 +215,12 @@ def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: byte
     assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
 
 
-def test_the_content_type_must_be_json(client: httpx.Client) -> None:
-    # A web page can send other types to any server without asking it first.
-    assert client.post("/predict", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+def test_the_content_type_does_not_matter_but_the_page_that_asks_does(client: httpx.Client) -> None:
+    body = json.dumps({"observations": SEEN})  # as `curl -d` and a bare `fetch` send it
+    for kind in ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8"):
+        assert "actions" in client.post("/predict", content=body, headers={"Content-Type": kind}).json()
+    headers = {"Content-Type": "text/plain", "Origin": "http://evil.example"}
+    assert client.post("/predict", content=body, headers=headers).status_code == 403
 
 
 # --- Clients ---------------------------------------------------------------------------------------------------------
