@@ -204,10 +204,11 @@ class LiveGame:
         Raises:
             ConfigError: nobody has taken the agent over, or the action is not one of its actions, or not allowed now.
         """
-        space, given = self._spaces[agent], np.asarray(action)
         if agent not in self.persons:
-            raise ConfigError(f"nobody has taken over {agent}")
-        array = given.astype(space.dtype)
+            raise ConfigError(f"nobody has taken over {agent:.100}")
+        space, given = self._spaces[agent], np.asarray(action)
+        with np.errstate(invalid="ignore", over="ignore"):  # numbers that do not fit are other ones afterwards
+            array = given.astype(space.dtype)
         is_rounded = space.dtype.kind != "f" and not np.array_equal(array, given)
         if is_rounded or not space.contains(array[()]):
             raise ConfigError(f"the action of {agent} is {action!r:.100}; accepted: one of {space}")

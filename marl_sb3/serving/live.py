@@ -286,9 +286,12 @@ class LiveEpisode:
     def _pace(self, command: Command) -> None:
         self._steps_per_s, self._due_s = command.steps_per_s, 0.0
 
-    def _select(self, command: Command) -> None:
+    def _require_agent(self, command: Command) -> None:
         if command.agent not in self._game.controls:
-            raise ConfigError(f"unknown agent {command.agent!r}; accepted: {', '.join(self._game.controls)}")
+            raise ConfigError(f"unknown agent {command.agent!r:.100}; accepted: {', '.join(self._game.controls)}")
+
+    def _select(self, command: Command) -> None:
+        self._require_agent(command)
         self._selected = command.agent
 
     def _take(self, command: Command) -> None:
@@ -297,9 +300,11 @@ class LiveEpisode:
         self._playing, self._waits = True, bool(self._game.controls[command.agent].sizes)
 
     def _release(self, command: Command) -> None:
+        self._require_agent(command)
         self._game.persons.pop(command.agent, None)
 
     def _act(self, command: Command) -> None:
+        self._require_agent(command)
         self._game.act(command.agent, command.action)
 
     def _wait(self, command: Command) -> None:

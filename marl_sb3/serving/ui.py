@@ -64,7 +64,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
         try:
             await websocket.send_text(msgspec.json.encode({"type": "films", "folder": f"films/{name}/"}).decode())
             viewer.start()
-            await _listen(websocket, viewer)
+            await listen(websocket, viewer)
         except (WebSocketDisconnect, RuntimeError):  # the latter: the socket was closed while it was written to
             pass
         finally:
@@ -75,9 +75,10 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
     return [*pages, Route("/films/{viewer}/{name}", film, methods=["GET"]), WebSocketRoute("/live", live)]
 
 
-async def _listen(websocket: WebSocket, viewer: LiveEpisode) -> None:
+async def listen(websocket: WebSocket, viewer: LiveEpisode) -> None:
     """Pass commands on until the viewer leaves."""
     while True:
+        await asyncio.sleep(0)  # commands that came together are not obeyed in one go: the viewer may have left
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -13,12 +14,14 @@ from typing import Any
 import httpx
 import pytest
 from live_envs import small_run
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
-from marl_sb3.serving.ui import PAGE_FILES, ui_routes
+from marl_sb3.serving.live import LiveEpisode
+from marl_sb3.serving.ui import PAGE_FILES, listen, ui_routes
 
 TOKEN = "a-token-of-tests"
 
@@ -59,6 +62,29 @@ def test_a_viewer_plays_over_a_websocket_and_fetches_a_film(arena: SavedRun) -> 
         assert httpx.get(f"{address}/{folder}other.gif").status_code == 404
         with connect(live_of(address)) as second:
             assert "1 viewers are watching" in json.loads(second.recv())["message"]
+
+
+def test_nothing_is_sent_to_a_viewer_that_has_left(arena: SavedRun) -> None:
+    """Its commands came in one piece; that the connection was reset, the server hears in the next turn of its loop."""
+    sent: list[str] = []
+
+    class Left:
+        gone = False
+
+        async def receive(self) -> dict[str, str]:
+            if len(sent) == 1:
+                asyncio.get_running_loop().call_soon(setattr, self, "gone", True)
+            return {"type": "websocket.receive", "text": "no command"}
+
+        async def send_text(self, text: str) -> None:
+            if self.gone:
+                raise WebSocketDisconnect
+            sent.append(text)
+
+    viewer = LiveEpisode(arena, lambda _: None)
+    with pytest.raises(WebSocketDisconnect):
+        asyncio.run(listen(Left(), viewer))  # type: ignore[arg-type]
+    assert len(sent) <= 2
 
 
 def test_the_page_needs_no_token_and_what_it_shows_does(arena: SavedRun) -> None:

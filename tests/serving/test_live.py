@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import queue
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -112,7 +114,10 @@ def test_an_insight_has_the_probabilities_that_the_policy_draws_from(game: LiveG
         ("agent1", 4, "the action of agent1 is 4; accepted: one of Discrete"),
         ("agent1", 1.5, "the action of agent1 is 1.5"),
         ("agent1", [1.0], "the action of agent1"),
+        ("agent1", math.nan, "the action of agent1 is nan"),
+        ("agent1", 1e308, "the action of agent1 is 1e"),
         ("agent2", 1, "nobody has taken over agent2"),
+        ("agent3", 1, "nobody has taken over agent3"),
     ],
 )
 def test_actions_that_are_none_are_refused(game: LiveGame, agent: str, action: Any, words: str) -> None:
@@ -283,6 +288,67 @@ def test_what_is_no_command_is_refused(arena: SavedRun, text: str) -> None:
     live = LiveEpisode(arena, lambda _: None)
     with pytest.raises(RequestError, match="not a command"):
         live.put(text)
+
+
+DOES = ("play", "pause", "step", "begin", "pace", "select", "take", "release", "act", "wait", "film")
+AGENTS = ("agent1", "agent2", "pursuer_0", "nobody", "", "x" * 999, "\u2028", None, 0, ["agent1"], {})
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, 3, -1, 4, 0.5, -0.0, 1e308, -1e308, 2**53, 2**64, 10**400, math.nan, math.inf),
+    *(
+        "",
+        "1",
+        "latest",
+        "best",
+        "../..",
+        "0" * 50,
+        [],
+        [0],
+        [0.5, -1],
+        [1e308] * 2,
+        [[1]],
+        [None],
+        [0] * 65,
+        {},
+        {"a": 1},
+    ),
+)
+FIELDS = ("action", "on", "steps_per_s", "seed", "deterministic", "checkpoint", "more")
+
+
+def odd_command(rng: random.Random) -> str:
+    """A command of odd parts, or a damaged one."""
+    command: Any = {"do": rng.choice(DOES if rng.random() < 0.9 else ("", "fly", "close", "__init__", None, 3))}
+    if rng.random() < 0.8:
+        command["agent"] = rng.choice(AGENTS[:4] if rng.random() < 0.7 else AGENTS)
+    command |= {name: rng.choice(ODD) for name in rng.sample(FIELDS, rng.choice((0, 1, 1, 1, 2)))}
+    text = list(json.dumps(command))
+    for _ in range(rng.choice((0, 0, 0, 0, 1, 3))):
+        text[rng.randrange(len(text))] = rng.choice('{}[]",:0x\ud800 ')
+    return rng.choice(("[" * 9999, "null", "")) if rng.random() < 0.02 else "".join(text)
+
+
+@pytest.mark.parametrize("n", [100, pytest.param(10_000, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("env", ["arena", "waterworld", "classic/tictactoe-v3"])
+def test_no_command_ends_an_episode(env: str, n: int, runs: Callable[..., SavedRun]) -> None:
+    rng, refused = random.Random(n), 0
+    steps = {"arena": "max_timesteps", "waterworld": "max_cycles"}
+    algo = {"algo": "maskable_ppo"} if env.startswith("classic") else {f"env.{steps[env]}": 15}
+    with viewer_of(runs(env, **algo)) as viewer:
+        viewer.gets("hello")
+        for number in range(n):
+            try:
+                viewer.live.put(odd_command(rng))
+            except RequestError:
+                refused += 1
+            if number % 50 == 49:  # all commands so far were obeyed, and the game goes on
+                viewer.says("select", agent=f"after {number}")
+                problem = viewer.gets(
+                    "problem", lambda it, number=number: it["is_final"] or f"after {number}" in it["message"]
+                )
+                assert not problem["is_final"], problem
+        assert 0 < refused < n
+        viewer.says("begin", seed=5)
+        assert viewer.gets("moment", lambda moment: moment["seed"] == 5)
 
 
 def test_a_game_ends_when_nobody_listens(arena: SavedRun) -> None:
