@@ -8,8 +8,10 @@ their episodes are those of an agent `agent`, without log-probabilities.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -18,15 +20,22 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
+from marl_sb3.data.episode_files import MAIN, EpisodeFiles, Group
 from marl_sb3.envs.gymnasium_envs import AGENT as SINGLE_AGENT
-from marl_sb3.errors import ConfigError, as_path, described, install_words
+from marl_sb3.errors import CheckpointError, ConfigError, as_path, described, install_words
+from marl_sb3.storage.regular import read_bytes, require_fits, require_own
+from marl_sb3.storage.state import MAX_COUNT
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
-from marl_sb3.wrappers.observations import choices_of
+from marl_sb3.wrappers.observations import choices_of, flat_space, is_nested
 
 FOLDER = "data"  # of a dataset, in the folder of its policy: `minari.load_dataset` looks there, too
 METADATA = "metadata.json"  # of a dataset; Minari's
 RECORDING = "recording.json"
 FORMAT = 1
+OWN_FILES = (METADATA, MAIN, "episodes-*.hdf5")  # of the folder of a dataset; each must be a regular file
+_MAX_JSON = 2**25  # bytes
+_PER_EPISODE = 1000  # bytes in memory beyond those of its arrays, at least
+_DTYPES = ("float16", "float32", "float64", *(f"{u}int{size}" for u in ("", "u") for size in (8, 16, 32, 64)), "bool")
 
 # Infos of an episode. Those in lower rows have a value for each action, the others one for the episode.
 AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED = "agent", "episode_id", "env_index", "episode_seed"
@@ -105,25 +114,73 @@ def read_policy_data(path: str | Path) -> PolicyData:
         path: `RECORDING/POLICY`, the folder `data` in it, or the folder of any Minari dataset that names its spaces.
 
     Raises:
-        ConfigError: Minari is not installed, there is no dataset, it is damaged, or it does not name its spaces. A
-            damaged episode raises it when it is accessed.
+        ConfigError: Minari is not installed, there is no dataset, it is damaged, leads out of its folder, or does not
+            name its spaces. A damaged episode raises it when it is accessed.
     """
-    folder = as_path("path", path)
-    folder = folder / FOLDER if (folder / FOLDER / METADATA).is_file() else folder
-    if not (folder / METADATA).is_file():
+    named = as_path("path", path)
+    is_above = os.path.lexists(named / FOLDER) and not os.path.lexists(named / METADATA)
+    folder = named / FOLDER if is_above else named
+    with damage_named(named):
+        require_own(named, [f"{FOLDER}/"] if is_above else [])
+    if not os.path.lexists(folder / METADATA):
         raise ConfigError(f"{folder} is no dataset: it has no {METADATA}; accepted: a Minari dataset", key="data")
-    storage_class = minari_storage()
+    minari_storage()
     with damage_named(folder):
-        metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-        for name in ("observation_space", "action_space"):
-            # Minari would otherwise make the env that the file names, which imports code by that name.
-            if not isinstance(metadata.get(name), str):
-                raise ValueError(f"{METADATA} does not describe the {name}")
-        storage = storage_class.read(folder)
-        own = metadata.get("marl_sb3", {})
-        policy_id, agents = str(own.get("policy_id", folder.parent.name)), bool(own)
-        stored = _StoredEpisodes(storage, policy_id, range(int(metadata["total_episodes"])), folder, agents)
-    return PolicyData(policy_id, storage.observation_space, storage.action_space, stored)
+        require_own(folder, OWN_FILES)
+        metadata = _json(folder / METADATA)
+        if metadata.get("data_format", "hdf5") != "hdf5":
+            raise ValueError(f"{METADATA} says data_format {metadata['data_format']!r}; accepted: 'hdf5'")
+        form = _Form(
+            _space(metadata, "observation_space"),
+            _space(metadata, "action_space"),
+            total_steps=_count(metadata, "total_steps", MAX_COUNT),
+            jpeg=bool(metadata.get("jpeg_encoding", True)),
+            of_agents="marl_sb3" in metadata,
+            policy_id=str(metadata.get("marl_sb3", {}).get("policy_id", folder.parent.name)),
+        )
+        episodes = range(_count(metadata, "total_episodes", form.total_steps))
+        stored = _StoredEpisodes(folder, form, episodes)
+    return PolicyData(form.policy_id, _flat(form.observation_space), form.action_space, stored)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(read_bytes(path, _MAX_JSON))
+
+
+def _count(metadata: Mapping[str, Any], name: str, most: int) -> int:
+    """Return a number of the metadata. Each episode has an action, so that there are no more of them than env steps."""
+    found = metadata.get(name)
+    if type(found) is not int or not 0 <= found <= most:
+        raise ValueError(f"{METADATA} has {name} {found!r:.40}; accepted: an integer from 0 to {most}")
+    return found
+
+
+def _space(metadata: Mapping[str, Any], name: str) -> Space:
+    """Return a space of the metadata."""
+    from minari.serialization import deserialize_space
+
+    found = metadata.get(name)
+    if not isinstance(found, str):
+        # Minari would otherwise make the env that the file names, which imports code by that name.
+        raise ValueError(f"{METADATA} does not describe the {name}")
+    space: Space = deserialize_space(json.loads(found, object_hook=_sound))
+    return space
+
+
+def _sound(part: dict[str, Any]) -> dict[str, Any]:
+    """Refuse descriptions of spaces that make large arrays of few letters: by their dtype, or by their shape."""
+    if part.get("dtype", "int64") not in _DTYPES:
+        raise ValueError(f"a space of dtype {part['dtype']!r:.40}; accepted: {', '.join(_DTYPES)}")
+    for name in ("low", "high") if "shape" in part else ():
+        found, wanted = np.array(part[name], dtype=np.float64).shape, tuple(part["shape"])
+        if found != wanted:
+            raise ValueError(f"a space of shape {wanted} with {name} of shape {found}")
+    return part
+
+
+def _flat(space: Space) -> Space:
+    """Return an observation space as policies see it."""
+    return flat_space(space) if is_nested(space) else space
 
 
 def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
@@ -153,10 +210,11 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
 def _datasets(directory: str | Path) -> list[tuple[PolicyData, int]]:
     """The datasets of a recording, each with the number of its episodes that are recorded of all agents."""
     folder = as_path("directory", directory)
-    if not (folder / RECORDING).is_file():
+    if not os.path.lexists(folder / RECORDING):
         raise ConfigError(f"{folder} is no recording: it has no {RECORDING}; accepted: what --record wrote", key="data")
     with damage_named(folder):
-        counts = recording_counts(json.loads((folder / RECORDING).read_text(encoding="utf-8")))
+        counts = recording_counts(_json(folder / RECORDING))
+        require_own(folder, [f"{name}/" for name in counts])
     found = [(read_policy_data(folder / name), count) for name, count in counts.items()]
     for data, count in found:
         if len(data.episodes) < count:
@@ -174,10 +232,24 @@ def recording_counts(content: Any) -> dict[str, int]:
     if content["format"] != FORMAT:
         raise ValueError(f"{RECORDING} has the format {content['format']!r}; accepted: {FORMAT}")
     counts = {str(name): int(count) for name, count in content["episodes"].items()}
-    elsewhere = [name for name in counts if Path(name).name != name or name == ".."]
+    elsewhere = [name for name in counts if Path(name).name != name or name in ("", "..")]
     if elsewhere:
         raise ValueError(f"{RECORDING} names the folder {elsewhere[0]!r}; accepted: names without a path")
     return counts
+
+
+def require_memory(path: Path, sets: Iterable[PolicyData]) -> None:
+    """Refuse datasets that do not fit into memory, by what they say, before all of their episodes are read.
+
+    Args:
+        path: where they are, for messages.
+
+    Raises:
+        ConfigError: they need more than a quarter of the free memory.
+    """
+    with damage_named(path):
+        stored = [each.episodes for each in sets if isinstance(each.episodes, _StoredEpisodes)]
+        require_fits(path, sum(each.nbytes for each in stored))
 
 
 def _first(data: PolicyData, count: int) -> PolicyData:
@@ -231,25 +303,61 @@ def damage_named(folder: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
-        words = f"{folder} is damaged, or no dataset of recorded episodes: {described(error)}"
-        raise ConfigError(f"{words}; accepted: a Minari dataset", key="data") from error
     except ImportError as error:
         raise ConfigError(f"{folder} cannot be read: {error}", key="data") from error
+    except Exception as error:  # HDF5 and decoders of pictures raise anything
+        words = f"{folder} is damaged, or no dataset of recorded episodes: {_said(error)}"
+        words = words if "; accepted: " in words else f"{words}; accepted: a Minari dataset"
+        raise ConfigError(words, key="data") from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{Path(os.fsdecode(error.filename)).name}: {error.strerror}"
+    return str(error) if type(error) in (ValueError, CheckpointError) else described(error)
+
+
+# --- Episodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a dataset says of its episodes.
+
+    Attributes:
+        observation_space: as it is stored: nested, perhaps.
+        action_space: of the env.
+        total_steps: of all episodes; there are no more.
+        jpeg: whether pictures are JPEG files.
+        of_agents: whether the infos are those that `store` writes.
+        policy_id: the policy that acted.
+    """
+
+    observation_space: Space
+    action_space: Space
+    total_steps: int
+    jpeg: bool
+    of_agents: bool
+    policy_id: PolicyID
 
 
 class _StoredEpisodes(Sequence[RecordedEpisode]):
     """The episodes of a dataset, which stay on the disk."""
 
-    def __init__(self, storage: Any, policy_id: PolicyID, indices: range, folder: Path, of_agents: bool) -> None:
-        self._storage = storage
-        self._policy_id = policy_id
-        self._indices = indices
-        self._folder = folder
-        self._of_agents = of_agents
+    def __init__(self, folder: Path, form: _Form, indices: range) -> None:
+        self._folder, self._form, self._indices = folder, form, indices
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    @property
+    def nbytes(self) -> int:
+        """About the size of all of them in memory, by what the dataset says."""
+        form = self._form
+        seen = sum(map(_size, _leaves(form.observation_space).values()))
+        infos = 40 + _mask_size(form.action_space) if form.of_agents else 8
+        of_step = seen + 2 * _size(form.action_space) + infos
+        return form.total_steps * of_step + len(self) * (seen + _PER_EPISODE)
 
     @overload
     def __getitem__(self, index: int) -> RecordedEpisode: ...
@@ -258,8 +366,7 @@ class _StoredEpisodes(Sequence[RecordedEpisode]):
     @override
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            chosen = self._indices[index]
-            return _StoredEpisodes(self._storage, self._policy_id, chosen, self._folder, self._of_agents)
+            return _StoredEpisodes(self._folder, self._form, self._indices[index])
         return next(self._read([self._indices[index]]))
 
     @override
@@ -270,85 +377,103 @@ class _StoredEpisodes(Sequence[RecordedEpisode]):
         if not indices:
             return
         with damage_named(self._folder):
-            stored = iter(self._storage.get_episodes(indices))
-        for index in indices:
-            with damage_named(self._folder):
-                episode = next(stored, None)
-                if episode is None:
-                    raise ValueError(f"episode {index} is missing")
-                read = self._as_recorded(episode, index)
-            yield read
-
-    def _as_recorded(self, episode: Mapping[str, Any], index: int) -> RecordedEpisode:
-        infos = (episode["infos"] or {}) if self._of_agents else {}
-        facts = {
-            name: np.ravel(infos[name])[0] for name in (AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED) if name in infos
-        }
-        rewards = np.asarray(episode["rewards"], dtype=np.float64)
-        length, seed = len(rewards), facts.get(EPISODE_SEED)
-        read = RecordedEpisode(
-            policy_id=self._policy_id,
-            agent=_text(facts.get(AGENT, SINGLE_AGENT)),
-            episode_id=_text(facts.get(EPISODE_ID, f"{index:08d}")),
-            env_index=int(facts.get(ENV_INDEX, 0)),
-            seed=None if seed is None else int(seed),
-            observations=_fitting(episode["observations"], self._storage.observation_space, length + 1, index),
-            actions=_fitting(episode["actions"], self._storage.action_space, length, index),
-            rewards=rewards,
-            terminated=bool(np.any(episode["terminations"][-1:])),
-            truncated=bool(np.any(episode["truncations"][-1:])),
-            log_probs=_per_action(infos, LOG_PROB, length, index),
-            values=_per_action(infos, VALUE, length, index),
-            sampled_actions=_sampled(infos, self._storage.action_space, length, index),
-            steps=_per_action(infos, STEP, length, index, np.int64),
-            action_masks=_masks(infos, self._storage.action_space, length, index),
-        )
-        if length == 0:
-            raise ValueError(f"episode {index} has no actions")
-        return read
+            files = EpisodeFiles(self._folder)
+        left = self._form.total_steps
+        with closing(files):
+            for index in indices:
+                with damage_named(self._folder):
+                    read = _read_episode(files.episode(index), self._form, index, left)
+                left -= len(read)
+                yield read
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedEpisode:
+    """Read an episode of at most so many actions."""
+    length = group.length("rewards")
+    if not 0 < length <= most:
+        raise ValueError(f"{group.where} has {length} actions; {METADATA} leaves 1 to {most} of total_steps")
+    infos = group.group("infos") if form.of_agents and group.link_type("infos") is not None else None
+
+    def info(name: str, shape: Sequence[int] | None = None) -> Any:
+        return None if infos is None or infos.link_type(name) is None else infos.array(name, shape)
+
+    def text(name: str, otherwise: str) -> str:
+        return otherwise if infos is None or infos.link_type(name) is None else infos.text(name)
+
+    def numbers(name: str, dtype: type) -> Any:
+        found = info(name, (length,))
+        return None if found is None else found.astype(dtype)
+
+    space, seed = form.action_space, info(EPISODE_SEED)
+    masks, sampled = info(ACTION_MASK, (length, _mask_size(space))), info(SAMPLED_ACTION, _shape(space, length))
+    ends = {name: group.array(name, (length,))[-1] for name in ("terminations", "truncations")}
+    return RecordedEpisode(
+        policy_id=form.policy_id,
+        agent=text(AGENT, SINGLE_AGENT),
+        episode_id=text(EPISODE_ID, f"{index:08d}"),
+        env_index=int(info(ENV_INDEX) or 0),
+        seed=None if seed is None else int(seed),
+        observations=_values(group, "observations", form.observation_space, length + 1, jpeg=form.jpeg),
+        actions=_values(group, "actions", space, length, jpeg=form.jpeg),
+        rewards=group.array("rewards", (length,)).astype(np.float64, copy=False),
+        terminated=bool(ends["terminations"]),
+        truncated=bool(ends["truncations"]),
+        log_probs=numbers(LOG_PROB, np.float32),
+        values=numbers(VALUE, np.float32),
+        sampled_actions=None if sampled is None else _cast(sampled, space, f"{group.where}/infos/{SAMPLED_ACTION}"),
+        steps=numbers(STEP, np.int64),
+        action_masks=None if masks is None else masks.astype(np.bool_),
+    )
 
 
-def _per_action(infos: Mapping[str, Any], name: str, length: int, index: int, dtype: Any = np.float32) -> Any:
-    if name not in infos:
-        return None
-    found = np.asarray(infos[name], dtype=dtype)
-    if found.shape != (length,):
-        raise ValueError(f"episode {index}: {name} of shape {found.shape}; accepted: ({length},)")
-    return found
+def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -> Recorded:
+    """Read the values of a space, with the names that policies know its parts by."""
+    parts = _leaves(space, path)
+    read = []
+    for where, part in parts.items():
+        find = group.images if jpeg and _is_picture(part) else group.array
+        read.append(_cast(find(where, _shape(part, length)), part, f"{group.where}/{where}"))
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return read[0]
+    return dict(zip(flat_space(space).spaces, read, strict=True))
 
 
-def _sampled(infos: Mapping[str, Any], space: Space, length: int, index: int) -> Array | None:
-    return _part(infos[SAMPLED_ACTION], space, length, index) if SAMPLED_ACTION in infos else None
+def _leaves(space: Space, path: str = "") -> dict[str, Space]:
+    """The parts of a space that have no parts by their paths in an episode, as Minari stores them."""
+    if isinstance(space, spaces.Tuple):
+        inner = {f"_index_{number}": part for number, part in enumerate(space.spaces)}
+    elif isinstance(space, spaces.Dict):
+        inner = dict(space.spaces)
+    else:
+        return {path: space}
+    return {where: leaf for name, part in inner.items() for where, leaf in _leaves(part, f"{path}/{name}").items()}
 
 
-def _masks(infos: Mapping[str, Any], space: Space, length: int, index: int) -> BoolArray | None:
-    if ACTION_MASK not in infos:
-        return None
-    found, wanted = np.asarray(infos[ACTION_MASK], dtype=np.bool_), (length, sum(choices_of(space) or ()))
-    if found.shape != wanted:
-        raise ValueError(f"episode {index}: masks of shape {found.shape}; accepted: {wanted}")
-    return found
-
-
-def _fitting(values: Any, space: Space, length: int, index: int) -> Recorded:
-    """Check that there are `length` values of the shape of a space; returns them with its dtype."""
-    if isinstance(space, spaces.Dict):
-        return {name: _part(values[name], part, length, index) for name, part in space.spaces.items()}
-    return _part(values, space, length, index)
-
-
-def _part(values: Any, space: Space, length: int, index: int) -> Array:
-    if space.shape is None or space.dtype is None:
+def _shape(space: Space, length: int) -> tuple[int, ...]:
+    if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
         raise ValueError(f"a space {space}; accepted: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these")
-    found, wanted = np.asarray(values), (length, *space.shape)
-    if found.shape != wanted or found.dtype.kind not in "biuf":
-        raise ValueError(f"episode {index}: values of shape {found.shape}, {found.dtype}; accepted: {wanted}")
+    return (length, *space.shape)
+
+
+def _size(space: Space) -> int:
+    return math.prod(_shape(space, 1)) * np.dtype(space.dtype).itemsize
+
+
+def _mask_size(space: Space) -> int:
+    """How many entries a mask of actions has; a few letters may describe a space of billions."""
+    return 2 * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else sum(choices_of(space) or ())
+
+
+def _is_picture(space: Space) -> bool:
+    from minari.dataset.minari_storage import is_image_space
+
+    return bool(is_image_space(space))
+
+
+def _cast(found: Array, space: Space, where: str) -> Array:
+    """Return values with the dtype of a space, which must not change them."""
     with np.errstate(invalid="ignore"):
         cast = found.astype(space.dtype, copy=False)
     if cast.dtype.kind in "biu" and cast.dtype != found.dtype and not np.array_equal(cast, found):
-        raise ValueError(f"episode {index}: values of {found.dtype} that are not those of {space}")
+        raise ValueError(f"{where} has values of {found.dtype} that are not those of {space}")
     return cast

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_sb3.config.ids import file_names
 from marl_sb3.data.dataset import (
@@ -30,6 +32,7 @@ from marl_sb3.data.dataset import (
     FORMAT,
     LOG_PROB,
     METADATA,
+    OWN_FILES,
     RECORDING,
     SAMPLED_ACTION,
     STEP,
@@ -41,15 +44,15 @@ from marl_sb3.data.dataset import (
     read_policy_data,
     recording_counts,
 )
+from marl_sb3.data.episode_files import MAIN, SHARD
 from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.storage.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
+from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)
 
-_MAIN = "main_data.hdf5"  # Minari's name
-_SHARD = re.compile(r"episodes-(\d{8,})\.hdf5")
 _VERSION = "v110"  # of the HDF5 files; the first one that keeps small groups small
 _PER_EPISODE = 4096  # bytes in a file beyond those of the arrays, about
 _MAX_PENDING = 2**25  # bytes that wait for the next shard
@@ -127,30 +130,36 @@ class EpisodeStore:
             kind, folder = dataset.kind, dataset.folder
             with replaced_folder(folder) as fresh:
                 # Lossless: Minari makes JPEGs of images otherwise.
-                storage = storage_class.new(fresh, kind.observation_space, kind.action_space, jpeg_encoding=False)
+                observed = _nested(kind.observation_space)
+                storage = storage_class.new(fresh, observed, kind.action_space, jpeg_encoding=False)
                 dataset_id = "-".join(re.sub(r"\W+", "_", part) for part in (name, folder.parent.name))
                 own = {"policy_id": policy_id, "agents": list(kind.agents)}
                 storage.update_metadata({"dataset_id": f"{dataset_id}-v0", "minari_version": version, "marl_sb3": own})
-                (fresh / _MAIN).unlink()
-                with _hdf5_file(fresh / _MAIN):
+                (fresh / MAIN).unlink()
+                with _hdf5_file(fresh / MAIN):
                     pass
         self._write_counts()
 
     def _read(self) -> None:
-        """Take up a recording.
+        """Take up a recording; it may be of somebody else, and nothing may be written or removed outside of it.
 
         Raises:
             ConfigError: it is of other policies, agents or spaces, or damaged.
+            OSError: something in it is a link, a pipe or a device; names it.
         """
+        folders = [dataset.folder.relative_to(self.directory) for dataset in self._datasets.values()]
+        require_own(self.directory, [RECORDING, *(f"{each}/" for path in folders for each in (path.parent, path))])
+        for dataset in self._datasets.values():
+            require_own(dataset.folder, OWN_FILES)
         with damage_named(self.directory):
-            content = json.loads((self.directory / RECORDING).read_text(encoding="utf-8"))
+            content = json.loads(read_regular(self.directory / RECORDING))
             counts = recording_counts(content)
             ours = {dataset.folder.parent.name: dataset for dataset in self._datasets.values()}
             if counts.keys() != ours.keys():
                 there, here = ", ".join(counts), ", ".join(ours)
                 raise _refused(self.directory, f"it is of the policies {there}; this run has {here}")
             for dataset in ours.values():
-                _require_same(self.directory, dataset)
+                _require_same(self.directory, dataset, counts[dataset.folder.parent.name])
             self._restore(content)
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
@@ -246,7 +255,7 @@ class EpisodeStore:
             dataset.env_steps = int(content["env_steps"][dataset.folder.parent.name])
             dataset.pending = []
             for path in dataset.folder.iterdir():
-                shard = _SHARD.fullmatch(path.name)
+                shard = SHARD.fullmatch(path.name)
                 if shard and int(shard[1]) >= dataset.episodes:
                     path.unlink()
             _link(dataset, None, range(0))
@@ -267,7 +276,7 @@ def require_recordable(directory: Path, *, continues: bool) -> bool:
     with path_is_usable("cannot record into", directory, "record"):
         if not directory.exists() or not any(directory.iterdir()):
             return True
-    if not (directory / RECORDING).is_file():
+    if not os.path.lexists(directory / RECORDING):
         raise ConfigError(f"cannot record into {directory}: it is not empty; accepted: a new or empty folder", "record")
     if not continues:
         words = "it holds a recording; accepted: a new or empty folder; a recording goes on with the run that made it"
@@ -275,9 +284,12 @@ def require_recordable(directory: Path, *, continues: bool) -> bool:
     return False
 
 
-def _require_same(directory: Path, dataset: _Dataset) -> None:
+def _require_same(directory: Path, dataset: _Dataset, episodes: int) -> None:
     there = read_policy_data(dataset.folder)
-    own = json.loads((dataset.folder / METADATA).read_text(encoding="utf-8"))["marl_sb3"]
+    if len(there.episodes) < episodes:
+        words = f"policy {there.policy_id!r} has {len(there.episodes)} episodes; {RECORDING} says {episodes}"
+        raise _refused(directory, words)
+    own = json.loads(read_regular(dataset.folder / METADATA))["marl_sb3"]
     for what, found, wanted in (
         ("the agents", own["agents"], list(dataset.kind.agents)),
         ("the observation space", there.observation_space, dataset.kind.observation_space),
@@ -290,6 +302,27 @@ def _require_same(directory: Path, dataset: _Dataset) -> None:
 def _refused(directory: Path, why: str) -> ConfigError:
     words = f"cannot go on with the recording in {directory}: {why}"
     return ConfigError(f"{words}; accepted: a recording of the same policies and spaces, or a new folder", key="record")
+
+
+def _nested(space: Space) -> Space:
+    """Return the space of observations as Minari has to know it: the part `a/b` of a Dict is `b` in its part `a`.
+
+    Raises:
+        ConfigError: the names cannot be those of groups in an HDF5 file.
+    """
+    if not isinstance(space, spaces.Dict):
+        return space
+    leaves: dict[str, Space] = {}
+    groups: dict[str, dict[str, Space]] = {}
+    for name, part in space.spaces.items():
+        first, slash, rest = name.partition("/")
+        (groups.setdefault(first, {}) if slash else leaves)[rest if slash else first] = part
+    for name in [*leaves, *groups]:
+        if name in ("", ".") or (name in leaves and name in groups):
+            words = f"observations have the parts {', '.join(map(repr, space.spaces))}"
+            accepted = "names that are not empty, none of which is the beginning of another"
+            raise ConfigError(f"{words}, which cannot be names in an HDF5 file; accepted: {accepted}", key="record")
+    return spaces.Dict({**leaves, **{name: _nested(spaces.Dict(parts)) for name, parts in groups.items()}})
 
 
 def _minari_version() -> str:
@@ -338,7 +371,7 @@ def _link(dataset: _Dataset, shard: str | None, numbers: range) -> None:
     """Make the main file of a dataset list its episodes: those in `numbers` are new, those beyond them are removed."""
     import h5py
 
-    main = dataset.folder / _MAIN
+    main = dataset.folder / MAIN
     with replaced_file(main) as fresh:
         with _hdf5_file(fresh, main) as file:
             number = numbers.start if shard else dataset.episodes
@@ -353,8 +386,8 @@ def _link(dataset: _Dataset, shard: str | None, numbers: range) -> None:
 
 def _write_metadata(dataset: _Dataset) -> None:
     path = dataset.folder / METADATA
-    metadata = json.loads(path.read_text(encoding="utf-8"))
-    size = sum(each.stat().st_size for each in dataset.folder.iterdir()) / 1e6
+    metadata = json.loads(read_regular(path))
+    size = sum(each.lstat().st_size for each in dataset.folder.iterdir()) / 1e6
     counts = {"total_episodes": dataset.episodes, "total_steps": dataset.env_steps, "dataset_size": round(size, 1)}
     write_whole(path, json.dumps({**metadata, **counts}))
 
@@ -407,6 +440,7 @@ def _write_array(group: Any, name: str, array: Array) -> None:
     space = h5py.h5s.create_simple(array.shape) if array.ndim else h5py.h5s.create(h5py.h5s.SCALAR)
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    links.set_create_intermediate_group(True)  # of parts of nested observations, `a/b`
     h5py.h5d.create(group, name.encode(), h5py.h5t.py_create(array.dtype, logical=True), space, lcpl=links).write(
         h5py.h5s.ALL, h5py.h5s.ALL, array
     )

@@ -205,7 +205,8 @@ def minibatch(data: Demonstrations, chosen: Array, algorithm: Any, *, with_masks
     device, space = algorithm.device, algorithm.action_space
     seen: Any = taken(data.seen, data.places[chosen])
     actions = th.as_tensor(data.actions[chosen], device=device)
-    actions = actions.long().flatten() if isinstance(space, spaces.Discrete) else actions.reshape(len(chosen), -1)
+    whole = isinstance(space, spaces.Discrete)
+    actions = actions.long().flatten() if whole else actions.float().reshape(len(chosen), -1)  # as in SB3's buffers
     masks = data.masks[chosen] if with_masks and data.masks is not None else None
     return Minibatch(obs_as_tensor(seen, device), actions, masks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 
-from marl_sb3.data.dataset import RECORDING, read_policy_data, recorded_policies
+from marl_sb3.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
 from marl_sb3.errors import ConfigError, as_path
 from marl_sb3.experience.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
 from marl_sb3.policies.placement import PolicyRows
@@ -35,8 +36,9 @@ def read_data(path: str | Path, key: str = "data") -> list[EpisodesOfSpaces]:
     """
     folder = as_path(key, path)
     try:
-        is_recording = (folder / RECORDING).is_file()
+        is_recording = os.path.lexists(folder / RECORDING)
         sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
+        require_memory(folder, sets)
         return [(each.observation_space, each.action_space, [*each.episodes]) for each in sets]
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}", key=key) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +18,14 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config.values import Fraction, counted, require
-from marl_sb3.data.dataset import RECORDING, RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
+from marl_sb3.data.dataset import (
+    RECORDING,
+    RecordedEpisode,
+    joint_episodes,
+    read_policy_data,
+    recorded_policies,
+    require_memory,
+)
 from marl_sb3.data.estimators import (
     Decisions,
     Estimate,
@@ -172,15 +180,13 @@ def _warnings(size: float, n: int) -> list[str]:
 
 def _read(data: str | Path) -> tuple[list[Joint], list[EpisodesOfSpaces]]:
     folder = as_path("on", data)
-    if (folder / RECORDING).is_file():
-        joints: list[Joint] = list(joint_episodes(folder))
-        spaces_of = {
-            name: (each.observation_space, each.action_space) for name, each in recorded_policies(folder).items()
-        }
-    else:
-        dataset = read_policy_data(folder)
-        joints = [{episode.agent: episode} for episode in dataset.episodes]
-        spaces_of = {dataset.policy_id: (dataset.observation_space, dataset.action_space)}
+    is_recording = os.path.lexists(folder / RECORDING)
+    sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
+    require_memory(folder, sets)
+    joints: list[Joint] = (
+        list(joint_episodes(folder)) if is_recording else [{each.agent: each} for each in sets[0].episodes]
+    )
+    spaces_of = {each.policy_id: (each.observation_space, each.action_space) for each in sets}
     if not joints:
         raise ConfigError(f"{folder} has no complete episode; accepted: data with episodes", key="on")
     of_policies: dict[PolicyID, list[RecordedEpisode]] = {name: [] for name in spaces_of}
@@ -269,7 +275,9 @@ def _asked(algorithm: Any, seen: Any, actions: Array, masks: Array | None) -> tu
     policy, masked = algorithm.policy, {} if masks is None else {"action_masks": masks}
     with th.no_grad():
         observed = policy.obs_to_tensor(seen)[0]
-        _, log_probs, _ = policy.evaluate_actions(observed, th.as_tensor(actions, device=policy.device), **masked)
+        done = th.as_tensor(actions, device=policy.device)
+        done = done if isinstance(algorithm.action_space, spaces.Discrete) else done.float()  # as in SB3's buffers
+        _, log_probs, _ = policy.evaluate_actions(observed, done, **masked)
         told = log_probs.cpu().numpy()
         if not isinstance(algorithm.action_space, spaces.Discrete):
             return told, None, None

@@ -56,7 +56,7 @@ def read_regular(path: Path) -> bytes:
     """
     with open(path, "rb", opener=open_regular) as file:
         size = os.fstat(file.fileno()).st_size
-        _require_fits(path, size)
+        require_fits(path, size)
         return file.read(size)
 
 
@@ -118,7 +118,7 @@ def require_readable(path: Path) -> None:
     """Refuse a path that exists and is no regular file, or is too large: see `read_regular`."""
     require_regular(path)
     if os.path.lexists(path):
-        _require_fits(path, path.stat().st_size)
+        require_fits(path, path.stat().st_size)
 
 
 def require_folder(path: str | Path) -> None:
@@ -142,7 +142,12 @@ def require_own(folder: Path, patterns: Iterable[str]) -> None:
             (require_regular if name == pattern else require_folder)(path)
 
 
-def _require_fits(path: Path, size: int) -> None:
+def require_fits(path: str | Path, size: int) -> None:
+    """Refuse so many bytes of a file, or of a part of one, if they are more than a quarter of the free memory.
+
+    Raises:
+        OSError: names it.
+    """
     most = psutil.virtual_memory().available // 4  # it may be held several times, parsed and unparsed
     if size > most:
         raise OSError(errno.EFBIG, f"it has {size} bytes; the free memory allows {most}", str(path))

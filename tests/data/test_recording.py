@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from odd_files import content
 from test_dataset import BOX, TWO
 from turn_env import Move, TurnEnv, TurnPlan
 
@@ -31,6 +32,7 @@ from marl_sb3.data.store import EpisodeStore, PolicyKind
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
+from marl_sb3.runs.estimates import estimate_policies
 from marl_sb3.train import main as train_command
 from marl_sb3.vec_env import make_vec_env
 
@@ -297,6 +299,70 @@ def test_images_in_a_dict_are_kept_as_they_are_and_samples_beside_the_actions(tm
     assert episode.observations["vector"][:, 1].tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert episode.sampled_actions is not None
     np.testing.assert_array_equal(np.clip(episode.sampled_actions, -0.1, 0.1), np.asarray(episode.actions))
+
+
+class Nested(Mixed):
+    """A Dict and a Tuple in a Dict, and MultiBinary actions."""
+
+    observation_space = spaces.Dict(
+        {"b": spaces.Dict({"x": spaces.Box(-9, 9, (2,)), "y": spaces.Discrete(4)}),
+         "a": spaces.Tuple([spaces.Box(-9, 9, (1,)), spaces.MultiBinary(2)]), "c": spaces.Box(-9, 9, (1,))}
+    )  # fmt: skip
+    action_space = spaces.MultiBinary(2)
+
+    def _seen(self) -> Any:
+        step, flags = np.array([self.steps], np.float32), np.array([1, self.steps % 2], np.int8)
+        return {"b": {"x": np.repeat(step, 2), "y": self.steps % 4}, "a": (-step, flags), "c": 2 * step}
+
+
+def test_nested_observations_and_flags_are_recorded_read_by_minari_and_learned_from(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "policy": "MultiInputPolicy"}
+    options: dict[str, Any] = {"n_envs": 1, "seed": 0, "timesteps": 16, "progress_bar": False}
+    run = marl_sb3.train(Nested, run_dir="run", record="nested", settings=settings, **options)
+    (data,) = recorded_policies("nested").values()
+    (group,) = run.algorithm.env.groups
+    assert (data.observation_space, data.action_space) == (group.observation_space, Nested.action_space)
+    steps = np.arange(5)
+    for theirs, own in zip(minari.MinariDataset("nested/shared/data"), data.episodes, strict=True):
+        assert isinstance(own.observations, dict)
+        seen = {name: array.tolist() for name, array in own.observations.items()}
+        assert seen == {"b/x": [[n, n] for n in steps], "b/y": [n % 4 for n in steps], "a/0": [[-n] for n in steps],
+                        "a/1": [[1, n % 2] for n in steps], "c": [[2 * n] for n in steps]}  # fmt: skip
+        np.testing.assert_array_equal(theirs.observations["b"]["y"], own.observations["b/y"])
+        np.testing.assert_array_equal(theirs.observations["a"]["1"], own.observations["a/1"])
+        np.testing.assert_array_equal(theirs.actions, own.actions)
+    cloned = marl_sb3.imitate(
+        "nested", Nested, epochs=2, seed=1, progress_bar=False, run_dir="cloned", settings=settings
+    )
+    assert np.isfinite(cloned.results[-1]["learners"]["shared"]["imitation_loss"])
+    beside = {**settings, "imitation_data": "nested"}
+    learned = marl_sb3.train(Nested, run_dir="beside", settings=beside, **options)
+    assert np.isfinite(learned.results[-1]["learners"]["shared"]["imitation_loss"])
+    found = estimate_policies(run.bundle(), "nested").estimates["agent"]
+    assert 0 < found["PDIS"].mean < 20
+
+
+@pytest.mark.parametrize("names", [{"": TWO}, {"a": TWO, "a/b": TWO}, {"a/": TWO}, {"./b": TWO}])
+def test_names_that_no_file_can_hold_are_refused_before_anything_is_made(names: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="which cannot be names in an HDF5 file"):
+        EpisodeStore(tmp_path / "new", {"all": PolicyKind(("a",), spaces.Dict(names), TWO)}, "env")
+    assert not list(tmp_path.rglob("*.hdf5"))
+
+
+def test_a_resumed_recording_removes_and_writes_nothing_behind_a_link(
+    recorded: Any, outside: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(recorded[1].folder, "run")
+    shutil.copytree(recorded[0], "episodes")
+    Path("episodes/agent1").rename(outside.parent / "theirs")
+    Path("episodes/agent1").symlink_to(outside.parent / "theirs")
+    before = content(outside.parent / "theirs")
+    assert train_command(["--resume", "run", "--record", "episodes", "--timesteps", "60", "--quiet"]) == 2
+    expected = "cannot record into episodes: it is a link; accepted: a folder that is no link (episodes/agent1)"
+    assert expected in capsys.readouterr().err
+    assert content(outside.parent / "theirs") == before
 
 
 def test_a_timeline_keeps_what_is_needed_and_grows() -> None:
