@@ -65,7 +65,10 @@ class VecEnvOrderError(MarlSb3Error, RuntimeError):
 
 
 class HookError(MarlSb3Error, RuntimeError):
-    """A hook of a callback has failed; the message names the hook, and where. Its exception is the cause, if any."""
+    """A hook of a callback, or an opponent of the user's, has failed.
+
+    The message names it, and where. Its exception is the cause, if any.
+    """
 
 
 class NumericError(MarlSb3Error, ArithmeticError):

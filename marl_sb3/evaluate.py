@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ examples
   python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
   python -m marl_sb3.evaluate RUN --episodes 100 --stochastic --seed 7
   python -m marl_sb3.evaluate RUN --checkpoint 12 --video games.gif
+  python -m marl_sb3.evaluate RUN --against random --episodes 200
 
 exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
@@ -68,6 +70,16 @@ def build_parser() -> CommandParser:
     parser.option(
         "--stochastic-policies A,B",
         "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
+        type=lambda text: text.split(","),
+    )
+    parser.option(
+        "--against WHO",
+        "random, or MODULE:CLASS of a player of yours: plays all agents but one, which its policy plays; each agent in "
+        "turn; default: all agents are played by their policies",
+    )
+    parser.repeated(
+        "--agents A,B",
+        "with --against: the agents that are played by their policies, together; may be repeated; default: each alone",
         type=lambda text: text.split(","),
     )
     parser.option(
@@ -113,6 +125,11 @@ def require_accepted(arguments: argparse.Namespace) -> None:
         raise ConfigError("--gamma needs --on DATA: returns of played episodes are not discounted", key="--gamma")
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
+    if arguments.against is None and arguments.agents:
+        raise ConfigError("--agents needs --against WHO", key="--agents")
+    if arguments.against is not None and arguments.record is not None:
+        words = "--record does not go with --against: the actions of opponents are those of no policy"
+        raise ConfigError(f"{words}; accepted: one of them", key="--record")
     if (arguments.video_episodes or 0) > arguments.episodes:
         words = f"--video-episodes is {arguments.video_episodes}; accepted: 1 to --episodes, {arguments.episodes}"
         raise ConfigError(words, key="--video-episodes")
@@ -139,7 +156,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-_NOT_WITH_ON = ("deterministic", "stochastic_policies", "video", "record", "seed", "n_envs")
+_NOT_WITH_ON = ("deterministic", "stochastic_policies", "against", "video", "record", "seed", "n_envs")
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
@@ -181,6 +198,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
         plan = EvaluationPlan.of_run(
             run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
         )
+        plan = replace(plan, against=arguments.against, seats=arguments.agents or None)
         return evaluate_run(run, plan, arguments.checkpoint, video, arguments.record)
 
 

@@ -5,22 +5,21 @@ The numbers are those of `metrics.EpisodeTracker`, under the names that a traini
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice, product
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium.spaces import MultiDiscrete, Space
 
 from marl_sb3.acting.actor import Acted, ActingWatcher
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
+from marl_sb3.acting.opponents import RANDOM, Against, OpponentRows, bundle_of, opponent_name, opponents_of
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
@@ -30,8 +29,9 @@ from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
+from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,34 @@ def evaluate_policies(
     deterministic: Deterministic | None = None,
     seed: int | None = None,
     n_env_steps: int | None = None,
+    against: Against | None = None,
+    seats: Sequence[Sequence[AgentID]] | None = None,
 ) -> Result:
-    """Return the metrics of `play_episodes`, with the same arguments and errors.
+    """Return the metrics of `play_episodes`; of `play_seats` if there is an opponent, `against`.
+
+    Args:
+        algo, env, n_episodes, deterministic, seed, n_env_steps: see `play_episodes`.
+        against: who plays the other agents: `random` (uniformly among the actions that masks allow); `MODULE:CLASS` or
+            a class, which is called once for each agent, with `agent=` its id if it has a parameter of this name, else
+            without arguments; an object with `act(observation, mask, rng)`, see `acting.opponents.Opponent`; or
+            policies of another run: what `load_policies` or `load_run` returns, or an algorithm. None: all agents are
+            played by their policies.
+        seats: see `play_seats`.
 
     Returns:
         A nested dictionary with the names of a training result below `env_runners`: `["episode_return_mean"]`,
-        `["agent_episode_returns_mean"]["agent1"]`, ...
+        `["agent_episode_returns_mean"]["agent1"]`, ... With an opponent, one for each seat, by the names of its agents:
+        `["player_1"]["agent_episode_returns_mean"]["player_1"]`. Where returns oppose each other, it has the shares of
+        episodes `won`, `drawn` and `lost`, too: see `SeatEvaluations.outcomes`.
+
+    Raises: see `play_episodes`.
     """
-    return play_episodes(algo, env, n_episodes, deterministic, seed, n_env_steps).metrics
+    options: dict[str, Any] = {"n_episodes": n_episodes, "n_env_steps": n_env_steps, "seed": seed}
+    if against is not None:
+        return play_seats(algo, env, against, seats, deterministic=deterministic, **options).metrics()
+    if seats is not None:
+        raise ConfigError("seats needs an opponent; accepted: with against", key="seats")
+    return play_episodes(algo, env, deterministic=deterministic, **options).metrics
 
 
 def play_episodes(
@@ -89,6 +109,7 @@ def play_episodes(
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
     acting: Collection[AgentID] | None = None,
+    against: Against = RANDOM,
     watchers: Sequence[ActingWatcher] = (),
     tells: bool = False,
 ) -> Evaluation:
@@ -112,13 +133,16 @@ def play_episodes(
         n_env_steps: number of env steps over all envs together, instead of `n_episodes`; rounded up to a multiple of
             the number of envs.
         on_episode: called with each counted episode.
-        acting: the agents whose policies act; the others take random actions, those that their masks allow. None: all.
+        acting: the agents whose policies act; the others are played by `against`. None: all.
+        against: who plays the others: `random` (uniformly among the actions that masks allow), or as in
+            `evaluate_policies`.
         watchers: see every step, also those of episodes that are not counted.
         tells: whether watchers see the log-probabilities and values of sampled actions; see `PredictingPolicy`.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
         EnvError: the env broke the `ParallelEnv` contract.
+        HookError: an opponent failed.
     """
     n_episodes = require("n_episodes", n_episodes, PositiveInt)
     n_env_steps = require("n_env_steps", n_env_steps, PositiveInt | None)
@@ -127,16 +151,29 @@ def play_episodes(
     bundle = _bundle(algo)
     if deterministic is None:
         deterministic = bundle.evaluation_deterministic
-    tracker = _tracker(bundle, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
+    ours = list(env.agents) if acting is None else [agent for agent in env.agents if agent in acting]
+    others = [agent for agent in env.agents if agent not in ours]
+    theirs = bundle_of(against)
+    if theirs is not None:
+        require_same_agents(theirs, env)
+    opponents = OpponentRows(env, {} if theirs is not None else opponents_of(against, env, others), seed)
+
+    def make_sides() -> list[_PolicySide]:
+        sides = [_PolicySide(bundle, env, ours, deterministic, tells)]
+        if theirs is not None and others:
+            own = deterministic if isinstance(deterministic, bool) else theirs.evaluation_deterministic
+            sides.append(_PolicySide(theirs, env, others, own))
+        return sides
+
+    tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
     counted: list[Episode] = []
-    with preserve_training_state(bundle, seed):
-        if isinstance(algo, MultiAgentAlgorithm) and env is algo.env:
-            algo.forget_episodes()
+    with preserve_training_state(theirs or bundle), preserve_training_state(bundle, seed):
+        for each in (algo, against):
+            if isinstance(each, MultiAgentAlgorithm) and env is each.env:
+                each.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        random_agents = () if acting is None else [agent for agent in env.agents if agent not in acting]
-        at_random = RandomActions(env, random_agents, seed)
-        by_step = _finished_by_step(bundle, env, tracker, deterministic, at_random, watchers, tells)
+        by_step = _finished_by_step(env, tracker, make_sides, opponents, watchers)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -147,6 +184,115 @@ def play_episodes(
             if on_episode is not None:
                 on_episode(episode)
     return Evaluation(_metrics(tracker, counted), tuple(counted))
+
+
+OUTCOMES: Mapping[str, int] = {"won": 1, "drawn": 0, "lost": -1}  # and how own returns compare with the others'
+
+
+@dataclass(frozen=True)
+class SeatEvaluations:
+    """What came of episodes against an opponent.
+
+    Attributes:
+        opponent: its name.
+        by_seat: for each seat, the agents that the policies played, the episodes.
+    """
+
+    opponent: str
+    by_seat: Mapping[tuple[AgentID, ...], Evaluation]
+
+    def outcomes(self) -> dict[tuple[AgentID, ...], dict[str, list[float]]]:
+        """Return 0 or 1 for each episode of each seat: whether it was `won`, `drawn` or `lost`.
+
+        An episode is won where the mean return of the policies' agents is higher than that of the others. It is asked
+        only where returns oppose each other: the sum of all returns is the same in all episodes, and either 0, or
+        the returns differ; elsewhere nothing is returned.
+        """
+        sides = {seat: _sides(seat, evaluation.episodes) for seat, evaluation in self.by_seat.items()}
+        own = [ours for of_seat in sides.values() for ours, _ in of_seat]
+        sums = [total for evaluation in self.by_seat.values() for total in evaluation.returns()]
+        close = _ROUNDING * max(1.0, *map(abs, own), *map(abs, sums)) if own else 0.0
+        if not own or np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own) <= close):
+            return {}
+        return {
+            seat: {
+                outcome: [float(np.sign(round((ours - theirs) / close)) == sign) for ours, theirs in of_seat]
+                for outcome, sign in OUTCOMES.items()
+            }
+            for seat, of_seat in sides.items()
+        }
+
+    def metrics(self) -> Result:
+        """Return the metrics of each seat, and the shares of its outcomes; see `evaluate_policies`."""
+        outcomes = self.outcomes()
+        return {
+            seat_name(seat): {
+                **evaluation.metrics,
+                **{outcome: _mean(values) for outcome, values in outcomes.get(seat, {}).items()},
+            }
+            for seat, evaluation in self.by_seat.items()
+        }
+
+
+_ROUNDING = 1e-4  # rewards are float32
+
+
+def _sides(seat: Collection[AgentID], episodes: Iterable[Episode]) -> list[tuple[float, float]]:
+    """Return the mean return of the policies' agents and of the others, in the episodes in which both took part."""
+    found = []
+    for episode in episodes:
+        own = _mean(paid for agent, paid in episode.agent_returns.items() if agent in seat)
+        others = _mean(paid for agent, paid in episode.agent_returns.items() if agent not in seat)
+        if own is not None and others is not None:
+            found.append((own, others))
+    return found
+
+
+def seat_name(seat: Sequence[AgentID]) -> str:
+    """Name a seat by its agents."""
+    return ",".join(seat)
+
+
+def play_seats(
+    algo: MultiAgentAlgorithm | PolicyBundle,
+    env: MultiAgentVecEnv,
+    against: Against = RANDOM,
+    seats: Sequence[Sequence[AgentID]] | None = None,
+    **options: Any,
+) -> SeatEvaluations:
+    """Let the policies play against an opponent, in one seat after the other.
+
+    Args:
+        algo, env: see `play_episodes`.
+        against: see `evaluate_policies`.
+        seats: the agents that are played by their policies while the opponent plays all others: several agents may be
+            one side. None: each agent alone.
+        options: further arguments of `play_episodes`, for each seat.
+
+    Raises:
+        ConfigError: a seat has an unknown agent, none or all of them; or as `play_episodes`.
+    """
+    require_same_agents(algo, env)
+    chosen = seats_of(env.agents, seats)
+    played = {seat: play_episodes(algo, env, acting=seat, against=against, **options) for seat in chosen}
+    return SeatEvaluations(opponent_name(against), played)
+
+
+def seats_of(agents: Sequence[AgentID], seats: Sequence[Sequence[AgentID]] | None) -> list[tuple[AgentID, ...]]:
+    """Check the seats that are asked for; None: each agent alone.
+
+    Raises:
+        ConfigError: a seat has an unknown agent, none or all of them.
+    """
+    chosen = [(agent,) for agent in agents] if seats is None else [tuple(dict.fromkeys(seat)) for seat in seats]
+    for seat in chosen:
+        for agent in seat:
+            if agent not in agents:
+                raise ConfigError(f"seats: unknown agent {agent!r}; the env has {', '.join(agents)}", key="agents")
+        if len(seat) in (0, len(agents)):
+            words = "no agent" if not seat else f"all agents ({', '.join(agents)}), which leaves none to an opponent"
+            raise ConfigError(f"seats: a seat has {words}; accepted: some agents of several", key="agents")
+    return list(dict.fromkeys(chosen))
 
 
 def evaluate_against_random(
@@ -303,84 +449,84 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
             return
 
 
-class RandomActions:
-    """Draws random actions for some agents, uniformly among those that their masks allow.
+class _PolicySide:
+    """The policies of a bundle, acting for some agents in all envs, whose episodes have just begun.
 
-    The draws depend on the seed, the number of envs and the agents alone.
-
-    Args:
-        env: the envs.
-        agents: those that act at random.
-        seed: of the draws; None: from the operating system's entropy.
+    To the others' rows it shows no step to act on. They stay in the policies' rows: a policy that observes which agent
+    it acts for counts them.
     """
 
-    def __init__(self, env: MultiAgentVecEnv, agents: Collection[AgentID], seed: int | None) -> None:
-        seeds = np.random.SeedSequence(seed).generate_state(len(env.groups)).tolist()
-        self._columns = [
-            [column for column, agent in enumerate(group.agents) if agent in agents] for group in env.groups
+    def __init__(
+        self,
+        bundle: PolicyBundle,
+        env: MultiAgentVecEnv,
+        agents: Collection[AgentID],
+        deterministic: Deterministic,
+        tells: bool = False,
+    ) -> None:
+        self._env, self._own = env, np.isin(env.agents, list(agents))
+        self._actors = [
+            bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
+            for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
+            if any(bundle.policy_of[agent] == policy_id for agent in agents)
         ]
-        self._spaces = [copy.deepcopy(group.action_space) for group in env.groups]
-        for space, of_group in zip(self._spaces, seeds, strict=True):
-            space.seed(int(of_group) >> 1)
 
-    def put(self, masks: Sequence[BoolArray | None], actions: Sequence[Array]) -> None:
-        """Write the agents' actions into the arrays of all groups, (E, A_group, ...).
+    def act(self, step: VecStep, actions: Sequence[Array]) -> dict[PolicyID, Acted]:
+        """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...)."""
+        shown, acted, chosen = self._shown(step), dict[PolicyID, Acted](), zero_actions(self._env)
+        for actor in self._actors:
+            acted[actor.rows.policy_id] = actor.act(shown)
+            actor.rows.put_actions(acted[actor.rows.policy_id].actions, chosen)
+        for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
+            own = self._own[list(group.columns)]
+            to[:, own] = of_group[:, own]
+        return acted
 
-        Args:
-            masks: per group, (E, A_group, n) bool, or None.
-        """
-        for columns, space, mask, of_group in zip(self._columns, self._spaces, masks, actions, strict=True):
-            for env_index, column in product(range(len(of_group)), columns):
-                allowed = None if mask is None else _mask_of(space, mask[env_index, column])
-                of_group[env_index, column] = space.sample(mask=allowed)
+    def observe(self, step: VecStep) -> None:
+        """Note the rewards and ends of a step."""
+        shown = self._shown(step)
+        for actor in self._actors:
+            actor.observe(shown)
 
-
-def _mask_of(space: Space[Any], allowed: BoolArray) -> Any:
-    """A mask in Gymnasium's form, from one over all actions, or over those of each part of a `MultiDiscrete`."""
-    if isinstance(space, MultiDiscrete):
-        return tuple(np.split(allowed.astype(np.int8), np.cumsum(space.nvec)[:-1]))
-    return allowed.astype(np.int8)
+    def _shown(self, step: VecStep) -> VecStep:
+        return step if self._own.all() else replace(step, to_act=step.to_act & self._own)
 
 
 def _finished_by_step(
-    bundle: PolicyBundle,
     env: MultiAgentVecEnv,
     tracker: EpisodeTracker,
-    deterministic: Deterministic,
-    at_random: RandomActions,
+    make_sides: Callable[[], Sequence[_PolicySide]],
+    opponents: OpponentRows,
     watchers: Sequence[ActingWatcher],
-    tells: bool,
 ) -> Iterator[list[Episode]]:
-    """Yield the episodes finished by each step of all envs, endlessly."""
+    """Yield the episodes finished by each step of all envs, endlessly; watchers see what the first side does."""
     step = env.reset()
     tracker.begin()
-    actors = [
-        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
-        for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
-    ]
+    sides = make_sides()
     for watcher in watchers:
         watcher.begin_episodes(step)
     while True:
-        actions, acted = zero_actions(env), dict[PolicyID, Acted]()
-        for actor in actors:
-            acted[actor.rows.policy_id] = actor.act(step)
-            actor.rows.put_actions(acted[actor.rows.policy_id].actions, actions)
-        at_random.put(step.action_masks, actions)
+        actions = zero_actions(env)
+        acted, *_ = [side.act(step, actions) for side in sides]
+        opponents.put(step, actions)
         for watcher in watchers:
             watcher.before_step(step, acted, actions)
         step = env.step(actions)
         for watcher in watchers:
             watcher.after_step(step)
-        for actor in actors:
-            actor.observe(step)
+        for side in sides:
+            side.observe(step)
         yield tracker.record(step)
 
 
 # --- Numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _tracker(bundle: PolicyBundle, env: MultiAgentVecEnv, window: int) -> EpisodeTracker:
-    return EpisodeTracker(env, bundle.policy_of, window, bundle.custom_metrics)
+def _tracker(
+    bundle: PolicyBundle, env: MultiAgentVecEnv, window: int, acting: Collection[AgentID] | None = None
+) -> EpisodeTracker:
+    policy_of = {agent: own for agent, own in bundle.policy_of.items() if acting is None or agent in acting}
+    return EpisodeTracker(env, policy_of, window, bundle.custom_metrics)
 
 
 def _metrics(tracker: EpisodeTracker, counted: Sequence[Episode]) -> Result:
@@ -412,6 +558,10 @@ class EvaluationPlan:
     seed: int  # seed of the episodes and the actions
     n_envs: int  # envs that step together
     film_episodes: int = 0  # how many episodes of env 0 are filmed
+    against: Against | None = (
+        None  # who plays the other agents, see `evaluate_policies`; None: all are played by their policies
+    )
+    seats: Sequence[Sequence[AgentID]] | None = None  # see `play_seats`
 
     @classmethod
     def of_run(

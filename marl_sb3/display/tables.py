@@ -14,7 +14,7 @@ from rich.text import Text
 
 from marl_sb3.display.text import number
 from marl_sb3.metrics import Result
-from marl_sb3.metrics.statistics import sample_stats
+from marl_sb3.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.types import AgentID
 
 MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown
@@ -164,7 +164,8 @@ def shown_agents(returns: Returns, most: int | None) -> ShownAgents:
     return ShownAgents(dict(ranked[:best]), len(ranked) - most, dict(ranked[len(ranked) - worst :]))
 
 
-Samples = Sequence[tuple[str, Sequence[float]]]  # a label, and a value for each episode or seed
+# A label, and a value for each episode or seed; or their statistics.
+Samples = Sequence[tuple[str, Sequence[float] | SampleStats]]
 
 _FIGURES = ("mean", "SD", "min", "max", "95 % CI of the mean")
 _LABEL_WIDTH = 24  # characters of a label that are kept while there are figures that can be left out instead
@@ -190,8 +191,8 @@ def samples_table(samples: Samples, width: int, bold: str, title: str = "per epi
     return table
 
 
-def _figures(values: Sequence[float]) -> list[str]:
-    stats = sample_stats(values)
+def _figures(values: Sequence[float] | SampleStats) -> list[str]:
+    stats = values if isinstance(values, SampleStats) else sample_stats(values)
     interval = "-" if stats.ci95 is None else " to ".join(map(number, stats.ci95))
     return [*map(number, (stats.mean, stats.sd, stats.min, stats.max)), interval]
 

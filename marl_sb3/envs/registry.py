@@ -254,6 +254,18 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
         raise
 
 
+def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
+    """Import what a user names as `MODULE:NAME`; see `import_from_here`, also for the arguments and errors.
+
+    Returns:
+        What the module has of this name; None if it has nothing.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
+    return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
+
+
 def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
     for kind in ("parallel", "aec"):
         with suppress(PettingZooRegistryError):

@@ -265,7 +265,7 @@ class EpisodeTracker(Stateful):
             "episode_duration_sec_mean": _mean([e.duration_s for e in episodes]),
             "agent_episode_returns_mean": {agent: _mean(self._returns_of([agent])) for agent in self._agents},
             "module_episode_returns_mean": {
-                policy: _mean(self._returns_of([a for a in self._agents if self._policy_of[a] == policy]))
+                policy: _mean(self._returns_of([a for a in self._agents if self._policy_of.get(a) == policy]))
                 for policy in dict.fromkeys(self._policy_of.values())
             },
             "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},

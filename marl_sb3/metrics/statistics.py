@@ -53,6 +53,14 @@ def sample_stats(values: Sequence[float]) -> SampleStats:
     return SampleStats(n, mean, sd, min(values), max(values), ci95)
 
 
+def share_stats(values: Sequence[float]) -> SampleStats:
+    """Compute the statistics of a share: of values 0 and 1. The interval is Wilson's, also where all are the same."""
+    if not values:
+        return sample_stats(values)
+    share = math.fsum(values) / len(values)
+    return SampleStats(len(values), share, None, None, None, _wilson(share, len(values)))
+
+
 def _wilson(share: float, n: int) -> tuple[float, float]:
     """The 95 % confidence interval of a share of n."""
     z = NormalDist().inv_cdf(0.975)

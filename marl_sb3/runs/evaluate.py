@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from marl_sb3.acting.actor import Acted, ActingWatcher
 from marl_sb3.config.values import counted
-from marl_sb3.data.recorder import EpisodeRecorder, recorder_of
+from marl_sb3.data.recorder import recorder_of
 from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import Samples, progress_bars, samples_table
+from marl_sb3.display.text import one_line
 from marl_sb3.errors import as_path
-from marl_sb3.evaluation import Evaluation, EvaluationPlan, episodes_of_env, play_episodes
-from marl_sb3.metrics.statistics import sample_stats
+from marl_sb3.evaluation import (
+    Evaluation,
+    EvaluationPlan,
+    SeatEvaluations,
+    episodes_of_env,
+    play_episodes,
+    play_seats,
+    seat_name,
+    seats_of,
+)
+from marl_sb3.metrics.statistics import SampleStats, sample_stats, share_stats
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
     from marl_sb3.display.video import VideoFile
@@ -28,19 +43,23 @@ SUM = "sum of returns"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run and the result of its evaluation."""
+    """A run and the result of its evaluation.
+
+    Attributes:
+        hints: lines about episodes that were all the same.
+    """
 
     folder: Path
     checkpoint: str | None
     checkpoint_why: str
     plan: EvaluationPlan
-    evaluation: Evaluation
+    evaluation: Evaluation | SeatEvaluations
     video: VideoFile | None
+    hints: Sequence[str] = ()
 
     def to_plain(self, actions: str) -> dict[str, Any]:
         """Return everything as plain data for JSON; `actions` describes the actions that were taken."""
-        plan, evaluation, video = self.plan, self.evaluation, {}
-        agents = evaluation.metrics["agent_episode_returns_mean"]
+        plan, played, video = self.plan, self.evaluation, {}
         if self.video is not None:
             film = {"file": str(self.video.path), "episodes": plan.film_episodes, "frames": self.video.num_frames}
             video = {"video": film}
@@ -53,24 +72,73 @@ class EvaluatedRun:
             "deterministic": plan.deterministic,
             "actions": actions,
             "seed": plan.seed,
-            "env_runners": evaluation.metrics,
-            "episode_return": asdict(sample_stats(evaluation.returns())),
-            "agent_episode_returns": {agent: asdict(sample_stats(evaluation.agent_returns(agent))) for agent in agents},
+            **(_figures(played) if isinstance(played, Evaluation) else _figures_of_seats(played)),
             **video,
+            **({"hints": list(self.hints)} if self.hints else {}),
         }
 
     def print(self, actions: str) -> None:
-        """Print the evaluation in a line, a table of the values of all episodes, and the path of the video."""
-        plan, console = self.plan, standard_console()
+        """Print the evaluation in a line, a table of the values of all episodes, hints, and the path of the video."""
+        plan, played, console = self.plan, self.evaluation, standard_console()
         how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
+        if isinstance(played, SeatEvaluations):
+            how = f"against {one_line(played.opponent)}, each seat {how}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        console.print(samples_table(_samples(self.evaluation), console.width, bold=SUM))
+        samples = _samples(played) if isinstance(played, Evaluation) else _samples_of_seats(played)
+        console.print(samples_table(samples, console.width, bold=SUM))
+        for hint in self.hints:
+            console.print(hint, soft_wrap=True)
         if self.video is not None:
             several = f"{plan.film_episodes} of the episodes of env 0"
             what = several if plan.film_episodes > 1 else "an episode of env 0"
             frames = counted(self.video.num_frames, "frame")
             console.print(f"video: {self.video.path}, {what}, {frames}", soft_wrap=True)
+
+
+class EpisodeDigests:
+    """An `ActingWatcher` that finds out whether episodes are one and the same, in what agents see and do.
+
+    Attributes:
+        finished: of each evaluation, the digests of its episodes.
+    """
+
+    def __init__(self) -> None:
+        self.finished: list[set[int]] = []
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """See `ActingWatcher.begin_episodes`."""
+        self._running = [0] * len(step.to_act)
+        self.finished.append(set())
+
+    def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
+        """See `ActingWatcher.before_step`."""
+        for group in (*step.observations, *actions):
+            for array in group.values() if isinstance(group, dict) else (group,):
+                for env_index, digest in enumerate(self._running):
+                    self._running[env_index] = zlib.crc32(array[env_index].tobytes(), digest)
+
+    def after_step(self, step: VecStep) -> None:
+        """See `ActingWatcher.after_step`."""
+        for env_index in np.flatnonzero(step.episode_done).tolist():
+            self.finished[-1].add(self._running[env_index])
+            self._running[env_index] = 0
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `ActingWatcher.restart_envs`; evaluations restore no episodes."""
+
+
+def _hints(digests: EpisodeDigests, played: Evaluation | SeatEvaluations, plan: EvaluationPlan) -> list[str]:
+    """Name the evaluations that played the same episode again and again."""
+    evaluations = {"": played}
+    if isinstance(played, SeatEvaluations):
+        evaluations = {f"{seat_name(seat)}: ": each for seat, each in played.by_seat.items()}
+    remedy = "" if plan.deterministic is False else "; --stochastic samples the actions"
+    return [
+        f"{seat}all {len(each.episodes)} episodes are one and the same: nothing in them was drawn at random{remedy}"
+        for (seat, each), found in zip(evaluations.items(), digests.finished, strict=True)
+        if isinstance(each, Evaluation) and len(each.episodes) > 1 and len(found) == 1
+    ]
 
 
 def evaluate_run(
@@ -95,29 +163,36 @@ def evaluate_run(
     with closing(_make_env(run, plan, video)) as env, progress_bars() as bars, ExitStack() as cleanup:
         policies = run.policies(checkpoint, env)
         playing = bars.add_task("episodes", total=plan.n_episodes)
-        recorders: list[EpisodeRecorder] = []
+        digests = EpisodeDigests()
+        watchers: list[ActingWatcher] = [digests]
         if record is not None:
             quotas = [episodes_of_env(index, env.num_envs, plan.n_episodes) for index in range(env.num_envs)]
             recorder, store = recorder_of(
                 env, policies.policy_of, as_path("record", record), run.config.env, quotas=quotas
             )
             cleanup.callback(store.flush)
-            recorders.append(recorder)
-        evaluation = play_episodes(
-            policies,
-            env,
-            plan.n_episodes,
-            plan.deterministic,
-            plan.seed,
-            on_episode=lambda _: bars.advance(playing),
-            watchers=recorders,
-            tells=bool(recorders),
-        )
+            watchers.append(recorder)
+        options: dict[str, Any] = {
+            "n_episodes": plan.n_episodes,
+            "deterministic": plan.deterministic,
+            "seed": plan.seed,
+            "on_episode": lambda _: bars.advance(playing),
+            "watchers": watchers,
+            "tells": record is not None,
+        }
+        evaluation: Evaluation | SeatEvaluations
+        if plan.against is None:
+            evaluation = play_episodes(policies, env, **options)
+        else:
+            seats = seats_of(env.agents, plan.seats)
+            bars.update(playing, total=plan.n_episodes * len(seats))
+            evaluation = play_seats(policies, env, plan.against, seats, **options)
         if video is not None:
             writing = bars.add_task("video frames", total=None)  # imageio reports no progress
             video.finish()
             bars.update(writing, total=video.num_frames, completed=video.num_frames)
-    return EvaluatedRun(run.files.shown, policies.checkpoint, policies.checkpoint_why, plan, evaluation, video)
+    why, hints = policies.checkpoint_why, _hints(digests, evaluation, plan)
+    return EvaluatedRun(run.files.shown, policies.checkpoint, why, plan, evaluation, video, hints)
 
 
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
@@ -132,10 +207,43 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
     return env
 
 
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    agents = evaluation.metrics["agent_episode_returns_mean"]
+    return {
+        "env_runners": evaluation.metrics,
+        "episode_return": asdict(sample_stats(evaluation.returns())),
+        "agent_episode_returns": {agent: asdict(sample_stats(evaluation.agent_returns(agent))) for agent in agents},
+    }
+
+
+def _figures_of_seats(played: SeatEvaluations) -> dict[str, Any]:
+    outcomes = played.outcomes()
+    seats = {
+        seat_name(seat): {
+            "agents": list(seat),
+            **{outcome: asdict(share_stats(values)) for outcome, values in outcomes.get(seat, {}).items()},
+            **_figures(evaluation),
+        }
+        for seat, evaluation in played.by_seat.items()
+    }
+    return {"against": played.opponent, "seats": seats}
+
+
 def _samples(evaluation: Evaluation) -> Samples:
     agents = evaluation.metrics["agent_episode_returns_mean"]
     custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
     return samples_of(evaluation, list(agents), custom)
+
+
+def _samples_of_seats(played: SeatEvaluations) -> Samples:
+    """Return the rows of a table: for each seat the shares of outcomes, its agents' returns and the lengths."""
+    outcomes, rows = played.outcomes(), list[tuple[str, Sequence[float] | SampleStats]]()
+    for seat, evaluation in played.by_seat.items():
+        name = seat_name(seat)
+        rows += [(f"{name}: {outcome}", share_stats(values)) for outcome, values in outcomes.get(seat, {}).items()]
+        rows += [(f"{name}: return of {agent}", evaluation.agent_returns(agent)) for agent in seat]
+        rows.append((f"{name}: episode length", evaluation.lengths()))
+    return rows
 
 
 def samples_of(evaluation: Evaluation, agents: Sequence[AgentID], custom: Sequence[str]) -> Samples:

@@ -23,7 +23,7 @@ from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
 from marl_sb3.config.values import as_bytes, counted, shown
-from marl_sb3.envs.registry import EnvFactory, import_from_here
+from marl_sb3.envs.registry import EnvFactory, attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
@@ -317,12 +317,10 @@ def evaluations_of(run: Run) -> list[EvaluationCallback]:
 
 def _named_function(name: str) -> Any:
     """Import the evaluation function that a user has named, `MODULE:NAME`."""
-    module_name, colon, attribute = name.partition(":")
-    where, accepted, key = f"evaluation.function {shown(name)}", "MODULE:NAME of a function", "evaluation.function"
-    if not colon:
-        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
-    found = getattr(import_from_here(module_name, where, accepted, key), attribute, None)
+    where, key = f"evaluation.function {shown(name)}", "evaluation.function"
+    found = attribute_from_here(name, where, "MODULE:NAME of a function", key)
     if not callable(found):
+        module_name, _, attribute = name.partition(":")
         raise ConfigError(f"{where}: {module_name} has no function {attribute!r}", key=key)
     return found
 

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config.values import shown
-from marl_sb3.envs.registry import import_from_here
+from marl_sb3.envs.registry import attribute_from_here
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.experience.trajectories import Trajectory
 from marl_sb3.metrics import Result, RunningEpisode
@@ -215,12 +215,12 @@ def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
 
 def _named_callback(entry: Any) -> BaseCallback:
     name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
-    module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
     where = f"callback {shown(name)}"
-    if not colon or not isinstance(arguments or {}, Mapping):
+    if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
         raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
-    found = getattr(import_from_here(module_name, where, _NAMES, "callbacks"), attribute, None)
+    found = attribute_from_here(name, where, _NAMES, "callbacks")
     if not (isinstance(found, type) and issubclass(found, BaseCallback)):
+        module_name, _, attribute = name.partition(":")
         words = f"{module_name} has no class {attribute!r} that is a callback"
         raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -49,10 +50,11 @@ class ZeroSum(ParallelEnv[str, Any, int]):
         return {agent: np.zeros(1, np.float32) for agent in "ab"}, infos
 
 
-def always(action: dict[str, int]) -> MultiAgentAlgorithm:
+def always(action: dict[str, int], kind: Any = None) -> MultiAgentAlgorithm:
     """Policies that always take the same action."""
-    env = make_vec_env(ZeroSum, n_envs=2, seed=0, masked=False)
-    algorithm = MultiAgentAlgorithm(env, policies="per_agent", seed=0, **POLICIES)
+    env = make_vec_env(kind or functools.partial(ZeroSum, masked=False), n_envs=2, seed=0)
+    policies = "shared" if list(action) == ["shared"] else "per_agent"
+    algorithm = MultiAgentAlgorithm(env, policies=policies, seed=0, **POLICIES)
     for agent, chosen in action.items():
         with th.no_grad():
             algorithm.policies[agent].policy.action_net.bias[chosen] = 100.0
