@@ -82,6 +82,11 @@ def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:
     assert other == TrainConfig("some-env")
 
 
+@pytest.mark.parametrize("env", ["arena", "classic/rps-v2"])
+def test_presets_of_envs_that_ask_for_mixed_strategies_sample_in_evaluations(env: str) -> None:
+    assert load_config(env).evaluation.deterministic is False
+
+
 def test_a_changed_configuration_does_not_change_the_preset() -> None:
     def network() -> list[int]:
         return load_config("CartPole-v1", "dqn").hyperparameters["policy_kwargs"]["net_arch"]  # type: ignore[no-any-return]
