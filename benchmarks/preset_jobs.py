@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from games import against_random
+from games import STRONGER, play
 
 import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.metrics import Episode
 from marl_sb3.runs.run import Run
 
-GAMES = ("classic/connect_four-v3", "classic/tictactoe-v3")  # self-play: returns do not show how well a policy plays
 POINTS = 40  # in a curve of returns
 GAME_POINTS = 12  # in a curve of won games
 
@@ -68,7 +67,7 @@ class Budget:
 
     Attributes:
         timesteps: env steps; None: those of the preset.
-        episodes: number of episodes of the final evaluation; in `GAMES`, ten times as many on each side.
+        episodes: number of episodes of the final evaluation; in games, ten times as many on each side.
         deadline_s: when trainings stop, in seconds of `time.monotonic`.
     """
 
@@ -155,7 +154,7 @@ class Games(marl_sb3.MultiAgentCallback):
         """Play when `every` more env steps have been taken."""
         if self.num_timesteps >= len(self.points) * self.every:
             with self.clock.running():
-                shares = against_random(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
+                shares = play(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
             self.points.append([self.num_timesteps, *(share["won"] for share in shares.values())])
         return True
 
@@ -189,16 +188,18 @@ def train(job: Job, budget: Budget) -> dict[str, Any]:
 
 
 def _games(job: Job, budget: Budget) -> list[Games]:
-    if job.env not in GAMES:
+    if job.env not in STRONGER:
         return []
     planned = load_config(job.env, job.algo, None, job.settings, n_timesteps=budget.timesteps)
     return [Games(job.env, 2 * budget.episodes, planned.n_timesteps / GAME_POINTS)]
 
 
 def evaluation(run: Run, episodes: int) -> dict[str, Any]:
-    """Evaluate the trained policies: returns, or in games the shares won against a random player."""
-    if run.config.env in GAMES:
-        return {"games": against_random(run.bundle(), run.config.env, 10 * episodes, seed=1_000)}
+    """Evaluate the trained policies: returns; or in games, where those of self-play tell little, against players."""
+    if run.config.env in STRONGER:
+        bundle, env = run.bundle(), run.config.env
+        stronger = {name: play(bundle, env, 2 * episodes, 1_000, name) for name in STRONGER[env]}
+        return {"games": {"random": play(bundle, env, 10 * episodes, seed=1_000), **stronger}}
     result = run.evaluate(episodes, n_envs=min(episodes, 20))
     names = ("episode_return_mean", "episode_return_min", "episode_return_max", "agent_episode_returns_mean")
     return {name: result[name] for name in names} | {"deterministic": run.config.evaluation.deterministic}

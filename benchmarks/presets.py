@@ -4,7 +4,8 @@
 
 Each training is that of `python -m marl_sb3.train ENV --algo ALGO --seed SEED`, in one thread of its own process.
 Afterwards the policies are evaluated as the preset says, with the most probable actions or with sampled ones. Games of
-two players are trained by self-play, and evaluated against a player that takes random legal moves.
+two players are trained by self-play, and evaluated against a player that takes random legal moves and against the
+players of examples/opponents.py.
 
 `--folder` keeps `results.jsonl`, with a line for each finished training, and `table.md`. Trainings that it has are not
 repeated, so that an interrupted benchmark can be continued. `--draw` needs matplotlib (`pip install -e '.[docs]'`).
@@ -114,7 +115,13 @@ def reached(result: Result) -> dict[str, str]:
     found = result["evaluation"]
     stopped = "" if result["complete"] else " (stopped early)"
     if "games" in found:
-        return {f"won as the {side} player": f"{shares['won']:.1%}{stopped}" for side, shares in found["games"].items()}
+        return {
+            f"won, drawn, lost as the {side} player against {opponent}": (
+                ", ".join(f"{share:.1%}" for share in shares.values()) + stopped
+            )
+            for opponent, sides in found["games"].items()
+            for side, shares in sides.items()
+        }
     several = len(found["agent_episode_returns_mean"]) > 1
     what = f"{'sum of returns' if several else 'return'}{'' if found['deterministic'] else ', sampled actions'}"
     return {what: f"{found['episode_return_mean']:.1f}{stopped}"}
@@ -157,7 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--seeds", type=integers, default=[0, 1, 2], metavar="N,N", help="default: 0,1,2")
     add_count(options, "--processes", 1, "trainings at the same time")
     options.add_argument("--timesteps", type=positive, metavar="N", help="env steps; default: those of the preset")
-    add_count(options, "--episodes", 100, "episodes of each evaluation; in games, ten times as many on each side")
+    add_count(
+        options,
+        "--episodes",
+        100,
+        "episodes of each evaluation; in games on each side ten times as many, against strong players twice as many",
+    )
     options.add_argument(
         "--limit-s", type=float, default=float("inf"), metavar="S", help="stop after so many seconds; default: never"
     )

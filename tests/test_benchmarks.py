@@ -288,10 +288,12 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
     early, complete = map(json.loads, Path("kept/results.jsonl").read_text().splitlines())
     assert early["error"] == "not begun: the time limit was reached"
     assert [point[0] for point in complete["curve"]] == [16, 32]
-    for shares in complete["evaluation"]["games"].values():
+    played = complete["evaluation"]["games"]
+    assert list(played) == ["random", "Greedy", "Minimax2", "Perfect"]
+    for shares in (shares for sides in played.values() for shares in sides.values()):
         assert set(shares) == {"won", "drawn", "lost"}
         assert sum(shares.values()) == pytest.approx(1.0)
-    assert "tiny` | 32 |" in capsys.readouterr().out.splitlines()[-2]
+    assert "tiny` | 32 |" in capsys.readouterr().out.splitlines()[-8]
 
 
 def test_curves_are_drawn_over_seeds(load: Load) -> None:

@@ -23,6 +23,11 @@ RUNS = {
         ["data", "--env-steps", "2048", "--updates", "100"],
         r"\d+ episodes: mean return \d+\.\d, of the last 20 \d+\.\d\nd3rlpy(, 100 updates: mean| is not installed)",
     ),
+    "opponents.py": (
+        ["--games", "20"],
+        r"tictactoe-v3: Perfect wins \d+% against Minimax2, and loses 0%\n.* Greedy wins [6-9]\d% against Random"
+        r".*\n.* Minimax2 wins (90|100)% against Greedy.*\n.* Minimax4 wins [6-9]\d% against Minimax2",
+    ),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
     "reinforce.py": (["--env-steps", "4000"], r"4000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
