@@ -2,15 +2,15 @@
 
     pip install -e '.[docs]' 'pettingzoo[classic,sisl]' mpe2
 
-It trains each preset with seed 0, draws `presets.png`, prints the table of the page, and lets the trained policies of
-the two games with known answers play: tic-tac-toe against a random player, rock-paper-scissors against the opponent
-that knows the policy. The runs are kept in `runs/figures/` and are not trained again.
+It trains each preset with seed 0, draws `presets.png`, prints the table of the page, and lets the trained policy of
+rock-paper-scissors play against the opponent that knows it. The runs are kept in `runs/figures/` and are not trained
+again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from make import HERE, RUNS
-from pettingzoo.classic import tictactoe_v3
-from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 
 import marl_sb3
@@ -29,13 +27,11 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 SEED = 0
-GAMES = 500  # on each side of the board
 COLOURS = ("#1f77b4", "#d95f02")
 MOVES = 3  # rock, paper, scissors; each beats the one before it
 ROUNDS = 15  # of an episode
 
 Row = Mapping[str, Any]  # of result.jsonl
-Player = Callable[[np.ndarray, np.ndarray], int]  # (observation, action mask) -> action
 
 
 @dataclass(frozen=True)
@@ -119,39 +115,6 @@ def table(results: Mapping[Preset, Sequence[Row]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def random_player(rng: np.random.Generator) -> Player:
-    """A player that takes any legal action."""
-    return lambda _, mask: int(rng.choice(np.flatnonzero(mask)))
-
-
-def policy_player(path: Path) -> Player:
-    """The player that takes the most probable action of an exported policy."""
-    model = MaskablePPO.load(path, device="cpu")
-    return lambda observation, mask: int(model.predict(observation, action_masks=mask, deterministic=True)[0])
-
-
-def play(env: Any, players: Mapping[str, Player]) -> Mapping[str, float]:
-    """The rewards at the end of a game of tic-tac-toe."""
-    env.reset()
-    while not any(env.terminations.values()):
-        seen = env.observe(env.agent_selection)
-        env.step(players[env.agent_selection](seen["observation"], seen["action_mask"]))
-    return dict(env.rewards)
-
-
-def against_random(path: Path) -> str:
-    """A Markdown table of the games of a policy, and of a random player, against a random player."""
-    rng, env = np.random.default_rng(SEED), tictactoe_v3.env()
-    lines = ["| player | side | won | drawn | lost |", "| --- | --- | --- | --- | --- |"]
-    for name, player in (("trained", policy_player(path)), ("random", random_player(rng))):
-        for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
-            players = {side: player, other: random_player(rng)}
-            ends = [play(env, players)[side] for _ in range(GAMES)]
-            shares = [f"{np.mean([end == sign for end in ends]):.1%}" for sign in (1, 0, -1)]
-            lines.append(f"| {name} | {'first' if side == 'player_1' else 'second'} | {' | '.join(shares)} |")
-    return "\n".join(lines)
-
-
 def move_probabilities(path: Path) -> np.ndarray:
     """What a policy plays after each move of the opponent and, in the last row, at the start; (4, 3)."""
     policy = PPO.load(path, device="cpu").policy
@@ -175,7 +138,6 @@ def main() -> None:
     results = {preset: trained(preset) for preset in PRESETS}
     print(table(results))
     draw(results, HERE / "presets.png")
-    print(against_random(TICTACTOE.folder / "policies" / "shared.zip"))
     probabilities = move_probabilities(RPS.folder / "policies" / "shared.zip")
     print(probabilities.round(2), f"exploitability {exploitability(probabilities):.2f}")
 
