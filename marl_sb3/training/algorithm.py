@@ -214,7 +214,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> MultiAgentAlgorithm:
-        """Train for at least `total_timesteps` env steps, in complete iterations as in SB3.
+        """Train for at least `total_timesteps` env steps, and end with the first update after these, as in SB3.
 
         Args:
             total_timesteps: env steps; if `reset_num_timesteps` is False, in addition to those already taken.
@@ -253,7 +253,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self._loop.begin(joined)
         self.parts.callbacks.begin(joined)
         while self.num_timesteps < total_timesteps:
-            result = self._iterate(joined)
+            result = self._iterate(joined, total_timesteps)
             if result is None:
                 break
             self._loop.log_episodes(self.logger)
@@ -461,12 +461,12 @@ class MultiAgentAlgorithm(PolicyByAgent):
         """Iterations done."""
         return self._counters.iteration
 
-    def _iterate(self, callback: BaseCallback) -> Result | None:
-        """Run one iteration; returns None if a callback stopped it."""
+    def _iterate(self, callback: BaseCallback, budget: float = math.inf) -> Result | None:
+        """Run one iteration, see `TrainingLoop.iterate`; returns None if a callback stopped it."""
         self.read_data()
         self.between_iterations = False
         try:
-            report = self._loop.iterate(callback)
+            report = self._loop.iterate(callback, budget)
         except RunnersLostError:  # a round that was lost has changed nothing
             self.between_iterations = not self._counters.steps_of_iteration
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class TrainingLoop:
         self._model, self._runner, self._counters = model, runner, counters
         self._trained = [learner for learner in learners.values() if learner.trained]
         self.n_steps, self._at_once = n_steps, at_once
+        self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
         self._steps_of_envs: Array | None = None
         self._episode_hooks: EpisodeHooks | None = None
         self._update_hooks: Sequence[TrainingCallback] = ()
@@ -172,8 +174,13 @@ class TrainingLoop:
         if self._episode_hooks is not None:
             self._episode_hooks.log(logger, self._counters.iteration)
 
-    def iterate(self, callback: BaseCallback) -> IterationReport | None:
-        """Run one iteration; returns None if the callback stopped it."""
+    def iterate(self, callback: BaseCallback, budget: float = math.inf) -> IterationReport | None:
+        """Run one iteration; returns None if the callback stopped it.
+
+        Args:
+            budget: env steps of the training. The iteration ends early where these are taken and the policy with the
+                longest rollouts has updated, so that nothing is collected in vain.
+        """
         self._callback, self.changes_policies = callback, has_step_hook(callback)
         self._counters.begin_iteration()
         report, taken = IterationReport(), 0
@@ -197,6 +204,8 @@ class TrainingLoop:
             self._update(due, report)
             report.sampling_s += collected_s - started_s
             report.update_s += time.perf_counter() - collected_s
+            if self._counters.env_steps >= budget and self._slowest in due:
+                break
         self._counters.iteration += 1
         self._counters.time_s += report.sampling_s + report.update_s
         return report

@@ -23,6 +23,7 @@ from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, MultiAgentCallback, 
 from marl_sb3.metrics import flatten
 
 TINY: dict[str, Any] = {"batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01}
+NETWORK = {"net_arch": [4]}
 N_ENVS, N_STEPS = 2, 6
 ITERATION = N_ENVS * N_STEPS  # env steps
 STAGGERED = {"a": (1, "terminated"), "b": (4, "truncated")}
@@ -434,3 +435,30 @@ def test_its_representation_fits_a_line() -> None:
     algorithm = make("per_agent", dict.fromkeys("abcde", (3, "truncated")))
     algorithm.train_iteration()
     assert repr(algorithm).endswith("(scripted_v0 x 2, 5 agents, 5 policies, 12 env steps trained)")
+
+
+# The end of a training
+
+
+def with_specs(n_steps: int | None = None, **specs: PolicySpec) -> MultiAgentAlgorithm:
+    env = make_vec_env(ScriptedEnv, n_envs=2, script=None)
+    mapping = dict(zip(env.agents, specs, strict=False)) if len(specs) > 1 else None
+    return MultiAgentAlgorithm(env, specs, mapping, n_steps=n_steps, seed=0, device="cpu")
+
+
+def test_a_training_ends_with_the_first_update_past_its_budget_not_with_its_iteration() -> None:
+    # A rollout has 6 env steps; 100 rollouts are an iteration.
+    spec = PolicySpec("a2c", n_steps=3, policy_kwargs=NETWORK)
+    whole = with_specs(all=spec).learn(200)
+    parts = with_specs(all=spec).learn(100)
+    assert (whole.num_timesteps, parts.num_timesteps, parts.iteration) == (204, 102, 1)
+    parts.learn(98, reset_num_timesteps=False)
+    assert (parts.num_timesteps, parts.iteration) == (204, 2)
+    assert same(weights(whole, "all"), weights(parts, "all"))
+    assert parts.train_iteration()["env_runners"]["num_env_steps_sampled"] == 600
+
+
+def test_a_training_ends_when_its_longest_rollouts_are_full() -> None:
+    short = PolicySpec("a2c", n_steps=3, policy_kwargs=NETWORK)
+    long = PolicySpec(PPO, n_steps=10, batch_size=4, n_epochs=1, policy_kwargs=NETWORK)
+    assert with_specs(n_steps=35, a=short, b=long).learn(25).num_timesteps == 2 * 20
