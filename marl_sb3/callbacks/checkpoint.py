@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import as_path
-from marl_sb3.metrics import Result, flatten
+from marl_sb3.metrics import Result, RunningEpisode, flatten
 from marl_sb3.metrics.opposition import Opposition
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.state import State, StateReader
@@ -66,19 +66,22 @@ class CheckpointCallback(MultiAgentCallback):
 
     def _init_callback(self) -> None:
         if self._opposition is None and _SUMS.fullmatch(self._metric):
-            self._opposition = Opposition(self.algorithm.env.agents)
+            self._opposition = Opposition(self.algorithm.env.agents, self.algorithm.policy_of)
 
     def _on_training_start(self) -> None:
         self._saved_at = self.algorithm.iteration  # the checkpoint that the run is resumed from exists already
         if self._at_start and self.algorithm.iteration == 0:
             self._save()
 
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        """Compare the returns of its agents."""
+        if self._opposition is not None:
+            self._opposition.add(episode.agent_returns)
+
     def on_iteration_logged(self, result: Result) -> None:
         """Write a checkpoint if one is due."""
         self._logged_at = self.algorithm.iteration
         self._value = flatten(result).get(self._metric)
-        if self._opposition is not None and result["env_runners"]["num_episodes"]:
-            self._opposition.add(result["env_runners"]["agent_episode_returns_mean"])
         if self._every and self.algorithm.iteration % self._every == 0:
             try:
                 self._save()
@@ -108,12 +111,12 @@ class CheckpointCallback(MultiAgentCallback):
 
     def get_state(self) -> State:
         """Return how the agents' returns are related so far."""
-        return {} if self._opposition is None else {"opposition": self._opposition.get_state()}
+        return {} if self._opposition is None else {"pairs_of_episodes": self._opposition.get_state()}
 
     def set_state(self, state: StateReader) -> None:
         """Set what `get_state` has returned."""
-        if self._opposition is not None and "opposition" in state:
-            self._opposition.read_state(state.fields("opposition"))()
+        if self._opposition is not None and "pairs_of_episodes" in state:
+            self._opposition.read_state(state.fields("pairs_of_episodes"))()
 
     def _save(self) -> None:
         algorithm = self.algorithm

@@ -49,7 +49,7 @@ def sample_stats(values: Sequence[float]) -> SampleStats:
         return SampleStats(1, mean, None, mean, mean, None)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     margin = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
-    ci95 = _wilson(mean, n) if set(values) == {0.0, 1.0} else (mean - margin, mean + margin)
+    ci95 = wilson_interval(mean, n) if set(values) == {0.0, 1.0} else (mean - margin, mean + margin)
     return SampleStats(n, mean, sd, min(values), max(values), ci95)
 
 
@@ -58,12 +58,12 @@ def share_stats(values: Sequence[float]) -> SampleStats:
     if not values:
         return sample_stats(values)
     share = math.fsum(values) / len(values)
-    return SampleStats(len(values), share, None, None, None, _wilson(share, len(values)))
+    return SampleStats(len(values), share, None, None, None, wilson_interval(share, len(values)))
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of n."""
-    z = NormalDist().inv_cdf(0.975)
+def wilson_interval(share: float, n: int, level: float = 0.95) -> tuple[float, float]:
+    """The confidence interval of a share of n: Wilson, Journal of the American Statistical Association 22, 1927."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
     center = share + z**2 / (2 * n)
     margin = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return (center - margin) / (1 + z**2 / n), (center + margin) / (1 + z**2 / n)

@@ -97,6 +97,10 @@ class Race:
 
     def missing(self) -> list[tuple[Candidate, int]]:
         """The trainings that are wanted next, seed by seed, the preset first; empty if the race is over."""
+        return self.standing()[1]
+
+    def standing(self) -> tuple[list[Candidate], list[tuple[Candidate, int]]]:
+        """Return the candidates that are not left out, and the trainings that are `missing`."""
         racing = list(self.candidates)
         for seeds in sorted({max(2, math.ceil(share * self.seeds)) for share in _LOOKS}):
             wanted = [
@@ -106,11 +110,11 @@ class Race:
                 if index not in each.values and index not in each.failed
             ]
             if wanted:
-                return wanted
+                return racing, wanted
             racing = self._kept(racing, seeds)
             if len(racing) == 1:
                 break
-        return []
+        return racing, []
 
     def _kept(self, racing: Sequence[Candidate], seeds: int) -> list[Candidate]:
         """The candidates that may still win, after so many seeds."""
@@ -270,6 +274,7 @@ HEADER = ("candidate", "seeds", "mean", "95 % interval", "gain", "90 % interval"
 def rows(race: Race) -> list[list[str]]:
     """A row for each candidate with the columns of `HEADER`; the first one is the preset."""
     table = []
+    racing, wanted = race.standing()
     for candidate in race.candidates:
         stats = sample_stats(list(candidate.values.values()))
         failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
@@ -280,6 +285,8 @@ def rows(race: Race) -> list[list[str]]:
             verdict = "better" if bounds[0] > 0 else "worse" if bounds[1] < 0 else "undecided"
             verdict = verdict if stats.n == race.seeds else "left out"
             against = [number(gain), " to ".join(map(number, bounds)), verdict]
+        if candidate.trial is not None and wanted and candidate in racing:
+            against[-1] = "still racing"
         interval = f"{number(low)} to {number(high)}"
         table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), interval, *against])
     return table

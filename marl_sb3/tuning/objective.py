@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.types import Array
 
 _EVALUATED = "evaluation/env_runners/"
 _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
@@ -123,41 +120,3 @@ def parse_objectives(objective: str, mode: str, over: str) -> list[Objective]:
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"--objective is {objective!r}; accepted: different names, A or A,B", key="objective")
     return [Objective(name, each, over) for name, each in zip(names, modes, strict=True)]
-
-
-_LEAST_ITERATIONS = 3  # for a sum that counts as constant
-_CONSTANT = 0.01  # SD of the sum of agents' returns that counts as constant, as a share of the largest SD of a return
-_NEARLY_CONSTANT = 0.5  # how far the sum of policies' returns may go, as a share of how far the farthest one goes
-
-
-def opposition(results: Sequence[Mapping[str, Any]], *, is_whole: bool) -> str | None:
-    """Say how the returns of a training oppose each other, so that their sum tells nothing; None if they do not.
-
-    They do where the sum of the agents' returns is always the same while these change: a zero-sum game. And where, from
-    the first third of a training to the last, one policy gains what another one loses, as where a team hunts another.
-
-    Args:
-        results: those of the iterations with finished episodes.
-        is_whole: whether the training is at its end.
-    """
-    of_agents = _returns(results, "agent_episode_returns_mean")
-    if len(of_agents) < _LEAST_ITERATIONS or of_agents.shape[1] < 2:
-        return None
-    total = of_agents.sum(axis=1)
-    if of_agents.std(axis=0).max() > 0.0 and total.std() <= _CONSTANT * of_agents.std(axis=0).max():
-        return f"the agents' returns oppose each other: their sum is always about {total.mean():.4g}"
-    of_policies = _returns(results, "module_episode_returns_mean")
-    third = len(of_policies) // 3
-    gained = (
-        of_policies[-third:].mean(axis=0) - of_policies[:third].mean(axis=0) if is_whole and third else of_policies[:0]
-    )
-    if gained.size > 1 and gained.any() and abs(gained.sum()) <= _NEARLY_CONSTANT * np.abs(gained).max():
-        words = ", ".join(f"{gain:+.4g}" for gain in gained)
-        return f"the policies' returns oppose each other: what one gains in the training, others lose ({words})"
-    return None
-
-
-def _returns(results: Sequence[Mapping[str, Any]], name: str) -> Array:
-    """The returns of the iterations in which all have one, (iterations, agents or policies)."""
-    rows = [list(result["env_runners"][name].values()) for result in results]
-    return np.array([row for row in rows if None not in row], float).reshape(-1, len(rows[0]) if rows else 0)

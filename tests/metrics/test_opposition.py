@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,39 +12,58 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.metrics.opposition import Opposition
 from marl_sb3.storage.state import StateReader
 
-UP_AND_DOWN = [1.0, 3.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0, 10.0, 9.0]
+OPPOSE = "the agents' returns oppose each other: "
+UP_AND_DOWN = [1.0, 3.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0, 10.0, 9.0] * 10  # 50 pairs, in all of which it changes
 
 
-def after(returns: Mapping[str, Sequence[float | None]]) -> Opposition:
-    opposition = Opposition(list(returns))
+def after(returns: Mapping[str, Sequence[float | None]], policy_of: Mapping[str, str] | None = None) -> Opposition:
+    opposition = Opposition(list(returns), policy_of)
     for row in zip(*returns.values(), strict=True):
         opposition.add(dict(zip(returns, row, strict=True)))
     return opposition
 
 
+def times(factor: float, values: Sequence[float] = UP_AND_DOWN) -> list[float]:
+    return [factor * value for value in values]
+
+
 def test_agents_that_gain_together_do_not_oppose_each_other() -> None:
-    assert after({"a": UP_AND_DOWN, "b": [2 * value + 1 for value in UP_AND_DOWN]}).words() is None
+    found = after({"a": UP_AND_DOWN, "b": [2 * value + 1 for value in UP_AND_DOWN]})
+    assert (found.words(), found.doubt()) == (None, None)
 
 
 def test_what_the_predators_gain_the_prey_loses() -> None:
     # The sum, 3c - c, is highest where the prey is worst. Of each predator the others, c + c - c, rise with it.
-    caught = UP_AND_DOWN
-    returns = {**{f"predator{i}": caught for i in range(3)}, "prey": [-c for c in caught]}
-    expected = "that of prey falls when the others' rise (correlation -1.00 over 10 iterations)"
-    assert after(returns).words() == f"the agents' returns oppose each other: {expected}"
+    returns = {**{f"predator{i}": UP_AND_DOWN for i in range(3)}, "prey": times(-1.0)}
+    expected = "that of prey is higher where the others' are lower, in 100 % of 50 pairs of episodes"
+    assert after(returns).words() == OPPOSE + expected
+
+
+def test_teams_oppose_each_other_where_no_single_agent_does() -> None:
+    # What goes well for one team goes badly for the other. But the agents of a team have luck of their own, too, and of
+    # one agent, the others are nine friends and ten foes.
+    rng = np.random.default_rng(1)
+    luck, own = rng.normal(size=2000), rng.normal(0.0, 1.5, size=(20, 2000))
+    returns = {f"{team}{i}": (side * luck + own[i + 5 + 5 * side]).tolist()
+               for team, side in (("red", 1), ("blue", -1)) for i in range(10)}  # fmt: skip
+    assert after(returns).words() is None
+    found = after(returns, {agent: agent[:-1] for agent in returns}).words()
+    assert str(found).startswith(f"{OPPOSE}that of red is higher where the others' are lower, in ")
 
 
 def test_a_loss_that_is_slight_beside_the_gain_is_no_opposition() -> None:
     # As in the arena: agent1 gains 40 while agent2 loses 1, and the sum tells how good both are.
-    assert after({"a": UP_AND_DOWN, "b": [-0.05 * value for value in UP_AND_DOWN]}).words() is None
-    assert after({"a": UP_AND_DOWN, "b": [-0.2 * value for value in UP_AND_DOWN]}).words() is not None
+    assert after({"a": UP_AND_DOWN, "b": times(-0.05)}).words() is None
+    assert after({"a": UP_AND_DOWN, "b": times(-0.2)}).words() is not None
 
 
-def test_a_constant_sum_is_told_after_three_iterations() -> None:
-    scores = [0.5, 0.7, 0.4]
-    returns = {"white": scores, "black": [1.0 - score for score in scores]}
-    assert after(returns).words() == "the agents' returns oppose each other: their sum is always about 1"
-    assert after({agent: its[:2] for agent, its in returns.items()}).words() is None
+def test_a_constant_sum_is_told_after_five_pairs_of_episodes() -> None:
+    white = [0.5, 0.7, 0.4, 0.5, 0.0, 1.0, 0.3, 0.3, 0.1, 0.2, 0.9, 0.8]  # those of the fourth pair do not differ
+    returns = {"white": white, "black": [1.0 - score for score in white]}
+    assert after(returns).words() == f"{OPPOSE}their sum is always about 1"
+    few = after({agent: its[:10] for agent, its in returns.items()})
+    assert few.words() is None
+    assert str(few.doubt()).startswith("too few episodes with different returns have ended to tell whether ")
 
 
 def test_returns_that_do_not_change_do_not_oppose_each_other() -> None:
@@ -51,45 +71,58 @@ def test_returns_that_do_not_change_do_not_oppose_each_other() -> None:
 
 
 def test_one_agent_opposes_nobody() -> None:
-    assert after({"agent": UP_AND_DOWN}).words() is None
+    found = after({"agent": UP_AND_DOWN})
+    assert (found.words(), found.doubt()) == (None, None)
 
 
-def test_nine_iterations_are_too_few_for_a_correlation() -> None:
-    returns = {"a": UP_AND_DOWN, "b": [-3 * value for value in UP_AND_DOWN]}
-    assert after({agent: its[:9] for agent, its in returns.items()}).words() is None
-    assert after(returns).words() is not None
+def test_what_is_learned_between_the_episodes_of_a_training_does_not_count() -> None:
+    # One agent becomes better and the other worse, for reasons of their own; in an episode, neither tells of the other.
+    rng = np.random.default_rng(2)
+    rises = np.linspace(0.0, 20.0, 600)
+    found = after({"a": (rises + rng.normal(size=600)).tolist(), "b": (-rises + rng.normal(size=600)).tolist()})
+    assert (found.words(), found.doubt()) == (None, None)
 
 
-def test_a_correlation_that_chance_explains_is_none() -> None:
-    # r = -0.6: of two agents over 10 iterations the limit is tanh(-2.576 / sqrt(7)) = -0.75; over 30, -0.5.
-    a = np.array([1.0, -1.0, 0.0, 0.0, 0.0] * 2)
-    b = -0.6 * a + 0.8 * np.array([0.0, 0.0, 1.0, -1.0, 0.0] * 2)
-    assert np.corrcoef(a, b)[0, 1] == pytest.approx(-0.6)
-    assert after({"a": a, "b": b}).words() is None
-    assert "(correlation -0.60 over 30 iterations)" in str(after({"a": np.tile(a, 3), "b": np.tile(b, 3)}).words())
+@pytest.mark.parametrize(
+    ("apart", "together", "words", "doubt"),
+    [
+        # Wilson's lower bound at 1 - 0.0005 / 2, z = 3.48: 0.713 of 30 pairs, 0.687 of 200 with 80 %, 0.744 of 1000.
+        (30, 0, True, False),
+        (25, 0, False, True),
+        (160, 40, False, True),
+        (800, 200, True, False),
+        (600, 400, False, True),  # 0.545: it is certain that they compete, but they have other reasons, too
+        (520, 480, False, False),
+    ],
+)
+def test_only_what_is_clear_is_said(apart: int, together: int, words: bool, doubt: bool) -> None:
+    a = [0.0, 1.0] * (apart + together)
+    b = [0.0, -1.5] * apart + [0.0, 1.5] * together
+    found = after({"a": a, "b": b})
+    assert (found.words() is not None, found.doubt() is not None) == (words, doubt)
 
 
 def test_a_thousand_unrelated_agents_do_not_oppose_each_other() -> None:
     rng, opposition = np.random.default_rng(0), Opposition([f"a{i}" for i in range(1000)])
-    for row in rng.normal(size=(25, 1000)):
+    for row in rng.normal(size=(100, 1000)):
         opposition.add(dict(zip(opposition._agents, row.tolist(), strict=True)))
     assert opposition.words() is None
 
 
-def test_iterations_without_an_agent_do_not_count_for_it() -> None:
-    late = [None, None, *[-3 * value for value in UP_AND_DOWN]]
-    returns = {"a": [50.0, -70.0, *UP_AND_DOWN], "late": late}
-    assert "(correlation -1.00 over 10 iterations)" in str(after(returns).words())
+def test_episodes_without_an_agent_do_not_count_for_it() -> None:
+    returns = {"a": [50.0, -70.0, *UP_AND_DOWN], "late": [None, None, *times(-3.0)]}
+    assert "in 100 % of 50 pairs of episodes" in str(after(returns).words())
 
 
 def test_the_state_continues_exactly() -> None:
-    returns = {"a": UP_AND_DOWN * 2, "b": [-3 * value for value in UP_AND_DOWN * 2]}
+    returns = {"a": UP_AND_DOWN, "b": times(-3.0)}
     whole, first = after(returns), after({agent: its[:7] for agent, its in returns.items()})
     again = Opposition(list(returns))
     again.read_state(StateReader(first.get_state()))()
     for a, b in list(zip(*returns.values(), strict=True))[7:]:
         again.add({"a": a, "b": b})
     assert again.words() == whole.words() is not None
-    np.testing.assert_array_equal(again.get_state()["moments"], whole.get_state()["moments"])
-    with pytest.raises(CheckpointError, match=r"counts is an array of int64 \(3\)"):
+    np.testing.assert_array_equal(again.get_state()["squares"], whole.get_state()["squares"])
+    assert math.isnan(again._before[0])
+    with pytest.raises(CheckpointError, match=r"before.* is an array of float64 \(2\)"):
         Opposition(["a", "b", "c"]).read_state(StateReader(first.get_state()))

@@ -11,8 +11,11 @@ import numpy as np
 import optuna
 import pytest
 from searches import SMALL, in_this_process, work_on
+from toy_envs import ScriptedEnv
 
+import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.errors import ConfigError
 from marl_sb3.runs import start as start_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.trials import TRIALS, run_trial
@@ -139,3 +142,57 @@ def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
         run_trial(study, trial)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
     assert len(study.trials[1].intermediate_values) == 1
+
+
+# --- Objectives that tell nothing -------------------------------------------------------------------------------------
+
+
+class Game(ScriptedEnv):
+    """What the action of `a` brings it, `b` loses, times a factor; of the episode's last step alone."""
+
+    factor, length = 1.0, 4
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(dict.fromkeys("ab", (self.length, "terminated")), **options)
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        observations, _, *rest = super().step(actions)
+        won = float(actions["a"]) if self.step_count == self.length else 0.0
+        return observations, {"a": won, "b": -self.factor * won}, *rest
+
+
+class Hunt(Game):
+    factor = 0.5
+
+
+class Long(Game):
+    length = 100
+
+
+def searched(env: Any, **options: Any) -> Any:
+    settings = {"n_envs": 4, "n_steps": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]}
+    space = {"learning_rate": {"choices": [1e-3, 1e-2]}}
+    settings["batch_size"] = 40
+    own = {"settings": settings, "space": space, "timesteps": 640, "study": "s", "confirm_seeds": 0, "trials": 2}
+    return marl_sb3.tune(env, **{**SMALL, **own, **options})
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [(Game, "their sum is always about 0"), (Hunt, "that of a is higher where the others' are lower, in 100 % of ")],
+)
+def test_a_sum_that_means_nothing_ends_the_search_at_once(env: Any, words: str, in_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--objective sum does not tell how good policies are: .*{words}"):
+        searched(env)
+    lines = Path("runs/tune").glob("*/s/trials/00000/result.jsonl")
+    assert 1 <= len(next(lines).read_text().splitlines()) < 8
+
+
+def test_too_few_episodes_are_said_and_equal_trials_have_no_finalists(
+    in_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="tells no settings apart: all 2 trials have the same value, 0; accepted"):
+        searched(Long, confirm_seeds=2)
+    words = "too few episodes with different returns have ended to tell whether the agents' returns oppose each other"
+    assert caplog.messages[-1] == f"{words}: it may be that --objective sum does not tell how good policies are"
+    assert not list(Path("runs/tune").glob("*/s/confirm"))

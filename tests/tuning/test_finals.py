@@ -342,6 +342,14 @@ def test_a_trial_that_was_left_out_says_so(study: TuneStudy) -> None:
     assert rows(race_of_study(study))[1][1:3] + rows(race_of_study(study))[1][-1:] == ["4", "-8.50", "left out"]
 
 
+def test_of_an_interrupted_race_those_that_may_still_win_are_racing() -> None:
+    level, far = [10.0, 11.0, 12.0, 13.0], [0.0, 1.0, 2.0, 3.0]
+    waiting = race_with({None: level, 1: [20.0, 21.0], 2: [20.0, 21.0, 22.0, 23.0], 3: []}, seeds=10)
+    assert [row[-1] for row in rows(waiting)] == ["", *["still racing"] * 3]
+    after_a_look = race_with({None: level, 1: far, 2: [20.0, 21.0, 22.0, 23.0]}, seeds=10)
+    assert [row[-1] for row in rows(after_a_look)] == ["", "left out", "still racing"]
+
+
 def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy) -> None:
     plan_race(study, 3, 0)
     decision = decide(study)

@@ -32,6 +32,7 @@ from marl_sb3.processes.messages import Failed, known_error
 from marl_sb3.processes.pool import differing, versions
 from marl_sb3.processes.ray import Connection
 from marl_sb3.training.callback import TrainingCallback
+from marl_sb3.tuning.jobs.trials import OPPOSITION, OppositionWatch
 from marl_sb3.tuning.jobs.workers import GRACE_S, Jobs, TrainedRun, TrainerLostError, train_here, work
 from marl_sb3.tuning.study import TuneStudy
 
@@ -197,7 +198,7 @@ class PruningServer:
             self._answers.pop(job).set_result(goes_on)
 
 
-class AskTheSearch(TrainingCallback):
+class AskTheSearch(OppositionWatch):
     """Lets the search decide after each evaluation whether the training goes on."""
 
     def __init__(self, pruning: Any, job: str) -> None:
@@ -210,7 +211,7 @@ class AskTheSearch(TrainingCallback):
             return True
         import ray
 
-        return bool(ray.get(self._pruning.ask.remote(self._job, result)))
+        return bool(ray.get(self._pruning.ask.remote(self._job, {**result, OPPOSITION: self.found()})))
 
 
 def train_remotely(

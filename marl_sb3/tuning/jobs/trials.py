@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
@@ -13,7 +14,8 @@ from optuna.trial import TrialState
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.errors import ConfigError, is_disk_full
-from marl_sb3.metrics import Result
+from marl_sb3.metrics import Result, RunningEpisode
+from marl_sb3.metrics.opposition import Opposition
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.storage.checkpoint_folder import checkpoints_of
 from marl_sb3.training.callback import TrainingCallback
@@ -29,14 +31,18 @@ from marl_sb3.tuning.jobs.workers import (
     run_jobs,
     train_here,
 )
-from marl_sb3.tuning.objective import NOT_TOGETHER, opposition
+from marl_sb3.tuning.objective import NOT_TOGETHER
 from marl_sb3.tuning.queue import TrialQueue
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import failure_text, states
 
+_log = logging.getLogger(__name__)
+
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
 _LEAST_ALIKE = 5  # if all trials, and no fewer than these, have the same value, no later one will be better
 _OPPOSED = "opposed"  # attribute of a trial whose agents' returns oppose each other: in which way
+_DOUBT = "doubt"  # attribute of a trial that does not tell whether they do: why
+OPPOSITION = "opposition"  # in a result that comes from another machine: what `OppositionWatch.found` returns there
 
 Watcher = Callable[[TuneStudy], None]
 
@@ -65,6 +71,10 @@ def run_trials(
         _require_any_success(study, before)
 
     run_jobs(study, TRIALS, workers, look, trainer)
+    for doubt in (trial.user_attrs[_DOUBT] for trial in study.trials if _DOUBT in trial.user_attrs):
+        _log.warning(
+            "%s: it may be that --objective %s does not tell how good policies are", doubt, study.search.objective
+        )
 
 
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
@@ -80,8 +90,11 @@ def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
         raise SearchError(f"{words}; see {where}")
 
 
-def _require_sense(study: TuneStudy) -> None:
+def _require_sense(study: TuneStudy, least_alike: int = _LEAST_ALIKE) -> None:
     """End a search whose objective does not tell how good policies are.
+
+    Args:
+        least_alike: number of trials with the same value after which no other one is expected.
 
     Raises:
         ConfigError: the agents' returns oppose each other, so that their sum or least means nothing; or all evaluations
@@ -93,7 +106,7 @@ def _require_sense(study: TuneStudy) -> None:
     opposed = next((trial.user_attrs[_OPPOSED] for trial in trials if _OPPOSED in trial.user_attrs), None)
     if opposed is not None:
         words = f"does not tell how good policies are: {opposed}"
-    elif len(complete) >= _LEAST_ALIKE and len(values) == 1:
+    elif len(complete) >= least_alike and len(values) == 1:
         words = f"tells no settings apart: all {len(complete)} trials have the same value, {values.pop():g}"
     else:
         return
@@ -113,13 +126,32 @@ def require_any_complete(study: TuneStudy) -> None:
     raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
-class ReportEvaluations(TrainingCallback):
+class OppositionWatch(TrainingCallback):
+    """Compares the returns of the agents in all episodes of a training."""
+
+    _opposition: Opposition | None = None  # before the training starts
+
+    def _on_training_start(self) -> None:
+        algorithm: Any = self.model
+        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        """Add an episode."""
+        if self._opposition is not None:
+            self._opposition.add(episode.agent_returns)
+
+    def found(self) -> tuple[str | None, str | None]:
+        """Say how the returns oppose each other so far, and why it is not certain that they do not."""
+        return (None, None) if self._opposition is None else (self._opposition.words(), self._opposition.doubt())
+
+
+class ReportEvaluations(OppositionWatch):
     """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
 
     Args:
         study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
         interval: env steps between evaluations.
-        watch_opposition: whether the trial ends if the agents' returns oppose each other.
+        watch_opposition: whether the trial ends when it is clear that the agents' returns oppose each other.
     """
 
     def __init__(
@@ -132,17 +164,15 @@ class ReportEvaluations(TrainingCallback):
         self._interval = interval
         self._evaluations = study.search.evaluations
         self._watches = watch_opposition
-        self._results: list[Result] = []  # of the iterations with finished episodes
         self._reported = 0
         self.pruned = False
         self.opposed: str | None = None  # how the returns oppose each other
+        self.doubt: str | None = None  # why it is not certain that they do not
 
     def on_iteration_end(self, result: Result) -> bool:
         """Report the result if it has an evaluation."""
-        if self._watches and result["env_runners"]["num_episodes"]:
-            self._results.append(result)
-            is_whole = result["num_env_steps_sampled_lifetime"] >= self._interval * self._evaluations
-            self.opposed = opposition(self._results, is_whole=is_whole)
+        if self._watches:
+            self.opposed, self.doubt = result.get(OPPOSITION) or self.found()
             if self.opposed is not None:
                 return False
         value = self._objective.value(result) if "evaluation" in result and self._reports else None
@@ -212,6 +242,8 @@ def _run(
         if report is not None and report.opposed is not None:
             trial.set_user_attr(_OPPOSED, report.opposed)
             raise ConfigError(report.opposed, key="objective")
+        if report is not None and report.doubt is not None:
+            trial.set_user_attr(_DOUBT, report.doubt)
         if run.interrupted:
             queue.requeue(trial.number, key.INTERRUPTED)
             return False
@@ -266,10 +298,12 @@ def run_finals(
         trainer: trains on a cluster; None: processes of this machine do.
 
     Raises:
-        ConfigError: another process is running this study, or workers cannot import the env.
+        ConfigError: another process is running this study, or workers cannot import the env; or all trials have the
+            same value, so that there is no best one.
         SearchError: worker processes cannot be started.
         KeyboardInterrupt: raised again after all workers have ended.
     """
+    _require_sense(study, least_alike=2)
 
     def look() -> None:
         if watch is not None:
