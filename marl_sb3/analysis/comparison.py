@@ -78,7 +78,8 @@ class Pair:
         difference: of the means, group minus baseline.
         interval: of the difference, at 95 % for all pairs together (Welch); None: too few seeds.
         improvement: probability that a run of the group is better than one of the baseline.
-        improvement_interval: 95 %, bootstrap; None: too few seeds.
+        improvement_interval: 95 %, bootstrap; None: too few seeds, or all runs of one group are better than all of the
+            other, so that each resample gives the same and the bootstrap says nothing.
         verdict: `better`, `worse`, `undecided` or `too few seeds`.
     """
 
@@ -100,6 +101,21 @@ class Pair:
         if self.verdict == "undecided":
             return f"undecided between {self.label} and {self.baseline}"
         return f"too few seeds to compare {self.label} with {self.baseline}: at least {LEAST_SEEDS} of each are needed"
+
+    def why_no_interval(self, ours: int, theirs: int) -> str | None:
+        """Say why there is no interval of the probability, if there are enough runs, so many of each group."""
+        if self.improvement_interval is not None or self.verdict == "too few seeds":
+            return None
+        if 0.0 < self.improvement < 1.0:
+            return f"all runs of {self.label} and {self.baseline} end alike: P(better) has no interval"
+        chance = 2 / math.comb(ours + theirs, ours)  # of all orders of the runs, those with one group before the other
+        worse = "no run" if self.improvement == 0.0 else "every run"
+        better = "any" if self.improvement == 0.0 else "every one"
+        found = (
+            f"{worse} of {self.label} is better than {better} of {self.baseline}, which says no more about P(better)"
+        )
+        like_this = f"of {ours} and {theirs} runs of the same settings, one group is ahead like this"
+        return f"{found}; {like_this} in {100 * chance:.2g} %"
 
 
 @dataclass(frozen=True)
@@ -229,6 +245,9 @@ def compare_groups(
     few = [each.label for each in samples if LEAST_SEEDS <= each.stats.n < _GOOD_SEEDS]
     notes = [*groups.warnings, *figure.notes]
     notes += [f"fewer than {_GOOD_SEEDS} seeds of {', '.join(few)}: intervals are rough"] if few else []
+    counts = {each.label: each.stats.n for each in samples}
+    unknown = (pair.why_no_interval(counts[pair.label], counts[pair.baseline]) for pair in pairs)
+    notes += [words for words in unknown if words is not None]
     return Comparison(metric, mode, threshold, samples, pairs, groups.differing, notes, figure)
 
 
@@ -259,9 +278,8 @@ def _pair(baseline: Sample, other: Sample, sign: float, comparisons: int) -> Pai
     low, high = difference_interval(ours, theirs, _LEVEL, comparisons)
     verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
     interval = (low, high) if sign > 0 else (-high, -low)
-    return Pair(
-        other.label, baseline.label, difference, interval, improvement, (bounds[0], bounds[1]), verdict
-    )  # fmt: skip
+    likely = (bounds[0], bounds[1]) if bounds[0] < bounds[1] else None
+    return Pair(other.label, baseline.label, difference, interval, improvement, likely, verdict)
 
 
 # --- Words -----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ def test_the_better_of_two_experiments_is_found(runs: Path) -> None:
     found = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"})
     (pair,) = found.pairs
     assert pair.sentence == "strong is better than weak"
-    assert (pair.difference, pair.improvement, pair.improvement_interval) == (10.0, 1.0, (1.0, 1.0))
+    assert (pair.difference, pair.improvement, pair.improvement_interval) == (10.0, 1.0, None)
+    words = "every run of strong is better than every one of weak, which says no more about P(better); of 4 and 4 runs"
+    assert f"{words} of the same settings, one group is ahead like this in 2.9 %" in found.notes  # 2 of 8 over 4 = 70
     assert pair.interval == pytest.approx(difference_interval([11, 12, 13, 14], [1, 2, 3, 4]))
     assert [sample.stats.mean for sample in found.samples] == [2.5, 12.5]
     assert [sample.iqm for sample in found.samples] == [2.5, 12.5]
@@ -73,6 +75,9 @@ def test_less_may_be_better(runs: Path) -> None:
     found = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"}, mode="min", threshold=3)
     (pair,) = found.pairs
     assert (pair.verdict, pair.difference, pair.improvement) == ("worse", 10.0, 0.0)
+    assert any(
+        note.startswith("no run of strong is better than any of weak, which says no more") for note in found.notes
+    )
     assert pair.interval == pytest.approx(difference_interval([11, 12, 13, 14], [1, 2, 3, 4]))
     assert [sample.reached.n for sample in found.samples] == [4, 0]
 
@@ -81,6 +86,8 @@ def test_the_same_experiment_is_undecided_and_few_seeds_decide_nothing(runs: Pat
     halves = {"a": [runs / "weak" / "1", runs / "weak" / "2", runs / "weak" / "4"], "b": runs / "weak"}
     found = marl_sb3.compare(halves)
     assert found.pairs[0].verdict == "undecided"
+    low, high = found.pairs[0].improvement_interval or (0.5, 0.5)
+    assert 0.0 <= low < found.pairs[0].improvement < high <= 1.0
     assert any("fewer than 5 seeds of a, b" in line for line in found.notes)
     found = marl_sb3.compare([runs / "weak" / "1", runs / "strong"])
     assert found.pairs[0].sentence.startswith("too few seeds to compare")
@@ -110,7 +117,7 @@ def test_the_command_prints_tables_or_json_and_writes_a_page(runs: Path, capsys:
     assert "<script src=" not in html  # it opens offline
     assert compare_command([*arguments, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert plain["pairs"][0]["verdict"] == "better"
+    assert (plain["pairs"][0]["verdict"], plain["pairs"][0]["improvement_interval"]) == ("better", None)
     assert plain["samples"][0]["stats"]["n"] == 4
 
 
