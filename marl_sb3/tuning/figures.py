@@ -37,12 +37,14 @@ class _Drawing:
 
     Attributes:
         values: the values of the complete trials that have a finite one, by number, best first.
+        pruned: the values of the pruned trials at their last evaluations, by number.
     """
 
     trials: Sequence[FrozenTrial]
     mode: str
     winner: int | None
     values: dict[int, float]
+    pruned: dict[int, float]
 
     @property
     def complete(self) -> list[FrozenTrial]:
@@ -64,16 +66,21 @@ def draw_all(
         trials: all trials of the study, ordered by number.
         mode: whether the objective is maximized, `max`, or minimized, `min`.
         winner: the number of the winner; None if there is none.
-        value_of: returns the value of a complete trial.
+        value_of: returns the value of a complete trial, and that of a pruned one's last evaluation.
 
     Returns:
         For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figure or None.
     """
-    found = {trial.number: value_of(trial) for trial in trials if trial.state == TrialState.COMPLETE}
-    finite = {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
+
+    def finite_of(state: TrialState) -> dict[int, float]:
+        found = {trial.number: value_of(trial) for trial in trials if trial.state == state}
+        return {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
+
+    finite = finite_of(TrialState.COMPLETE)
     sign = -1.0 if mode == "max" else 1.0
     best_first = sorted(finite, key=lambda number: (sign * finite[number], number))
-    drawing = _Drawing(trials, mode, winner, {number: finite[number] for number in best_first})
+    values = {number: finite[number] for number in best_first}
+    drawing = _Drawing(trials, mode, winner, values, finite_of(TrialState.PRUNED))
     for title, text, draw in _FIGURES:
         try:
             figure = draw(drawing)
@@ -96,6 +103,9 @@ def _history(drawing: _Drawing) -> Any:
     figure = _axes("trial", "objective")
     figure.add_scatter(x=numbers, y=so_far, mode="lines", line={"shape": "hv", "color": _GREY}, name="best so far")
     figure.add_scatter(x=numbers, y=values, mode="markers", marker={"color": _BLUE}, name="trial")
+    if drawing.pruned:
+        x, y = [*drawing.pruned], [*drawing.pruned.values()]
+        figure.add_scatter(x=x, y=y, mode="markers", marker={"color": _BLUE, "symbol": "circle-open"}, name="pruned")
     return figure if drawing.winner is None else figure.add_scatter(**drawing.star(drawing.winner))
 
 
@@ -156,15 +166,17 @@ def _slices(drawing: _Drawing) -> Any:
         return _NONE_COMPLETE
     names = sorted({name for trial in drawing.complete for name in trial.params})
     n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
-    height, last = n_rows * _SLICE_HEIGHT + 70, len(drawing.trials)
+    height, last, shown = n_rows * _SLICE_HEIGHT + 70, len(drawing.trials), {**drawing.values, **drawing.pruned}
     spacing = {"horizontal_spacing": 0.03, "vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
     figure = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes="all", **spacing)
     for index, name in enumerate(names):
         place = {"row": index // _SLICES_PER_ROW + 1, "col": index % _SLICES_PER_ROW + 1}
-        numbers = [number for number in sorted(drawing.values) if name in drawing.trials[number].params]
+        numbers = [number for number in sorted(shown) if name in drawing.trials[number].params]
         x, axis = _axis([drawing.trials[number] for number in numbers], name)
         color = {"color": numbers, "colorscale": "Blues", "cmin": -0.3 * last, "cmax": last}
-        y, text = [drawing.values[number] for number in numbers], [f"trial {number}" for number in numbers]
+        color["symbol"] = ["circle-open" if number in drawing.pruned else "circle" for number in numbers]
+        y = [shown[number] for number in numbers]
+        text = [f"trial {number}{' (pruned)' * (number in drawing.pruned)}" for number in numbers]
         figure.add_scatter(x=x, y=y, text=text, mode="markers", marker=color, name="", **place)
         if drawing.winner in numbers:
             figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]), **place)
@@ -213,9 +225,14 @@ _IMPORTANCES = (
     "a share of all. A bar that ends before its red line is no more than chance; of parameters that do not matter, one "
     "in twenty passes its line."
 )
-_SLICES = "The value over each parameter; the darker, the later the trial. The star is the winner."
+_PRUNED = "Rings are pruned trials, at their last evaluation."
+_SLICES = f"The value over each parameter; the darker, the later the trial. The star is the winner. {_PRUNED}"
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
-    ("Optimization history", "The value of each trial, and the best so far. The star is the winner.", _history),
+    (
+        "Optimization history",
+        f"The value of each trial, and the best so far. The star is the winner. {_PRUNED}",
+        _history,
+    ),
     ("Learning curves", _CURVES, _learning_curves),
     ("Parameter importances", _IMPORTANCES, _importances),
     ("Slices", _SLICES, _slices),

@@ -59,6 +59,17 @@ def test_history_has_the_best_so_far_and_the_winner() -> None:
     assert tuple(lowest.data[0].y) == (1.0, 1.0, 1.0, 1.0)
 
 
+def test_pruned_trials_are_rings_where_their_last_evaluations_were() -> None:
+    trials = trials_of([1.0, 5.0])
+    trials.append(trial_of(parse_space(SPACE, "space"), 2, TrialState.PRUNED, 9.0, curve=[0.0, 9.0]))
+    figures = drawn(trials, None)
+    best, _, rings = figures["Optimization history"].data
+    assert (rings.x, rings.y, rings.marker.symbol, best.y) == ((2,), (9.0,), "circle-open", (1.0, 5.0))
+    for panel in figures["Slices"].data:
+        assert (panel.y, panel.marker.symbol) == ((1.0, 5.0, 9.0), ("circle", "circle", "circle-open"))
+        assert panel.text[2] == "trial 2 (pruned)"
+
+
 def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
     trials = trials_of([1.0, 5.0, 3.0])
     slices = drawn(trials, 1)["Slices"]
