@@ -63,7 +63,7 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     before = read_search(folder, env_id, given.get("storage"))
     if study is not None:
         _require_meant(name, folder, named, new_study)
-    search = _search(before, {"env": env_id, "name": name, **given}, space, grid)
+    search = _search(before, {"env": env_id, "name": name, **given}, space, grid, factory)
     for note in notes:
         _log.warning("%s", note)
     if before is not None:
@@ -155,7 +155,9 @@ def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) ->
         )
 
 
-def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Search:
+def _search(
+    before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid, factory: EnvFactory | None
+) -> Search:
     """The search of a new study, or that of an existing one, `before`, with the fields and the space given now."""
     fields = {**({} if before is None else vars(before)), **given}
     if before is None or space is not None or grid:
@@ -170,6 +172,8 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
+    if before is None and search.hparams is None:
+        search = replace(search, hparams=_picked_rollouts(search, factory))
     preset = search.preset()
     followed = search.space.following(preset)
     if before is None and space is None and not grid:
@@ -179,6 +183,19 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
     if "over" in fields:
         return search
     return replace(search, over=f"mean_of_last_{min(3, search.evaluations)}" if search.evaluations > 1 else "last")
+
+
+def _picked_rollouts(search: Search, factory: EnvFactory | None) -> dict[str, Any] | None:
+    """Settings of the rollouts that `train` would pick in an env without a preset; None if it would pick none."""
+    config = search.config({}, picks_rollouts=True)
+    if not config.picks_rollouts:
+        return None
+    with _built(config, factory) as run:
+        picked = run.config
+    own = {policy: {"n_steps": each["n_steps"]} for policy, each in picked.policy_settings.items() if "n_steps" in each}
+    of_run = {"n_steps": picked.hyperparameters["n_steps"]} if "n_steps" in picked.hyperparameters else {}
+    entry = {**of_run, **({"policy_settings": own} if own else {})}
+    return {search.env: entry} if picked.picks_rollouts else None
 
 
 def _require_same(before: Search, search: Search, folder: Path) -> None:

@@ -162,8 +162,15 @@ class Search:
 
         return resolved(replace(self.config({}), seed=0))
 
-    def config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
-        """The configuration of a training with these settings; without a budget, that of a full one."""
+    def config(
+        self, settings: Mapping[str, Any], where: str = "the space, ", *, picks_rollouts: bool = False, **budget: Any
+    ) -> TrainConfig:
+        """The configuration of a training with these settings; without a budget, that of a full one.
+
+        Args:
+            picks_rollouts: whether it may pick rollouts that no source gives, as `train` does in an env without a
+                preset. Not in a trial: a file with the best settings gives the same rollouts.
+        """
         config = load_config(
             self.env,
             self.algo,
@@ -176,7 +183,7 @@ class Search:
             device=self.device,
             **budget,
         )
-        return replace(config, picks_rollouts=False)  # a file with the best settings gives the same rollouts
+        return config if picks_rollouts else replace(config, picks_rollouts=False)
 
     def with_fitting_evaluations(self) -> Search:
         """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""
