@@ -58,6 +58,7 @@ RUNS = {
         {"throughput"},
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
+    "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 4", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
     "replay_vs_stock_sb3": Small(
@@ -114,7 +115,7 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"learning_from_data", "external_learning"}
+NO_SPEEDS |= {"learning_from_data", "external_learning", "search_errors"}
 
 Load = Callable[[str], ModuleType]
 

@@ -357,7 +357,7 @@ def _opposes(columns: Columns) -> bool:
     opposition = Opposition(list(agents))
     for row in zip(*agents.values(), strict=True):
         opposition.add(dict(zip(agents, (None if np.isnan(value) else float(value) for value in row), strict=True)))
-    return opposition.words() is not None
+    return opposition.words(certain=False) is not None  # there are few iterations, and only hints depend on it
 
 
 def _starvation(columns: Columns) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from marl_sb3.metrics.statistics import wilson_interval
 from marl_sb3.storage.parts import Fields, Stateful, counts, number, sums, sums_or_nan
 from marl_sb3.types import AgentID, Array, PolicyID
 
-_CLEAR = 0.7  # share of pairs of episodes in which one side wins what the others lose, from which on they oppose it
+_CLEAR = 0.75  # share of pairs of episodes in which one side wins what the others lose, from which on they oppose it
 _CHANCE = 0.5  # of sides that have nothing to do with each other
 _BY_CHANCE = 0.0005  # probability of a wrong bound of one side; small, since it is looked at after every iteration
 _LEAST_OF_CONSTANT_SUM = 5  # pairs of episodes in which returns differ
@@ -29,11 +29,11 @@ class Opposition(Stateful):
     not how much was learned: agents that learn independently of each other seem to oppose each other where one happens
     to become better and the other one worse, but within their episodes one return says nothing about the other.
 
-    Returns oppose each other where the sum of all is constant while they change; or where in clearly more than 70 % of
+    Returns oppose each other where the sum of all is constant while they change; or where in clearly more than 75 % of
     the pairs the return of an agent, or that of all agents of a policy, is higher in that episode in which the sum of
     the others' is lower (pairs without a difference do not count; the lower bound of Wilson's interval of the share is
     at 99.95 %, divided among the sides), and neither changes by less than a tenth of the other. Normally distributed
-    returns with a correlation of -0.59 do so in 70 % (Sheppard, Philosophical Transactions of the Royal Society A 192,
+    returns with a correlation of -0.71 do so in 75 % (Sheppard, Philosophical Transactions of the Royal Society A 192,
     1899), those without one in 50 %.
 
     Args:
@@ -74,6 +74,8 @@ class Opposition(Stateful):
         if len(self._agents) < 2:
             return
         now = np.array([math.nan if returns.get(agent) is None else returns[agent] for agent in self._agents], float)
+        if np.isnan(now).all():
+            return
         before, self._before = self._before, now
         if np.isnan(before).all():
             return
@@ -92,22 +94,34 @@ class Opposition(Stateful):
             self._complete_squares += np.append(change, now - before) ** 2
             self._total = now
 
-    def words(self) -> str | None:
-        """Say how the returns oppose each other; None if they do not, or if there are too few episodes to tell."""
+    def words(self, *, certain: bool = True) -> str | None:
+        """Say how the returns oppose each other; None if they do not, or if there are too few episodes to tell.
+
+        Args:
+            certain: False says it also where it is only likely: more pairs than half are apart for certain.
+        """
         if len(self._agents) < 2:
             return None
         if self._has_constant_sum():
             return f"the agents' returns oppose each other: their sum is always about {self._total:.4g}"
         bound, side = self._clearest()
-        return f"the agents' returns oppose each other: {self._words_of(side)}" if bound > _CLEAR else None
+        apart, together = self._pairs[:, side].tolist()
+        if bound <= (_CLEAR if certain else _CHANCE) or apart <= _CLEAR * (apart + together):
+            return None
+        name = self._sides[side]
+        name = (name if name.isprintable() else ascii(name))[:_SHOWN]
+        share = f"{100 * apart / (apart + together):.0f} % of {apart + together} pairs of episodes"
+        return (
+            f"the agents' returns oppose each other: that of {name} is higher where the others' are lower, in {share}"
+        )
 
     def doubt(self) -> str | None:
         """Say why it is not certain that the returns do not oppose each other; None if it is, or if they do."""
         if len(self._agents) < 2 or self.words() is not None:
             return None
-        bound, side = self._clearest()
-        if bound > _CHANCE:
-            return f"the agents' returns may oppose each other: {self._words_of(side)}"
+        likely = self.words(certain=False)
+        if likely is not None:
+            return likely.replace("oppose", "may oppose", 1)
         if self._bound(1.0, int(self._pairs.sum(axis=0).max())) <= _CLEAR:
             words = "too few episodes with different returns have ended to tell"
             return f"{words} whether the agents' returns oppose each other"
@@ -129,10 +143,3 @@ class Opposition(Stateful):
 
     def _bound(self, share: float, pairs: int) -> float:
         return wilson_interval(share, pairs, 1.0 - 2 * _BY_CHANCE / len(self._sides))[0] if pairs else 0.0
-
-    def _words_of(self, side: int) -> str:
-        name, (apart, together) = self._sides[side], self._pairs[:, side].tolist()
-        name = (name if name.isprintable() else ascii(name))[:_SHOWN]
-        share = 100 * apart / (apart + together)
-        pairs = f"{apart + together} pairs of episodes"
-        return f"that of {name} is higher where the others' are lower, in {share:.0f} % of {pairs}"
