@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,16 +70,6 @@ def _total(run: RunRecord) -> Any:
         known = np.isfinite(evaluated)
         style = {"mode": "lines+markers", "line": {"color": COLORS[1], "dash": "dot"}, "name": "evaluation"}
         figure.add_scatter(x=run.steps[known].tolist(), y=_plain(evaluated[known]), **style)
-    return figure
-
-
-def returns_of(runs: Sequence[RunRecord]) -> Any:
-    """The sum of returns of several runs."""
-    figure = _figure("sum of returns")
-    for index, run in enumerate(runs[:_MOST_LINES]):
-        column = run.columns.get(RETURN)
-        if column is not None:
-            figure.add_scatter(x=run.steps.tolist(), y=_plain(column), **_style(index, run.name))
     return figure
 
 

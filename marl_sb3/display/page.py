@@ -22,6 +22,7 @@ _COLUMN, _ROW = 'th scope="col"', 'th scope="row"'
 # The logo is a link, and a button would send the figure to plotly's server.
 _CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
 _HEIGHT = 480  # pixels of a figure that has no height of its own
+_LONG = 40  # characters of a text that is broken into lines
 _MANY_DIGITS = re.compile(r"\d+\.\d{4,}(e[-+]?\d+)?")
 
 
@@ -96,7 +97,9 @@ def table(rows: Iterable[Sequence[object]], head: Sequence[str] = (), best: int 
 
 
 def _cell(value: object, tag: str = "td") -> str:
-    return f"<{tag}>{words(shorter(value))}</{tag[:2]}>"
+    text = shorter(value)
+    style = ' class="long"' if isinstance(text, str) and len(text) > _LONG else ""
+    return f"<{tag}{style}>{words(text)}</{tag[:2]}>"
 
 
 def shorter(value: object) -> object:

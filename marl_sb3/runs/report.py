@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from marl_sb3.analysis.curves import draw_up
+from marl_sb3.analysis.drawing import plotly_html
 from marl_sb3.analysis.health import (
     LEAST_ITERATIONS,
     Column,
@@ -21,7 +23,7 @@ from marl_sb3.analysis.health import (
     policies_in,
 )
 from marl_sb3.analysis.reading import find_runs, read_run
-from marl_sb3.analysis.records import AGENT_RETURNS, RETURN, STEPS, RunRecord
+from marl_sb3.analysis.records import AGENT_RETURNS, RETURN, STEPS, RunRecord, group_by_settings
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import counted
@@ -37,7 +39,7 @@ from marl_sb3.storage.regular import is_regular, read_regular
 _EVALUATED = f"evaluation/{RETURN}"
 _VIDEOS = {".gif": "image/gif", ".mp4": "video/mp4"}
 _MOST_BYTES = 30_000_000  # of a video that is put into the page
-_MOST_RUNS = 500
+_MOST_RUNS, _MOST_LINES = 500, 40
 _NOT_COMPARED = ("seed", "n_parallel_updates", "extensions")  # differ in each run, or follow from the machine
 
 
@@ -174,8 +176,6 @@ def _page_of_one(run: RunData) -> Page:
 
 
 def _page_of_several(runs: Sequence[RunData]) -> Page:
-    from marl_sb3.analysis.figures import returns_of
-
     page = Page(f"{len(runs)} runs")
     rows = [
         [
@@ -197,13 +197,21 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
         "Runs", note(text), table(rows, head), *(warning(run.record.warning) for run in runs if run.record.warning)
     )
     for env in dict.fromkeys(run.config.env for run in runs):
-        drawn = [run for run in runs if run.config.env == env and len(run.record.steps)]
-        if drawn:
-            page.add(f"Returns in {env}", page.figure(returns_of([run.record for run in drawn])))
+        records = [run.record for run in runs if run.config.env == env and RETURN in run.record.metrics]
+        if records:
+            page.add(f"Returns in {env}", *_returns(page, records))
     hinted = [(run, findings) for run in runs if (findings := find_problems(run.record.columns))]
     cards = [each for run, findings in hinted for each in (_heading(run), *map(_card, findings))]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
+
+
+def _returns(page: Page, records: Sequence[RunRecord]) -> list[Html]:
+    """The mean return of the runs that differ in their seeds alone, with a band."""
+    groups = group_by_settings(records)
+    several = replace(groups, runs=dict(list(groups.runs.items())[:_MOST_LINES]))
+    figure = draw_up(several, [RETURN])
+    return [plotly_html(page, figure), *map(note, filter(None, (figure.caption, *figure.notes)))]
 
 
 def warning(text: str) -> Html:

@@ -76,7 +76,8 @@ def test_several_runs_have_a_table_and_their_curves(runs: Path) -> None:
     html = html_page(read_runs([str(runs)])[0]).html()
     assert re.findall(r"<h[12]>(.*?)</h[12]>", html) == ["2 runs", "Runs", "Returns in arena", "Hints"]
     assert html.count("Plotly.newPlot") == 1
-    assert html.count("<td>n_timesteps=80, n_envs=2, policies=per_agent, ") == 2
+    assert html.count('<td class="long">n_timesteps=80, n_envs=2, policies=per_agent, ') == 2  # it is not cut
+    assert "mean of 2 runs, band: 95 % bootstrap interval" in html  # they differ in their seeds alone
 
 
 def data(folder: Path, returns: list[float], **more: Any) -> RunData:
