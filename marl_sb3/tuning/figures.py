@@ -118,13 +118,14 @@ def _learning_curves(drawing: _Drawing) -> Any:
         return "no trial that did not fail was evaluated"
     named = [number for number in [*drawing.values][:_N_NAMED] if number in shown and number != drawing.winner]
     named += [drawing.winner] if drawing.winner in shown else []
+    colors = [color for color in COLORS if color != _RED]  # which is the winner's
     figure = _axes("evaluation", "objective")
     others = [trial for number, trial in shown.items() if number not in named]
     _add_curves(figure, others, line={"color": _GREY, "width": 1}, opacity=0.5, name="others")
     for rank, number in enumerate(named, start=1):
         won = number == drawing.winner
         style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
-        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": COLORS[rank % len(COLORS)]}
+        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": colors[rank % len(colors)]}
         _add_curves(figure, [shown[number]], line=line, **style)
     return figure
 

@@ -154,7 +154,7 @@ def race_of(study: TuneStudy) -> Race | None:
     best, seeds = study.finals.optuna.user_attrs.get(_PLAN, (0, 0))
     preset = study.search.preset_params()  # no trial with these is a rival of itself
     ranked = [trial.number for trial in study.completed() if trial.params != preset][:best]
-    if not seeds or not ranked or len(study.search.objectives()) > 1:
+    if not seeds or not ranked or study.only_value() is not None or len(study.search.objectives()) > 1:
         return None
     known = {each.trial: each for each in candidates(study)}
     racing = [known.get(trial, Candidate(trial, {})) for trial in (None, *ranked)]
@@ -203,6 +203,10 @@ def decide(study: TuneStudy) -> Decision | None:
     if not completed or len(study.search.objectives()) > 1:
         return None
     race = race_of(study)
+    only = study.only_value()
+    if race is None and only is not None:
+        words = f"all {len(completed)} trials have the same value in all evaluations, {number(only)}"
+        return Decision(None, f"The preset is kept: {words}, so that none was trained again.", is_compared=False)
     if race is None and all(trial.params == study.search.preset_params() for trial in completed.values()):
         return Decision(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
     if race is None:
@@ -278,7 +282,7 @@ def rows(race: Race) -> list[list[str]]:
     for candidate in race.candidates:
         stats = sample_stats(list(candidate.values.values()))
         failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
-        low, high = stats.ci95 or (-math.inf, math.inf)
+        interval = "-" if stats.ci95 is None else " to ".join(map(number, stats.ci95))
         against = ["", "", ""]
         if candidate.trial is not None and stats.n:
             gain, *bounds = race.difference(candidate)
@@ -287,6 +291,5 @@ def rows(race: Race) -> list[list[str]]:
             against = [number(gain), " to ".join(map(number, bounds)), verdict]
         if candidate.trial is not None and wanted and candidate in racing:
             against[-1] = "still racing"
-        interval = f"{number(low)} to {number(high)}"
         table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), interval, *against])
     return table

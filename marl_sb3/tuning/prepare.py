@@ -63,7 +63,10 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     before = read_search(folder, env_id, given.get("storage"))
     if study is not None:
         _require_meant(name, folder, named, new_study)
-    search = _search(before, {"env": env_id, "name": name, **given}, space, grid, factory)
+    fields = {"env": env_id, "name": name, **given}
+    search = _search(before, fields, space, grid)
+    if before is None and search.hparams is None and (picked := _picked_rollouts(search, factory)) is not None:
+        search = _search(None, {**fields, "hparams": picked}, space, grid)
     for note in notes:
         _log.warning("%s", note)
     if before is not None:
@@ -155,9 +158,7 @@ def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) ->
         )
 
 
-def _search(
-    before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid, factory: EnvFactory | None
-) -> Search:
+def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Search:
     """The search of a new study, or that of an existing one, `before`, with the fields and the space given now."""
     fields = {**({} if before is None else vars(before)), **given}
     if before is None or space is not None or grid:
@@ -172,8 +173,6 @@ def _search(
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
-    if before is None and search.hparams is None:
-        search = replace(search, hparams=_picked_rollouts(search, factory))
     preset = search.preset()
     followed = search.space.following(preset)
     if before is None and space is None and not grid:

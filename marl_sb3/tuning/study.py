@@ -115,6 +115,12 @@ class TuneStudy:
         """The complete trials, best first."""
         return best_first(self.trials, self.search.objectives()[0].sign)
 
+    def only_value(self) -> float | None:
+        """The value that two complete trials or more have in all evaluations; None if they have others, too."""
+        complete = self.completed()
+        values = {value for trial in complete for value in (*trial.values, *trial.intermediate_values.values())}
+        return float(values.pop()) if len(complete) > 1 and len(values) == 1 else None
+
     def front(self) -> list[FrozenTrial]:
         """The complete trials that no other one beats in all objectives, best first; of one objective, the best."""
         if not self.completed():

@@ -90,29 +90,28 @@ def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
         raise SearchError(f"{words}; see {where}")
 
 
-def _require_sense(study: TuneStudy, least_alike: int = _LEAST_ALIKE) -> None:
+def _require_sense(study: TuneStudy) -> None:
     """End a search whose objective does not tell how good policies are.
-
-    Args:
-        least_alike: number of trials with the same value after which no other one is expected.
 
     Raises:
         ConfigError: the agents' returns oppose each other, so that their sum or least means nothing; or all evaluations
             of the first trials have the same value.
     """
     trials = study.trials
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    values = {value for trial in complete for value in (*trial.values, *trial.intermediate_values.values())}
+    n_complete = sum(trial.state == TrialState.COMPLETE for trial in trials)
+    only = study.only_value()
     opposed = next((trial.user_attrs[_OPPOSED] for trial in trials if _OPPOSED in trial.user_attrs), None)
+    longer = ""
     if opposed is not None:
         words = f"does not tell how good policies are: {opposed}"
-    elif len(complete) >= least_alike and len(values) == 1:
-        words = f"tells no settings apart: all {len(complete)} trials have the same value, {values.pop():g}"
+    elif n_complete >= _LEAST_ALIKE and only is not None:
+        longer = "; or more --timesteps"
+        words = f"tells no settings apart: all {n_complete} trials have the same value, {only:g}"
     else:
         return
     raise ConfigError(
         f"--objective {study.search.objective} {words}; accepted: another one, such as against_random, an agent or a "
-        "policy, or several with commas between them",
+        f"policy, or several with commas between them{longer}",
         key="objective",
     )
 
@@ -298,12 +297,10 @@ def run_finals(
         trainer: trains on a cluster; None: processes of this machine do.
 
     Raises:
-        ConfigError: another process is running this study, or workers cannot import the env; or all trials have the
-            same value, so that there is no best one.
+        ConfigError: another process is running this study, or workers cannot import the env.
         SearchError: worker processes cannot be started.
         KeyboardInterrupt: raised again after all workers have ended.
     """
-    _require_sense(study, least_alike=2)
 
     def look() -> None:
         if watch is not None:
