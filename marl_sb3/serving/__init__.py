@@ -6,6 +6,8 @@
     batching      requests that arrive together are answered together
     predictor     the policies of a run: newer checkpoints, PyTorch or ONNX Runtime
     weights       policies as one safetensors file, and back
+    ui, live      `serve --ui`: the page, and the episodes that it shows
+    game, board   an episode in which persons may act; what a click on its picture means
     external      the routes of `train --external`
     client        `PolicyClient`
 

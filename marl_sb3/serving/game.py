@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,19 @@ from marl_sb3.acting.actor import Acted, Actor
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.config.ids import EXTERNAL
-from marl_sb3.errors import ConfigError, described
+from marl_sb3.errors import ConfigError, EnvError, described
 from marl_sb3.evaluation import EvaluationPlan, require_same_agents, seed_generators
 from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.runs.build import env_of, env_settings
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.sb3 import inference
+from marl_sb3.serving.board import Board, board_of, names_of_actions, names_of_cells, result_of
 from marl_sb3.serving.shown_env import ShownEnv, make_shown_env
 from marl_sb3.storage.process_rng import get_rng, preserve_rng, set_rng
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.vec_env import make_vec_env
-from marl_sb3.vec_env.observations import ZeroBased
+from marl_sb3.vec_env.observations import ZeroBased, map_arrays, same
 from marl_sb3.wrappers.observations import choices_of
 
 _TURN = threading.Lock()  # The global random generators belong to one game at a time.
@@ -36,7 +38,8 @@ class Control(Struct):
 
     sizes: list[int] = []  # numbers of choices, of each part of the action
     starts: list[int] = []  # the first choice of each part
-    names: list[str] = []  # of a single part's choices, if the env's metadata has `action_names`
+    names: list[str] = []  # of a single part's choices, if the env or its board tells them
+    places: list[tuple[int, int]] = []  # of these choices on the board: row and column
     low: list[float] = []  # bounds of the numbers that an action consists of, where there are no choices
     high: list[float] = []
     is_single: bool = False  # the action is a number and no list
@@ -71,6 +74,8 @@ class LiveGame:
         step: env steps since its start.
         is_over: whether it has ended; `advance` begins the next one.
         returns: (A,) sums of the rewards since its start.
+        starts_alike: whether all episodes begin with the same observations, so that the most likely actions may repeat
+            a game.
         latest_actions: of the agents that acted in the latest step.
 
     Raises:
@@ -107,9 +112,30 @@ class LiveGame:
         self._spaces: dict[AgentID, Any] = {
             agent: self.env.groups[number].action_space for agent, (number, _) in self._places.items()
         }
-        names = self.env.metadata.get("action_names", ())
-        self.controls = {agent: _control(self._spaces[agent], names) for agent in self.env.agents}
+        self.starts_alike = self._starts_alike()
+        self.controls = {agent: self._control(agent) for agent in self.env.agents}
         self.persons: dict[AgentID, Array | None] = {}
+
+    def _starts_alike(self) -> bool:
+        starts = []
+        with _TURN, preserve_rng():
+            for seed in (0, 1):
+                seed_generators(seed)
+                self.env.seed(seed)
+                self.env.reset()
+                starts.append([map_arrays(np.copy, group) for group in self.env.latest.observations])
+        return same(*starts)
+
+    def _control(self, agent: AgentID) -> Control:
+        control = _control(self._spaces[agent])
+        if control.is_single and control.sizes:
+            control.names = names_of_actions(self.shown, agent, control.sizes[0])
+        if control.is_single and control.sizes and not control.names:
+            with suppress(EnvError):  # said when somebody takes the agent over
+                board, start = self.board(agent), control.starts[0]
+                if board is not None:
+                    control.names, control.places = names_of_cells(board, range(start, start + control.sizes[0]))
+        return control
 
     def close(self) -> None:
         """Close the env."""
@@ -210,7 +236,7 @@ class LiveGame:
         with np.errstate(invalid="ignore", over="ignore"):  # numbers that do not fit are other ones afterwards
             array = given.astype(space.dtype)
         is_rounded = space.dtype.kind != "f" and not np.array_equal(array, given)
-        if is_rounded or not space.contains(array[()]):
+        if is_rounded or not space.contains(array if space.shape else array[()]):
             raise ConfigError(f"the action of {agent} is {action!r:.100}; accepted: one of {space}")
         if not self._is_allowed(agent, array):
             raise ConfigError(f"action {action!r:.100} of {agent} is not allowed now")
@@ -223,6 +249,15 @@ class LiveGame:
     def forget_choices(self) -> None:
         """Let persons choose anew; numbers stay as they are."""
         self.persons = {agent: None if self.controls[agent].sizes else own for agent, own in self.persons.items()}
+
+    def board(self, agent: AgentID) -> Board | None:
+        """Return which cells of the picture mean an action of the agent now; see `board_of`."""
+        return board_of(self.shown, agent)
+
+    def result(self) -> str:
+        """Say who has won the episode, if it is over and the returns tell."""
+        returns = dict(zip(self.env.agents, self.returns.tolist(), strict=True))
+        return result_of(returns, self.persons, takes_turns=self.shown.takes_turns) if self.is_over else ""
 
     def mask(self, agent: AgentID) -> BoolArray | None:
         """Return which choices an agent has in its next action; None if it has all."""
@@ -257,7 +292,7 @@ class LiveGame:
         return found
 
 
-def _control(space: spaces.Space[Any], names: Any) -> Control:
+def _control(space: spaces.Space[Any]) -> Control:
     refused = Control(why_not=f"its actions are {space}")
     if isinstance(space, spaces.Box):
         fits = len(space.shape) == 1 and space.shape[0] <= _MOST_NUMBERS and space.is_bounded()
@@ -266,8 +301,7 @@ def _control(space: spaces.Space[Any], names: Any) -> Control:
     if sizes is None or sum(sizes) > _MOST_CHOICES or len(shape) > 1:
         return refused
     starts = np.broadcast_to(getattr(space, "start", 0), len(sizes)).tolist()
-    known = [str(name) for name in names] if [len(names)] == list(sizes) else []
-    return Control(sizes=list(sizes), starts=starts, names=known, is_single=shape == ())
+    return Control(sizes=list(sizes), starts=starts, is_single=shape == ())
 
 
 def _look_inside(found: Insight, algorithm: Any, inputs: PolicyInputs) -> None:

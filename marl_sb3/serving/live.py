@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import torch
 from msgspec import Meta, Struct
 
 from marl_sb3.display.video import DEFAULT_FPS, VideoFile
-from marl_sb3.errors import ConfigError, MarlSb3Error, described
+from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
+from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runs.run import SavedRun
+from marl_sb3.serving.board import Board
 from marl_sb3.serving.game import Control, Insight, LiveGame
 from marl_sb3.serving.http import RequestError, read_message
 from marl_sb3.types import AgentID, PolicyID
@@ -26,7 +29,7 @@ from marl_sb3.types import AgentID, PolicyID
 _LOG = logging.getLogger(__name__)
 
 _SHOWN_PER_S = 30.0  # moments at most; env steps in between are not shown
-_HOLD_S = 1.5  # for which the end of an episode is shown
+_HOLD_S, _PERSONS_HOLD_S = 1.5, 4.0  # for which the end of an episode is shown, without and with persons in it
 _MOST_WAITING = 1000  # commands that have not been obeyed yet
 _MOST_CHARACTERS = 10_000  # of a command
 _FILMS_KEPT = 4
@@ -44,8 +47,9 @@ class Command(Struct, forbid_unknown_fields=True):
     action: float | Annotated[list[float], Meta(max_length=64)] = 0  # as the env takes it
     on: bool = True  # "wait": the env waits for persons; "film": one is made
     steps_per_s: Annotated[float, Meta(ge=0.1, le=1000)] = 10  # env steps
-    seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None  # "begin"; None: that of evaluations
-    deterministic: bool | None = None  # None: as in evaluations
+    # "begin". None: as in evaluations; a new seed and sampled actions where all episodes start alike.
+    seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    deterministic: bool | None = None
     checkpoint: Annotated[str, Meta(max_length=40)] | None = None  # None: as `evaluate` chooses
 
 
@@ -64,7 +68,7 @@ class Hello(Struct, tag="hello"):
     run: str
     agents: list[AgentCard]
     checkpoints: list[str]
-    seed: int
+    seed: int | None  # of `begin` without one; None: a new one each time, since all episodes start alike
 
 
 class Moment(Struct, tag="moment"):
@@ -73,10 +77,12 @@ class Moment(Struct, tag="moment"):
     episode: int
     step: int
     is_over: bool
+    result: str  # who has won, once it is over; empty: nobody knows
     returns: dict[AgentID, float]
     actions: dict[AgentID, Any]  # of the latest step
     to_act: list[AgentID]
     masks: dict[AgentID, list[bool]]  # of the persons' agents
+    boards: dict[AgentID, Board]  # of the persons' agents that act next
     insight: Insight | None  # of the agent that is looked at
     scene: dict[str, Any] | None  # None: nothing new, or a picture that was sent before
     playing: bool
@@ -125,6 +131,7 @@ class LiveEpisode:
         self._films: dict[str, Path] = {}
         self._thread = Thread(target=self._live, name="live episode", daemon=True)
         self._ended = False
+        self._said = set[str]()
         self._playing, self._waits, self._steps_per_s = True, False, DEFAULT_FPS
         self._shown_s = self._due_s = 0.0  # when it was shown, when the next step is due: time.perf_counter()
 
@@ -184,7 +191,8 @@ class LiveEpisode:
         self._begin(Command("begin"))
         cards = [AgentCard(agent, game.policies.policy_of[agent], game.controls[agent]) for agent in game.env.agents]
         numbers = [str(int(name.rpartition("-")[2])) for name in self._run.files.checkpoints.names()]
-        self._say(Hello(config.env, self._run.files.path.name, cards, numbers, game.plan.seed))
+        seed = None if game.starts_alike else game.plan.seed
+        self._say(Hello(config.env, self._run.files.path.name, cards, numbers, seed))
         self._show(looks=True)
 
     def _obey_or_advance(self) -> None:
@@ -218,7 +226,8 @@ class LiveEpisode:
             game.forget_choices()
         if game.shown.film_is_full:
             self._finish_film()
-        self._due_s = now_s + (_HOLD_S if game.is_over else 0 if chooses else 1 / self._steps_per_s)
+        hold_s = _PERSONS_HOLD_S if game.persons else _HOLD_S
+        self._due_s = now_s + (hold_s if game.is_over else 0 if chooses else 1 / self._steps_per_s)
         if game.shown.shows or game.is_over or not game.step:
             self._show(looks=True)
 
@@ -233,16 +242,20 @@ class LiveEpisode:
         if isinstance(view, bytes):
             self._send(view)
         masks = {agent: mask.tolist() for agent in game.persons if (mask := game.mask(agent)) is not None}
+        to_act = [] if game.is_over else [agent for agent, *_ in game.to_act]
+        boards = {agent: self._board(agent) for agent in to_act if agent in game.persons}
         self._shown_s = time.perf_counter() if looks else self._shown_s
         self._say(
             Moment(
                 episode=game.episode,
                 step=game.step,
                 is_over=game.is_over,
+                result=game.result(),
                 returns=dict(zip(game.env.agents, game.returns.tolist(), strict=True)),
                 actions=game.latest_actions,
-                to_act=[] if game.is_over else [agent for agent, *_ in game.to_act],
+                to_act=to_act,
                 masks=masks,
+                boards={agent: board for agent, board in boards.items() if board is not None},
                 insight=game.insight(self._selected),
                 scene=view if isinstance(view, dict) else None,
                 playing=self._playing,
@@ -258,6 +271,15 @@ class LiveEpisode:
                 why_not_drawn="" if game.shown.scene is not None else game.shown.why_not,
             )
         )
+
+    def _board(self, agent: AgentID) -> Board | None:
+        try:
+            return self._game.board(agent)
+        except EnvError as error:  # the env's fault, which is said once
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                self._say(Problem(str(error)))
+            return None
 
     def _say(self, message: Struct) -> None:
         self._send(msgspec.json.encode(message).decode())
@@ -277,9 +299,13 @@ class LiveEpisode:
         self._advance()
 
     def _begin(self, command: Command) -> None:
-        plan = self._game.plan
-        seed = plan.seed if command.seed is None else command.seed
-        deterministic = plan.deterministic if command.deterministic is None else command.deterministic
+        plan, alike = self._game.plan, self._game.starts_alike
+        deterministic: Deterministic | None = command.deterministic
+        seed = command.seed
+        if seed is None:
+            seed = secrets.randbelow(1_000_000) if alike else plan.seed
+        if deterministic is None:
+            deterministic = False if alike else plan.deterministic
         self._game.begin(seed, deterministic, command.checkpoint)
         self._seed, self._due_s = seed, time.perf_counter() + 1 / self._steps_per_s
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.display.video import VideoFile
 from marl_sb3.envs.drawn import DrawnEnv
 from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
+from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.errors import MarlSb3Error, described
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.checks import innermost_env
@@ -31,6 +33,7 @@ class ShownEnv(FilmedEnv):
 
     Attributes:
         why_not: the same, also if `render()` has failed since.
+        takes_turns: whether one agent acts in each step.
         scene: its method `scene`, if it draws itself.
         shows: whether steps are looked at; resets always are.
         first: view after the latest reset.
@@ -41,6 +44,7 @@ class ShownEnv(FilmedEnv):
     def __init__(self, env: ParallelEnv, why_not: str) -> None:
         super().__init__(env, lambda _: None, sys.maxsize)
         inner = innermost_env(env)
+        self.takes_turns = _takes_turns(env)
         self.scene = inner.scene if isinstance(inner, DrawnEnv) else None
         self.why_not = why_not
         self.shows = True
@@ -79,6 +83,14 @@ class ShownEnv(FilmedEnv):
             except Exception as error:  # in the code of the env, which can be played without pictures
                 self.why_not = f"render() raised {described(error)}"
         return None if self.why_not else frame
+
+
+def _takes_turns(env: Any) -> bool:
+    while isinstance(env, BaseParallelWrapper):
+        if isinstance(env, TurnBasedEnv):
+            return True
+        env = env.env
+    return False
 
 
 def _as_file(picture: Array) -> bytes:

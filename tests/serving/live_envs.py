@@ -49,6 +49,16 @@ class Pictured(Undrawn):
         return picture
 
 
+class Clicked(Pictured):
+    """Two of the four cells of its picture mean an action."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Pictured.metadata, "board_area": (0.1, 0, 0.9, 1)}
+
+    def cell_actions(self, agent: str) -> list[list[int | None]]:
+        """2 at the lower left, 3 at the upper right."""
+        return [[None, 3], [np.int64(2), None]]
+
+
 class Failing(Pictured):
     """Draws the first steps only."""
 

@@ -31,6 +31,11 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
     return small_run(tmp_path_factory.mktemp("run") / "run", "arena", **{"env.max_timesteps": 15})
 
 
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    return small_run(tmp_path_factory.mktemp("run") / "run", "classic/tictactoe-v3", algo="maskable_ppo")
+
+
 @contextmanager
 def served(run: SavedRun, port: int = 0, token: str | None = None, **more: Any) -> Iterator[str]:
     app = make_app(
@@ -204,6 +209,73 @@ def test_it_asks_for_the_token(arena: SavedRun, opened: Callable[[str], Any]) ->
         page.get_by_role("button", name="Connect").click()
         shows(page, "#connection", "Connected")
         shows(opened(f"{address}/#token={TOKEN}"), "#connection", "Connected")
+
+
+def click(page: Any, across: float, down: float) -> None:
+    """Click the picture at a place in shares of its sides."""
+    box = page.locator("#stage").bounding_box()
+    place = {"x": across * box["width"], "y": down * box["height"]}
+    page.locator("#stage").hover(position=place)
+    assert page.locator("#stage").evaluate("stage => getComputedStyle(stage).cursor") == "pointer"
+    page.locator("#stage").click(position=place)
+
+
+@pytest.mark.browser
+def test_a_click_beside_an_agent_moves_it_there(arena: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(arena) as address:
+        page = opened(address)
+        page.get_by_role("button", name="Restart").click()
+        shows(page, "#clock", "step 0")
+        page.get_by_role("button", name="Take over agent1").click()
+        shows(page, "#state", "Your move")
+        page.get_by_role("button", name="Restart").click()
+        shows(page, "#clock", "step 0")
+        for step, (column, row) in enumerate([(1, 0), (1, 1), (2, 1)], start=1):
+            click(page, (column + 0.5) / 10, (row + 0.5) / 10)
+            shows(page, "#clock", f"step {step}")
+            assert f"agent1 in row {row + 1}, column {column + 1}" in page.locator("#stage").get_attribute("aria-label")
+        page.locator("#stage").hover(position={"x": 3, "y": 3})  # nothing is beside it
+        assert page.locator("#stage").evaluate("stage => getComputedStyle(stage).cursor") == "auto"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("way", ["click", "button", "key"])
+def test_a_board_is_played_to_its_result(way: str, board: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(board) as address:
+        page = opened(address)
+        for agent in ("player_1", "player_2"):
+            page.get_by_role("button", name=f"Take over {agent}").click()
+            shows(page, "#person-title", agent)
+        page.get_by_role("button", name="Restart").click()
+        shows(page, "#clock", "step 0")
+        moves = [(0, 0), (0, 2), (1, 1), (1, 2), (2, 2)]  # row, column; the first player has the diagonal
+        for step, (row, column) in enumerate(moves):
+            shows(page, "#state", f"Your move, player_{step % 2 + 1}")
+            if way == "click":
+                click(page, (column + 0.5) / 3, (row + 0.5) / 3)
+            elif way == "button":
+                pad = page.get_by_role("group", name=f"player_{step % 2 + 1}")
+                pad.get_by_role("button", name=f"row {row + 1}, column {column + 1}").click()
+            else:
+                page.keyboard.press(str(3 * row + column + 1))
+        shows(page, "#result", "Episode 1: player_1 won. Returns: player_1 1, player_2 \N{MINUS SIGN}1")
+        shows(page, "#said", "player_1 won")
+
+
+@pytest.mark.browser
+def test_games_that_start_alike_get_new_seeds(board: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(board) as address:
+        page = opened(address)
+        seeds = set()
+        for _ in range(3):
+            page.get_by_role("button", name="Restart").click()
+            shows(page, "#why", "All episodes start alike: actions are sampled")
+            page.wait_for_function(
+                "seeds => !seeds.includes(document.getElementById('clock').textContent.split('seed ')[1])",
+                arg=[*seeds],
+            )
+            seeds.add(page.locator("#clock").inner_text().split("seed ")[1])
+        assert len(seeds) == 3
 
 
 @pytest.mark.browser

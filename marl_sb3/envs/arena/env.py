@@ -154,6 +154,16 @@ class ArenaEnv(DrawnEnv):
             "visited": np.flatnonzero(self._state.visited[0]).tolist(),
         }
 
+    def cell_actions(self, agent: AgentID) -> list[list[int | None]]:
+        """Return rows of cells: the action by which the agent moves there; None if it is not beside its cell."""
+        self._require_reset("cell_actions()")
+        row, column = divmod(int(self._state.cells[0, rules.AGENTS.index(agent)]), self.width)
+        cells: list[list[int | None]] = [[None] * self.width for _ in range(self.height)]
+        for action, (down, right) in enumerate(((-1, 0), (0, 1), (1, 0), (0, -1))):
+            if 0 <= row + down < self.height and 0 <= column + right < self.width:
+                cells[row + down][column + right] = action
+        return cells
+
     def render_state(self, state: rules.ArenaState, index: int) -> Array | str | None:
         """Render one arena of this size."""
         cells, visited = state.cells[index], state.visited[index]

@@ -62,6 +62,7 @@ export class Stage {
     this.changedMs = 0;
     this.agents = [];
     this.taken = [];
+    this.target = null; // {board, cells}: where a click would mean something
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -86,6 +87,13 @@ export class Stage {
     this.draw();
   }
 
+  /** Mark the cells that mean the same as that below the pointer; null: none. */
+  showTarget(target) {
+    const [before, now] = [this.target, target].map((each) => each && `${each.agent} ${each.action} ${each.cells}`);
+    this.target = target;
+    if (before !== now) this.draw();
+  }
+
   draw() {
     const { canvas, pen } = this;
     const box = canvas.getBoundingClientRect();
@@ -103,6 +111,25 @@ export class Stage {
       if (this.scene.kind === "arena") this.drawArena(width, height, share);
       else this.drawWaterworld(width, share);
       if (passed < 1) requestAnimationFrame(() => this.draw());
+    }
+    if (this.target) this.drawTarget(width, height, this.target.board, this.target.cells);
+  }
+
+  drawTarget(width, height, { rows, columns, area: [left, top, right, bottom] }, cells) {
+    const { pen } = this;
+    const [wide, high] = [(width * (right - left)) / columns, (height * (bottom - top)) / rows];
+    const line = Math.max(3, Math.min(wide, high) / 16);
+    const [down, across] = [0, 1].map((part) => cells.map((cell) => cell[part]));
+    const [row, column] = [Math.min(...down), Math.min(...across)];
+    const [tall, broad] = [Math.max(...down) - row + 1, Math.max(...across) - column + 1];
+    const boxes = tall * broad === cells.length ? [[row, column, tall, broad]] : cells.map(([r, c]) => [r, c, 1, 1]);
+    for (const [colour, thick] of [[ink("rim"), 2 * line], [ink("accent"), line]]) {
+      pen.strokeStyle = colour;
+      pen.lineWidth = thick;
+      boxes.forEach(([r, c, rowsOf, columnsOf]) => {
+        const [x, y] = [width * left + c * wide, height * top + r * high];
+        pen.strokeRect(x + line, y + line, columnsOf * wide - 2 * line, rowsOf * high - 2 * line);
+      });
     }
   }
 

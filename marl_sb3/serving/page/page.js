@@ -137,7 +137,7 @@ function greet(message) {
   document.title = `${hello.env} · marl_sb3`;
   at("env").textContent = hello.env;
   at("stage").setAttribute("aria-label", hello.env);
-  at("seed").placeholder = hello.seed;
+  at("seed").placeholder = hello.seed ?? "new";
   const known = [...at("checkpoint").options].slice(0, 3);
   at("checkpoint").replaceChildren(...known, ...hello.checkpoints.map((name) => new Option(name, name)));
   at("checkpoint").value = wanted.begin?.checkpoint ?? "";
@@ -172,19 +172,25 @@ function showMoment(next) {
   else if (String(before?.taken) !== String(moment.taken)) stage.draw();
   chart.add(moment.step, moment.returns);
   if (ended) agents.forEach((each) => each.ends.push(moment.returns[each.agent]));
-  if (isNew && moment.episode === 1 && before) agents.forEach((each) => { each.ends = []; });
+  if (isNew && moment.episode === 1 && before) {
+    agents.forEach((each) => { each.ends = []; });
+    at("result").hidden = true;
+  }
   showWords(ended, moved);
   showTransport();
   showScore();
   showInsight();
   if (String(before?.taken) !== String(moment.taken)) buildPads();
   showPads();
+  showTarget();
 }
 
 function showWords(ended, moved) {
   const { episode, step, playing, awaited, is_over } = moment;
   at("run").textContent = [hello.run, moment.checkpoint].filter(Boolean).join(" · ");
-  at("why").textContent = moment.checkpoint_why;
+  const repeats = hello.seed === null && at("deterministic").value === "";
+  const sampled = repeats ? "All episodes start alike: actions are sampled" : "";
+  at("why").textContent = [moment.checkpoint_why, sampled].filter(Boolean).join(". ");
   at("clock").textContent = `Episode ${episode} · step ${step} · seed ${moment.seed}`;
   let state = playing ? "" : "Paused";
   if (awaited.length) state = agents.length > 1 ? `Your move, ${awaited.join(" and ")}` : "Your move";
@@ -198,8 +204,23 @@ function showWords(ended, moved) {
   if (!playing || awaited.length) {
     at("stage").setAttribute("aria-label", `${hello.env}, step ${step}. ${seen}Returns: ${returns}`);
   }
-  if (ended) at("said").textContent = `Episode ${episode} is over after ${step} steps. Returns: ${returns}`;
-  else if (moved && awaited.length) at("said").textContent = `Step ${step}. ${seen}Returns: ${returns}`;
+  const result = moment.result && `${moment.result}. `;
+  if (ended) {
+    at("result").textContent = `Episode ${episode}: ${result}Returns: ${returns}`;
+    at("result").hidden = false;
+    at("said").textContent = `Episode ${episode} is over after ${step} steps. ${result}Returns: ${returns}`;
+  } else if (moved && awaited.length) {
+    at("said").textContent = `Step ${step}. ${movesInWords()}${seen}Returns: ${returns}`;
+  }
+}
+
+/** The latest actions of those that are not played here, where actions have names. */
+function movesInWords() {
+  const moves = Object.entries(moment.actions).filter(([agent]) => !moment.taken.includes(agent)).map(([agent, action]) => {
+    const { control } = agents.find((each) => each.agent === agent);
+    return control.names.length ? `${agent}: ${choiceName(control, 0, action - control.starts[0])}. ` : "";
+  });
+  return moves.join("");
 }
 
 function showTransport() {
@@ -334,6 +355,59 @@ function insightItem() {
   return make("li", {}, make("span"), bar, make("span", { className: "amount" }));
 }
 
+// --- Boards whose cells are clicked ----------------------------------------------------------------------------
+
+let pointer = null; // its place over the stage, in shares of its sides
+
+/** The agent and the action that a click at a place of the stage means, with all cells that mean it; or null. */
+function targetAt(place) {
+  if (!place || !moment || !hello) return null;
+  for (const agent of new Set([...moment.awaited, ...moment.taken])) {
+    const board = moment.boards[agent];
+    const cell = board && cellAt(board, place);
+    if (cell && isAllowed(agent, cell[2])) {
+      return { agent, action: cell[2], board, cells: board.cells.filter((each) => String(each[2]) === String(cell[2])) };
+    }
+  }
+  return null;
+}
+
+function cellAt({ rows, columns, area: [left, top, right, bottom], cells }, [x, y]) {
+  const row = Math.floor((rows * (y - top)) / (bottom - top));
+  const column = Math.floor((columns * (x - left)) / (right - left));
+  return cells.find((cell) => cell[0] === row && cell[1] === column);
+}
+
+function isAllowed(agent, action) {
+  const control = controlOf(agent);
+  const mask = moment.masks[agent];
+  return !mask || !control.is_single || mask[action - control.starts[0]];
+}
+
+function showTarget() {
+  const target = targetAt(pointer);
+  at("stage").classList.toggle("aimed", target !== null);
+  stage.showTarget(target);
+}
+
+function placeOf({ clientX, clientY }) {
+  const box = at("stage").getBoundingClientRect();
+  return [(clientX - box.left) / box.width, (clientY - box.top) / box.height];
+}
+
+at("stage").addEventListener("pointermove", (event) => {
+  pointer = placeOf(event);
+  showTarget();
+});
+at("stage").addEventListener("pointerleave", () => {
+  pointer = null;
+  showTarget();
+});
+at("stage").addEventListener("click", (event) => {
+  const target = targetAt(placeOf(event));
+  if (target) act(target.agent, target.action);
+});
+
 // --- Pads of the agents that a person plays ---------------------------------------------------------------------
 
 function controlOf(agent) {
@@ -382,6 +456,7 @@ function thrust({ low, high }, pressed) {
 
 function buildPads() {
   held.clear();
+  at("hint").hidden = true;
   at("person").hidden = moment.taken.length === 0;
   at("person-title").textContent = `You play ${moment.taken.join(" and ")}`;
   at("pads").replaceChildren(...moment.taken.map(pad));
@@ -394,9 +469,15 @@ function pad(agent) {
   if (moment.taken.length > 1) box.append(make("p", {}, agent));
   const ways = directions(control);
   if (Object.keys(ways).length) box.append(cross(agent, ways));
-  if (control.is_single && !control.names.length) {
+  const isSteered = control.names.length > 0 && control.names.every((name) => name in ways);
+  if (control.is_single && control.sizes.length && !isSteered) {
     const offered = Array.from({ length: control.sizes[0] }, (_, choice) => choiceButton(agent, control, choice));
-    box.append(make("div", { className: "row" }, ...offered));
+    const grid = make("div", { className: control.places.length ? "row board" : "row" }, ...offered);
+    control.places.forEach(([row, column], choice) => {
+      offered[choice].style.gridArea = `${row + 1} / ${column + 1}`;
+    });
+    grid.style.setProperty("--columns", 1 + Math.max(...control.places.map(([, column]) => column)));
+    box.append(grid);
   } else if (!control.is_single && control.sizes.length) box.append(partsForm(agent, control));
   else if (control.low.length > 2) box.append(...sliders(agent, control));
   return box;
@@ -421,7 +502,10 @@ function cross(agent, ways) {
 }
 
 function choiceButton(agent, control, choice) {
-  const button = make("button", { type: "button" }, choiceName(control, 0, choice));
+  const name = choiceName(control, 0, choice);
+  const isLine = control.places.length > 0 && control.places.every(([row]) => row === control.places[0][0]);
+  const label = isLine ? name.split(" ").at(-1) : name; // of a column: its number
+  const button = make("button", { type: "button", "aria-label": name }, label);
   button.dataset.choice = choice;
   button.addEventListener("click", () => act(agent, control.starts[0] + choice));
   return button;
@@ -452,6 +536,7 @@ function sliders(agent, control) {
 
 /** Show what is allowed and what is held. */
 function showPads() {
+  if (Object.keys(moment.boards).length) at("hint").hidden = false;
   at("wait-label").hidden = !moment.taken.some((agent) => controlOf(agent).sizes.length);
   at("wait").checked = moment.waits;
   for (const box of at("pads").children) {
@@ -503,16 +588,25 @@ function begin() {
 
 /** Steer by the keyboard; returns whether the key means something. */
 function steer(key, isDown) {
-  return moment.taken.some((agent, index) => {
+  const isSteered = moment.taken.some((agent, index) => {
     const layouts = moment.taken.length === 1 ? KEYS : KEYS.slice(index, index + 1);
     const direction = layouts.map((layout) => layout[key]).find(Boolean);
-    if (direction && press(agent, direction, isDown)) return true;
-    const control = controlOf(agent);
-    const choice = Number(key) - control.starts[0];
-    if (!/^\d$/.test(key) || !control.is_single || !(choice >= 0 && choice < control.sizes[0])) return false;
-    if (isDown) act(agent, Number(key));
-    return true;
+    return direction && press(agent, direction, isDown);
   });
+  return isSteered || (/^\d$/.test(key) && [...moment.awaited, ...moment.taken].some((agent) => {
+    const control = controlOf(agent);
+    const choice = control.is_single ? choiceOfDigit(control, Number(key)) : undefined;
+    if (!(choice >= 0 && choice < control.sizes[0])) return false;
+    if (isDown) act(agent, control.starts[0] + choice);
+    return true;
+  }));
+}
+
+/** On a board, its cells or columns are counted from 1 at the upper left; else the digit is the action. */
+function choiceOfDigit({ places, starts }, digit) {
+  if (!places.length) return digit - starts[0];
+  const inOrder = [...places.keys()].sort((a, b) => places[a][0] - places[b][0] || places[a][1] - places[b][1]);
+  return inOrder[digit - 1];
 }
 
 const SHORTCUTS = {
