@@ -131,7 +131,7 @@ def _mean(values: list[float]) -> float:
 
 def progress_parts(clock: ProgressClock, done: int, total: int) -> list[str]:
     """Format steps done, elapsed time and remaining time."""
-    more = " (iterations are complete)" if done > total else ""
+    more = " (updates are complete)" if done > total else ""
     return [
         f"{done:,} of {total:,} env steps{more}",
         f"{duration(clock.elapsed_s())} elapsed",

@@ -49,7 +49,7 @@ def test_more_steps_than_asked_for_leave_no_time() -> None:
     printed = Printed(total=1000)
     printed.clock.now_s += 1
     printed.add(RESULT)
-    assert printed.lines()[0].startswith("iteration 3: 1,500 of 1,000 env steps (iterations are complete), return 12")
+    assert printed.lines()[0].startswith("iteration 3: 1,500 of 1,000 env steps (updates are complete), return 12")
     assert printed.lines()[0].endswith("0:00:00 left")
 
 

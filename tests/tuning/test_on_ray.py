@@ -10,7 +10,7 @@ from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
-from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.jobs.trials import OPPOSITION, ReportEvaluations, run_trial
 from marl_sb3.tuning.jobs.workers import TrainerLostError
 from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
 
@@ -28,6 +28,15 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> No
     assert [(trial.state.name, trial.user_attrs[ERROR]) for trial in study.trials] == [("FAIL", KILLED)] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1
     assert study.queue.claim("worker") is None
+
+
+def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(in_tmp: Path) -> None:
+    study = prepare_study("arena", study="s", trials=1, timesteps=2000, settings={"n_steps": 50})
+    report = ReportEvaluations(study, study.queue.claim("worker"), 200, watch_opposition=True)  # type: ignore[arg-type]
+    assert report.on_iteration_end({OPPOSITION: (None, "too few episodes")})
+    assert (report.opposed, report.doubt) == (None, "too few episodes")
+    assert not report.on_iteration_end({OPPOSITION: ("their sum is 0", None)})
+    assert report.opposed == "their sum is 0"
 
 
 def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
