@@ -111,11 +111,12 @@ RUNS = {
             "OF_SAC": {"learning_starts": 10**6},
         },
     ),
+    "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),
     "presets": Small("--presets ppo:arena --seeds 3 --timesteps 2000 --episodes 2", {"ppo:arena"}),
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"learning_from_data", "external_learning", "search_errors"}
+NO_SPEEDS |= {"learning_from_data", "external_learning", "references", "search_errors"}
 
 Load = Callable[[str], ModuleType]
 
@@ -300,6 +301,35 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
 def test_curves_are_drawn_over_seeds(load: Load) -> None:
     curves = [([10.0, 20.0], [1.0, 3.0]), ([10.0, 20.0, 30.0], [3.0, 4.0, 5.0])]
     assert load("preset_curves").over_seeds(curves) == ([10.0, 20.0], [1.0, 3.0], [2.0, 3.5], [3.0, 4.0])
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_players_of_the_arena_get_the_most_that_100_steps_can_pay(load: Load) -> None:
+    references = load("references")
+    returns = references.play("arena", references.RULES["arena"]["best: both walk the same round"], 2, seconds=60)
+    np.testing.assert_allclose(returns["agent1"], 100 * 1.0)
+    np.testing.assert_allclose(returns["agent2"], 100 * -0.1, rtol=1e-5)
+
+
+def test_particles_push_along_the_axis_on_which_they_would_miss_and_share_the_landmarks(load: Load) -> None:
+    references, still = load("references"), np.zeros((3, 2))
+    targets = np.array([[0.05, -0.05], [0.3, -0.5], [-0.6, 0.5]])
+    assert references.go(targets, still).tolist() == [0, 3, 1]
+    assert references.go(targets[1:2], np.array([[0.0, -1.0]])).tolist() == [2]  # it glides 0.4 down
+    landmarks, others = [1, 0, 0, -1, 0, 1], [0.9, 0, 0, 1]  # the others are near the first and at the third
+    assert references.spread(np.array([[0, 0, 0, 0, *landmarks, *others]])).tolist() == [3]
+
+
+def test_pursuers_go_to_a_free_cell_beside_an_evader_and_wait_there(load: Load) -> None:
+    seen = np.zeros((3, 7, 7, 3), dtype=np.float32)
+    seen[:, 3, 3, 1] = 1  # itself
+    seen[0, 3, 6, 2] = seen[1, 1, 3, 2] = seen[2, 3, 4, 2] = 1  # evaders: to the right, above, beside it
+    seen[1, 2, 3, 1] = seen[1, 1, 2, 1] = 1  # other pursuers below and left of the one above
+    (moves,) = load("references").surround({"pursuer_0": seen}, np.random.default_rng(0)).values()
+    assert moves[[0, 2]].tolist() == [1, 4]
+    assert moves[1] in (1, 3)
 
 
 # --- arena_vs_rllib, with a stand-in for RLlib's Python --------------------------------------------------------------
