@@ -29,11 +29,14 @@ sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
 onnx  POLICY.onnx, which any ONNX runtime opens; needs
       pip install -c constraints.txt '.[onnx]'
         inputs   a batch of observations of the env: observation, or
-                 observation.KEY for each key of a Dict
-        outputs  actions (deterministic), values, and logits or mean and
-                 log_std
-      Before a file is put in place, its outputs are compared with those of the
-      policy for random observations.
+                 observation.KEY for each key of a Dict; action_mask of
+                 MaskablePPO; hidden_state, cell_state and episode_start of
+                 RecurrentPPO
+        outputs  actions (deterministic), values, logits or mean and log_std,
+                 q_values; next_ and the name of each state
+      The file's metadata say what each is, and what to feed first. Before a
+      file is put in place, its outputs are compared with those of the policy
+      for random inputs.
 
 examples
   python -m marl_sb3.export runs/arena/20260101-120000-abcd

@@ -151,7 +151,7 @@ def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
 def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
     """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
     buffer = arguments.pop("rollout_buffer_class")
-    with _integer_sizes():
+    with integer_sizes():
         made: Any = spec.algorithm(**{**arguments, "n_steps": 1})
     made.n_steps = n_steps = spec.values["n_steps"]
     lstm = made.policy.lstm_actor
@@ -162,7 +162,7 @@ def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
 
 
 @contextmanager
-def _integer_sizes() -> Iterator[None]:
+def integer_sizes() -> Iterator[None]:
     """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
     layers: Any = torch_layers
     size_of = layers.get_flattened_obs_dim

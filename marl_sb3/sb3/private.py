@@ -95,6 +95,9 @@ def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
     algorithm._vec_normalize_env = env
 
 
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Keep PyTorch's distributions from checking their arguments."""
@@ -104,6 +107,27 @@ def unchecked_distributions() -> Iterator[None]:
         yield
     finally:
         th.distributions.Distribution.set_default_validate_args(before)
+
+
+def take_single_steps(policy: Any) -> None:
+    """Let a recurrent policy of sb3-contrib take single steps alone, without looking at the starts, as graphs need it.
+
+    Its `_process_sequence` has another way for steps in which no episode starts.
+    """
+    policy._process_sequence = _single_step
+
+
+def _single_step(features: th.Tensor, states: Any, starts: th.Tensor, lstm: th.nn.LSTM) -> tuple[th.Tensor, Any]:
+    """See `take_single_steps`.
+
+    Args:
+        features: (rows, size).
+        states: (layers, rows, size) each.
+        starts: (rows,) bool.
+    """
+    kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
+    hidden, after = lstm(features[None], kept)
+    return hidden[0], after
 
 
 # --- Callbacks -------------------------------------------------------------------------------------------------------

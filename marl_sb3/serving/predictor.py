@@ -28,7 +28,7 @@ from marl_sb3.storage.checkpoint_folder import with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.vec_env.observations import ZeroBased, joined, map_arrays
+from marl_sb3.vec_env.observations import joined, map_arrays
 
 _log = logging.getLogger(__name__)
 
@@ -211,12 +211,16 @@ class Predictor:
         if missing := [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]:
             yield f"PyTorch answers: {' and '.join(missing)} not installed; {install_words('onnx')}"
             return
+        reasons = {policy_id: _only_by_torch(served, policy_id) for policy_id in served.bundle.policies}
+        if None not in reasons.values():
+            yield from (f"policy {policy_id!r}: PyTorch answers; {reason}" for policy_id, reason in reasons.items())
+            return
         with TemporaryDirectory(prefix="marl_sb3-") as folder:
             failure = self._exported(served, Path(folder))
             if failure is not None:
                 yield f"PyTorch answers for all policies: {failure}"
                 return
-            opened, lines = _faster_sessions(served, Path(folder), backend)
+            opened, lines = _faster_sessions(served, Path(folder), backend, reasons)
         yield from lines
         if not self._ended.is_set() and self.served is served:
             self.served = Served(served.bundle, served.env_steps, served.weights, served.weights_sha256, opened)
@@ -284,13 +288,21 @@ def _by_session(session: Any, observations: Any) -> Array:
     return actions
 
 
-def _faster_sessions(served: Served, folder: Path, backend: str) -> tuple[dict[PolicyID, Any], list[str]]:
+def _faster_sessions(
+    served: Served, folder: Path, backend: str, reasons: Mapping[PolicyID, str | None]
+) -> tuple[dict[PolicyID, Any], list[str]]:
     """Open the ONNX files; returns the sessions to use, and a line about each policy."""
+    from marl_sb3.transfer.onnx_check import open_session
+
     opened, lines = {}, []
     for policy_id, name in file_names(list(served.bundle.policies), ".onnx").items():
-        session = _session(served.bundle, policy_id, folder / name)
-        if session is None:
-            lines.append(f"policy {policy_id!r}: PyTorch answers, which has its preprocessing")
+        if reasons[policy_id] is not None:
+            lines.append(f"policy {policy_id!r}: PyTorch answers; {reasons[policy_id]}")
+            continue
+        try:
+            session = open_session((folder / name).read_bytes())
+        except (ConfigError, ExportError) as error:
+            lines.append(f"policy {policy_id!r}: PyTorch answers; {error}")
             continue
         onnx, torch = _times(served.bundle, policy_id, session)
         if backend == "onnx" or sum(onnx) < sum(torch):
@@ -302,20 +314,17 @@ def _faster_sessions(served: Served, folder: Path, backend: str) -> tuple[dict[P
     return opened, lines
 
 
-def _session(bundle: PolicyBundle, policy_id: PolicyID, file: Path) -> Any:
-    """Open an ONNX file; None if its inputs and outputs are not those of the env."""
-    from marl_sb3.transfer.onnx_check import open_session
+def _only_by_torch(served: Served, policy_id: PolicyID) -> str | None:
+    """Return why ONNX Runtime does not answer for a policy; None if it can."""
     from marl_sb3.transfer.onnx_graph import graph_of
 
-    env_spaces = bundle.spaces[policy_id]
-    _, space, _ = graph_of(bundle.processing[policy_id], env_spaces.observation)
-    if space is not env_spaces.observation or any(ZeroBased(each).shifts for each in env_spaces):
-        return None
-    try:
-        return open_session(file.read_bytes())
-    except (ConfigError, ExportError) as error:
-        _log.warning("policy %r: %s", policy_id, error)
-        return None
+    if served.has_memory(policy_id):
+        return "the policy has a memory"
+    if served.takes_masks(policy_id):
+        return "the policy takes action masks"
+    env_spaces = served.bundle.spaces[policy_id]
+    _, space, _ = graph_of(served.bundle.processing[policy_id], *env_spaces)
+    return None if space is env_spaces.observation else "its graph takes processed observations"
 
 
 def _times(bundle: PolicyBundle, policy_id: PolicyID, session: Any) -> tuple[list[float], list[float]]:

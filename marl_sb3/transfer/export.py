@@ -95,7 +95,7 @@ def _write_onnx(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: P
     from marl_sb3.transfer.onnx_graph import graph_of, to_onnx
 
     algorithm, env_spaces = bundle.policies[policy_id], bundle.spaces[policy_id]
-    processing, space, of_processing = graph_of(bundle.processing[policy_id], env_spaces.observation)
+    processing, space, of_processing = graph_of(bundle.processing[policy_id], *env_spaces)
     metadata = {
         "policy": policy_id,
         "agents": json.dumps(bundle.agents_of(policy_id)),

@@ -1,9 +1,10 @@
 """Convert a policy to an ONNX graph from the env's observations to actions, values and the action distribution.
 
-The graph includes SB3's pre- and postprocessing: channels-first images divided by 255, one-hot encoding, actions
-clipped to their Box. Of our own processing it includes normalised observations and rescaled actions; other processing
-keeps a memory, or has no counterpart in ONNX: the graph of such a policy takes processed observations, and the metadata
-of the file say how they are made. `onnx_packages` imports onnx, onnxscript and onnxruntime, which are optional.
+Action masks are a further input, recurrent states further inputs and outputs. The graph includes SB3's pre- and
+postprocessing: channels-first images divided by 255, one-hot encoding, actions clipped to their Box. Of our own
+processing it includes normalised observations and rescaled actions; other processing keeps a memory, or has no
+counterpart in ONNX: the graph of such a policy takes processed observations, and the metadata of the file say how they
+are made. `onnx_packages` imports onnx, onnxscript and onnxruntime, which are optional.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -34,14 +35,22 @@ from stable_baselines3.common.distributions import (
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
+from marl_sb3.config.algorithms import place_of
+from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.errors import ConfigError, ExportError, install_words
+from marl_sb3.learners.building import integer_sizes
 from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import RescaleActions
-from marl_sb3.sb3.inference import initial_states, takes_masks
-from marl_sb3.sb3.private import unchecked_distributions
+from marl_sb3.processing.processors import WHOLE
+from marl_sb3.sb3.inference import critic_states, initial_states, takes_masks
+from marl_sb3.sb3.private import take_single_steps, unchecked_distributions
+from marl_sb3.types import Array
+from marl_sb3.vec_env.observations import ZeroBased
+from marl_sb3.wrappers.observations import choices_of
 
 _IN_GRAPH = {"normalize_observations"}
+_FROM_ZERO = ZeroBased(spaces.Discrete(1))  # changes nothing
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,19 @@ class GraphProcessing:
     Attributes:
         normalize: of the observations; None: the graph takes them as the policy sees them.
         rescale: of the actions; None: they stay in the policy's space.
+        seen: the graph's observations counted from 0, as the policy counts them.
+        done: the graph's actions counted from 0.
     """
 
     normalize: NormalizeObservations | None = None
     rescale: RescaleActions | None = None
+    seen: ZeroBased = _FROM_ZERO
+    done: ZeroBased = _FROM_ZERO
 
     def observation(self, key: str, observation: th.Tensor) -> th.Tensor:
         """Process one input of the graph; `key` is its key in a Dict, or empty."""
+        if key in self.seen.shifts:
+            return observation - th.as_tensor(self.seen.shifts[key])
         if self.normalize is None or key not in self.normalize.statistics:
             return observation
         statistics, clip = self.normalize.statistics[key], self.normalize.clip
@@ -67,6 +82,8 @@ class GraphProcessing:
 
     def actions(self, actions: th.Tensor) -> th.Tensor:
         """Process the actions of the graph."""
+        if WHOLE in self.done.shifts:
+            return actions + th.as_tensor(self.done.shifts[WHOLE])
         if self.rescale is None:
             return actions
         low, high = (th.as_tensor(bound, dtype=actions.dtype) for bound in (self.rescale.low, self.rescale.high))
@@ -77,19 +94,22 @@ UNPROCESSED = GraphProcessing()
 
 
 def graph_of(
-    processing: Processing, observation_space: spaces.Space[Any]
+    processing: Processing, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> tuple[GraphProcessing, spaces.Space[Any], dict[str, str]]:
     """Return what a graph contains of a policy's processing, its input space, and its metadata.
 
     Args:
         processing: of the policy.
         observation_space: of the env.
+        action_space: of the env.
     """
+    done = ZeroBased(action_space)
     normalize = processing.processors.get("normalize_observations")
     if set(processing.processors) <= _IN_GRAPH:
         assert normalize is None or isinstance(normalize, NormalizeObservations)
         metadata = {"input": "observations of the env"} if processing.settings.changed() else {}
-        return GraphProcessing(normalize, processing.rescale), observation_space, metadata
+        seen = ZeroBased(observation_space)
+        return GraphProcessing(normalize, processing.rescale, seen, done), observation_space, metadata
     described = {
         "settings": processing.settings.changed(),
         "order": list(processing.processors),
@@ -101,10 +121,30 @@ def graph_of(
         },
     }
     metadata = {"input": "processed observations", "processing": json.dumps(described)}
-    return GraphProcessing(None, processing.rescale), processing.observation_space, metadata
+    return GraphProcessing(None, processing.rescale, done=done), processing.observation_space, metadata
 
 
 INPUT = "observation"
+START = "episode_start"
+STATES = ("hidden_state", "cell_state")
+CRITIC_STATES = ("critic_hidden_state", "critic_cell_state")
+NEXT = "next_"  # before the name of a state: the output that goes in as that state in the next call
+
+# What an input or output means, in the file's metadata; an input's name is that before its point.
+_MEANINGS = {
+    INPUT: "what the agent sees in the env; processed, where the entry `processing` says how",
+    MASK: "true where an action is allowed, for the values of each choice after those of the previous one; at least one"
+    " of each choice has to be allowed",
+    **dict.fromkeys((*STATES, *CRITIC_STATES), "zeros in the first call, then what the previous call returned"),
+    START: "true where an episode begins: the states are not used there",
+    "actions": "the most likely action, in the env's action space",
+    "values": "the critic's value of the observation",
+    "logits": "log-probabilities of the values of each choice; of a MultiBinary without masks, the log-odds of 1",
+    "mean": "mean of the normal distribution of actions, before they are clipped, squashed or rescaled",
+    "log_std": "logarithm of that distribution's standard deviation",
+    "q_values": "the value of each action",
+    **{f"{NEXT}{name}": f"{name} of the next call" for name in (*STATES, *CRITIC_STATES)},
+}
 
 Outputs = tuple[th.Tensor, ...]
 
@@ -132,6 +172,34 @@ _DISTRIBUTIONS: Mapping[Any, tuple[str, ...]] = {
     MultiCategoricalDistribution: ("logits",),
     BernoulliDistribution: ("logits",),
 }  # -> the names of its parameters
+# By their places, since sb3-contrib is imported only by those who use it.
+_MASKABLE = "sb3_contrib.common.maskable"
+_MASKABLE_POLICY = f"{_MASKABLE}.policies:MaskableActorCriticPolicy"
+_RECURRENT_POLICY = "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy"
+
+
+def _is_a(policy: Any, place: str) -> bool:
+    return any(place_of(base) == place for base in type(policy).__mro__)
+
+
+def more_inputs(algorithm: BaseAlgorithm, rows: int) -> dict[str, Array]:
+    """Return what a graph takes besides observations, by name, as in the first step of an episode: see `PolicyGraph`.
+
+    Raises:
+        ConfigError: the policy takes masks or has a memory, but is not of sb3-contrib's classes.
+    """
+    own = initial_states(algorithm, rows)
+    for takes, what, place in ((bool(own), "recurrent state", _RECURRENT_POLICY),
+                               (takes_masks(algorithm), "action masks", _MASKABLE_POLICY)):  # fmt: skip
+        if takes and not _is_a(algorithm.policy, place):
+            words = f"{type(algorithm.policy).__name__} needs {what} and is no {place.partition(':')[2]}"
+            raise ConfigError(f"{words}, so that it has no ONNX form; an SB3 zip holds it")
+    if takes_masks(algorithm):
+        return {MASK: np.ones((rows, sum(choices_of(algorithm.action_space) or ())), dtype=np.bool_)}
+    if not own:
+        return {}
+    of_critic = dict(zip(CRITIC_STATES, critic_states(algorithm, rows), strict=False))  # it may have none
+    return {**dict(zip(STATES, own, strict=True)), **of_critic, START: np.zeros(rows, dtype=np.bool_)}
 
 
 def outputs_of(policy: Any) -> tuple[str, ...]:
@@ -147,16 +215,29 @@ def outputs_of(policy: Any) -> tuple[str, ...]:
     distribution = type(getattr(policy, "action_dist", None))
     if isinstance(policy, ActorCriticPolicy) and distribution in _DISTRIBUTIONS:
         return "actions", "values", *_DISTRIBUTIONS[distribution]
+    if _is_a(policy, _MASKABLE_POLICY) and distribution.__module__ == f"{_MASKABLE}.distributions":
+        return "actions", "values", "logits"
     raise ConfigError(
         f"{type(policy).__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
         f"policies with {', '.join(cls.__name__ for cls in _DISTRIBUTIONS)}"
     )
 
 
-def outputs(policy: Any, observations: Any) -> Outputs:
-    """Compute the outputs of a policy. An actor's actions are from -1 to 1."""
-    if isinstance(policy, ActorCriticPolicy):
-        actions, values, _ = policy(observations, deterministic=True)
+def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Outputs:
+    """Compute the outputs of a policy. An actor's actions are from -1 to 1.
+
+    Args:
+        more: the inputs of `more_inputs`.
+    """
+    if START in more:
+        states = [tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES)]
+        after: Any
+        actions, values, _, after = policy(observations, _Memory(*states), more[START], deterministic=True)
+        kept = (*after.pi, *(after.vf if states[1] else ()))
+        return actions, values.flatten(), *_parameters(policy), *kept
+    if hasattr(policy, "predict_values"):
+        masks = {"action_masks": more[MASK]} if MASK in more else {}
+        actions, values, _ = policy(observations, deterministic=True, **masks)
         return actions, values.flatten(), *_parameters(policy)
     if hasattr(policy, "quantile_net"):
         values = policy.quantile_net(observations).mean(dim=1)
@@ -170,9 +251,16 @@ def outputs(policy: Any, observations: Any) -> Outputs:
     return (policy.actor(observations),)
 
 
-def _parameters(policy: ActorCriticPolicy) -> Outputs:
+class _Memory(NamedTuple):
+    """The states of the LSTMs of actor and critic, as sb3-contrib's policies take them."""
+
+    pi: Outputs
+    vf: Outputs
+
+
+def _parameters(policy: Any) -> Outputs:
     """Return the parameters of the distribution of the actions that a policy has just taken."""
-    distribution: Any = policy.action_dist.distribution
+    distribution: Any = parts_of_distribution(policy.action_dist)
     if isinstance(distribution, list):  # of a MultiDiscrete space
         return (th.cat([part.logits for part in distribution], dim=1),)
     if not isinstance(distribution, th.distributions.Normal):
@@ -190,43 +278,47 @@ class PolicyGraph(nn.Module):
         processing: what the graph does around the policy.
 
     Attributes:
-        input_names: `observation`, or `observation.<key>` for each key of a Dict.
+        input_names: `observation`, or `observation.<key>` for each key of a Dict. Of MaskablePPO also `action_mask`
+            (batch, choices) bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same
+            with `critic_` before it if the critic has an LSTM of its own, and `episode_start` (batch,) bool.
         output_names: `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits`
             (batch, choices), which are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch,
-            numbers) before any squashing. Of DQN and QRDQN `q_values` (batch, choices).
+            numbers) before any squashing; then each state with `next_` before its name. Of DQN and QRDQN `q_values`
+            (batch, choices).
 
     Raises:
-        ConfigError: it is not one of SB3's actor-critic policies, its action distribution is not supported, or it takes
-            more than an observation.
+        ConfigError: it is not one of SB3's policies, or its action distribution is not supported.
     """
 
     def __init__(
         self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], processing: GraphProcessing
     ) -> None:
         super().__init__()
-        more = "recurrent state" if initial_states(algorithm, 1) else "action masks" if takes_masks(algorithm) else None
-        if more is not None:
-            needs = f"{type(algorithm).__name__} needs {more}, which the ONNX export does not cover"
-            raise ConfigError(f"{needs}; accepted: --format sb3")
-        self.output_names = outputs_of(algorithm.policy)
-        self.policy = copy_on_cpu(algorithm)
+        self._more = tuple(more_inputs(algorithm, 1))
+        states = [f"{NEXT}{name}" for name in self._more if name in (*STATES, *CRITIC_STATES)]
+        self.output_names = (*outputs_of(algorithm.policy), *states)
+        policy: Any = copy_on_cpu(algorithm)
+        if states:
+            take_single_steps(policy)
+        self.policy = policy
         self._processing = processing
         inputs, inner = by_input(observation_space), by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in inputs.items()]
-        self.input_names = tuple(inputs)
+        self.input_names = (*inputs, *self._more)
 
-    def forward(self, *observations: th.Tensor) -> Outputs:
+    def forward(self, *given: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
         keys = self._keys or ("",)
+        observations, more = given[: len(keys)], dict(zip(self._more, given[len(keys) :], strict=True))
         processed = [self._processing.observation(*each) for each in zip(keys, observations, strict=True)]
         prepared = [
             observation.permute(0, 3, 1, 2) if channels_last else observation
             for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
         seen = dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
-        actions, *more = outputs(self.policy, seen)
-        return self._processing.actions(self._within_space(actions)), *more
+        actions, *others = outputs(self.policy, seen, more)
+        return self._processing.actions(self._within_space(actions)), *others
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
         """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
@@ -247,12 +339,17 @@ def by_input(observed: Any) -> dict[str, Any]:
     return {f"{INPUT}.{key}": observed[key] for key in observed} if isinstance(observed, Mapping) else {INPUT: observed}
 
 
+def parts_of_distribution(distribution: Any) -> Any:
+    """Return PyTorch's distribution in one of SB3's; of several choices, a list of them."""
+    return distribution.distributions if hasattr(distribution, "distributions") else distribution.distribution
+
+
 def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
     """Make a copy of the policy as SB3's `_setup_model` does: `deepcopy` fails on a trained one."""
     make: Any = type(algorithm.policy)
     # Off-policy algorithms keep it among the arguments of the policies that take it.
     use_sde = {"use_sde": algorithm.use_sde} if isinstance(algorithm.policy, ActorCriticPolicy) else {}
-    with th.random.fork_rng(devices=[]):
+    with th.random.fork_rng(devices=[]), integer_sizes():
         copy: ActorCriticPolicy = make(
             deepcopy(algorithm.observation_space),  # CNNs draw a sample from it
             algorithm.action_space,
@@ -292,17 +389,35 @@ def to_onnx(
     graph = PolicyGraph(algorithm, observation_space, processing).eval()
     space = deepcopy(observation_space)
     rows = [by_input(space.sample()) for _ in range(2)]  # PyTorch would take a batch of 1 for a fixed length
-    program = _traced(graph, tuple(th.as_tensor(np.stack([row[name] for row in rows])) for name in graph.input_names))
+    observations = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    program = _traced(graph, {**observations, **more_inputs(algorithm, len(rows))})
     _free_output_names(program, graph.output_names)
     model = _without_traces(program.model_proto)
-    onnx.helper.set_model_props(model, dict(metadata))
+    described = {
+        "inputs": json.dumps(_described(onnx, model.graph.input)),
+        "outputs": json.dumps(_described(onnx, model.graph.output)),
+    }
+    onnx.helper.set_model_props(model, {**metadata, **described})
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 
 
-def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
+def _described(onnx: ModuleType, values: Any) -> dict[str, Any]:
+    """Return dtype, shape and meaning of inputs or outputs of a model."""
+    described = {}
+    for value in values:
+        kind = value.type.tensor_type
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        shape = [axis.dim_param or axis.dim_value for axis in kind.shape.dim]
+        described[value.name] = {"dtype": dtype, "shape": shape, "meaning": _MEANINGS[value.name.partition(".")[0]]}
+    return described
+
+
+def _traced(graph: PolicyGraph, inputs: Mapping[str, Array]) -> Any:
     """Return PyTorch's `ONNXProgram` of the graph."""
     batch = th.export.Dim("batch")
+    examples = tuple(th.as_tensor(array) for array in inputs.values())
+    axes = tuple({1 if name in (*STATES, *CRITIC_STATES) else 0: batch} for name in inputs)
     try:
         with _quiet_exporter():
             return th.onnx.export(
@@ -310,7 +425,7 @@ def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
                 examples,
                 input_names=graph.input_names,
                 output_names=graph.output_names,
-                dynamic_shapes=(tuple({0: batch} for _ in examples),),
+                dynamic_shapes=(axes,),
                 dynamo=True,
                 external_data=False,
                 verbose=False,
@@ -330,8 +445,9 @@ def _quiet_exporter() -> Iterator[None]:
     logging.disable(logging.WARNING)
     try:
         with unchecked_distributions(), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            # PyTorch 2.13 warns about its own code.
-            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 warns about its own code
+            # It puts stand-ins for the weights of an LSTM in their place while it looks at the graph.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes self\.policy\.lstm_\w+\._flat_weights")
             # All inputs share one batch axis, as intended.
             warnings.filterwarnings("ignore", message=r".*The axis name: batch will not be used")
             yield

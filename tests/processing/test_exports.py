@@ -61,6 +61,16 @@ def test_an_onnx_graph_takes_what_the_env_shows(observed: Any, policy: str, proc
     assert metadata["input"] == "observations of the env"
 
 
+def test_an_onnx_graph_counts_as_the_env_does(tmp_path: Path) -> None:
+    seen, done = spaces.Discrete(5, start=3), spaces.Discrete(4, start=7)
+    env = make_vec_env(SampledEnv, n_envs=2, observation_space=seen, action_space=done)
+    algorithm = MultiAgentAlgorithm(env, n_steps=6, batch_size=4, seed=1, device="cpu", learning_rate=0.1).learn(24)
+    (file,) = export_policies(algorithm.bundle(), "onnx", tmp_path)
+    actions = onnxruntime.InferenceSession(file.path).run(["actions"], {"observation": np.arange(3, 8)})[0]
+    assert set(actions) <= {7, 8, 9, 10}
+    np.testing.assert_array_equal(actions, algorithm.predict({"a": np.arange(3, 8)}, deterministic=True)["a"])
+
+
 def test_an_onnx_graph_behind_a_memory_takes_processed_observations_and_says_so(tmp_path: Path) -> None:
     algorithm = trained(frame_stack=3, normalize_observations=True, agent_indicator=True)
     (file,) = export_policies(algorithm.bundle(), "onnx", tmp_path)

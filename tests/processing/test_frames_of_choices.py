@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import stable_baselines3
 
@@ -43,12 +44,15 @@ def test_all_layouts_train_the_same(layout: dict[str, Any], batched: MultiAgentA
         np.testing.assert_array_equal(weights(other)[name], expected, err_msg=name)
 
 
+@pytest.mark.usefixtures("one_onnx_registry")
 def test_saved_policies_act_as_the_trained_one(batched: MultiAgentAlgorithm, tmp_path: Path) -> None:
-    """A checkpoint with its frames; an SB3 zip without them."""
+    """A checkpoint with its frames; an SB3 zip and an ONNX file without them."""
     seen, state = {"agent1": np.array([3, 8]), "agent2": np.array([8, 3])}, None
     loaded = load_policies(batched.save(tmp_path / "saved"), device="cpu")
     (zipped,) = export_policies(loaded, "sb3", tmp_path)
     stock = stable_baselines3.PPO.load(zipped.path, device="cpu")
+    (graph,) = export_policies(loaded, "onnx", tmp_path)
+    session = onnxruntime.InferenceSession(graph.path)
     for _ in range(4):
         expected, after = batched.predict_with_state(seen, state, deterministic=True)
         actions, same = loaded.predict_with_state(seen, state, deterministic=True)
@@ -56,6 +60,7 @@ def test_saved_policies_act_as_the_trained_one(batched: MultiAgentAlgorithm, tmp
         np.testing.assert_array_equal(same["agent1"][0], after["agent1"][0])
         action, _ = stock.predict(after["agent1"][0][0], deterministic=True)
         assert action == expected["agent1"]
+        assert session.run(["actions"], {"observation": after["agent1"][0]})[0] == expected["agent1"]
         state = after
     assert after["agent1"][0].tolist() == [[3, 8] * 3]
 

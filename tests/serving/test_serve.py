@@ -23,7 +23,7 @@ from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.api import openapi, policy_server
 from marl_sb3.serving.batching import Batcher
 from marl_sb3.serving.http import Limits
-from marl_sb3.serving.predictor import Asked, Predictor
+from marl_sb3.serving.predictor import Asked, Predictor, Served
 from marl_sb3.serving.weights import unpack_weights
 from marl_sb3.transfer.export import export_policies
 
@@ -344,6 +344,14 @@ def test_onnx_runtime_answers_as_pytorch_does(
     for one, other in zip(by_torch, predictor.answer(requests), strict=True):
         for agent in one.actions:
             np.testing.assert_array_equal(one.actions[agent], other.actions[agent])
+
+
+def test_what_onnx_runtime_does_not_answer_is_said(run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list(Predictor(SavedRun.open(masked, makes_env=False)).accelerate("onnx"))
+    assert said == ["policy 'shared': PyTorch answers; the policy takes action masks"]
+    monkeypatch.setattr(Served, "has_memory", lambda *_: True)
+    said = list(Predictor(SavedRun.open(run, makes_env=False)).accelerate("onnx"))
+    assert said == [f"policy '{name}': PyTorch answers; the policy has a memory" for name in "ab"]
 
 
 def _refuses_agents(_: Any, requests: Any, __: bool) -> list[Any]:

@@ -49,6 +49,8 @@ MIXED = spaces.Dict(
     }
 )
 
+SEEN_IN_ENV = "what the agent sees in the env; processed, where the entry `processing` says how"
+
 # Observations, actions, policy, settings.
 CASES: dict[str, tuple[spaces.Space, spaces.Space, str, dict[str, Any]]] = {
     "box": (NUMBERS, MOVES, "MlpPolicy", {"learning_rate": "lin_0.1", "clip_range_vf": "lin_0.5"}),
@@ -173,11 +175,17 @@ def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(case: str
 def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(onnx_of: Any) -> None:
     _, exported = onnx_of("discrete")
     content = exported.path.read_bytes()
-    assert {item.key: item.value for item in onnx.load_from_string(content).metadata_props} == {
+    said = {item.key: item.value for item in onnx.load_from_string(content).metadata_props}
+    outputs = json.loads(said.pop("outputs"))
+    assert [(name, own["dtype"], own["shape"]) for name, own in outputs.items()] == [
+        ("actions", "int64", ["batch"]), ("values", "float32", ["batch"]), ("logits", "float32", ["batch", 4]),
+    ]  # fmt: skip
+    assert said == {
         "policy": "shared",
         "agents": json.dumps(["a", "b"]),
         "observation_space": "Discrete(5)",
         "action_space": "Discrete(4)",
+        "inputs": json.dumps({"observation": {"dtype": "int64", "shape": ["batch"], "meaning": SEEN_IN_ENV}}),
         "env": "sampled",
         "run": "mine",
         "checkpoint": "ckpt-000003",
@@ -247,8 +255,8 @@ def test_an_output_that_the_graph_computes_wrongly_is_found(
 ) -> None:
     algorithm, compute = run_of("box", tmp_path).algorithm.policies["shared"], onnx_graph.outputs
 
-    def wrong(policy: Any, observations: Any) -> Any:
-        computed = list(compute(policy, observations))
+    def wrong(*given: Any) -> Any:
+        computed = list(compute(*given))
         computed[index] = computed[index] + 0.5
         return tuple(computed)
 
