@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED
 from marl_sb3.cli.parser import (
@@ -21,7 +22,12 @@ from marl_sb3.cli.parser import (
     integer,
     named_env,
 )
+from marl_sb3.config.schema import TRACKERS
+from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
+
+if TYPE_CHECKING:
+    from marl_sb3.runs.run import Run
 
 _EPILOG = """\
 DATA is what train --record or evaluate --record wrote: each policy learns the
@@ -39,17 +45,24 @@ interrupted
 """
 
 _OPTIONS = ("epochs", "batch_size", "learning_rate", "validation", "patience", "entropy_coefficient")
+_NOT_WITH_RESUME = ("algo", "hparams", "settings", "policies", "n_envs", "seed", "device", "run_dir", *_OPTIONS)
 
 
 def build_parser() -> CommandParser:
     """Make the parser of `imitate`."""
     parser = CommandParser(
         "python -m marl_sb3.imitate",
-        "DATA --env ENV [options]",
+        "DATA --env ENV [options] | --resume RUN",
         description="Train policies to act as recorded episodes do: behaviour cloning.",
         epilog=_EPILOG,
     )
-    parser.add_argument("data", metavar="DATA", type=Path, help="a folder of recorded episodes, or a Minari dataset")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        type=Path,
+        nargs="?",
+        help="a folder of recorded episodes, or a Minari dataset; with --resume, by default that of the run",
+    )
     parser.section("what is trained")
     add_env_option(parser, also_positional=False, words="the env that the data are of; default: the one in --hparams")
     add_setup_options(parser)
@@ -59,28 +72,34 @@ def build_parser() -> CommandParser:
         "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
     )
     parser.section("how it is trained")
-    parser.option("--epochs N", "most passes over the data; default: 100", type=integer, default=100)
-    parser.option("--batch-size N", "transitions in a minibatch; default: 256", type=integer, default=256)
-    parser.option("--learning-rate X", "of Adam; default: 0.001", type=float, default=1e-3)
+    parser.option("--epochs N", "most passes over the data; default: 100", type=integer)
+    parser.option("--batch-size N", "transitions in a minibatch; default: 256", type=integer)
+    parser.option("--learning-rate X", "of Adam; default: 0.001", type=float)
     parser.option(
         "--validation X",
         "share of the episodes that are kept apart, and decide when to stop; default: 0.1",
         type=float,
-        default=0.1,
     )
     parser.option(
-        "--patience N", "passes without a lower loss of these after which a policy is done; default: 10", type=integer,
-        default=10,
-    )  # fmt: skip
+        "--patience N", "passes without a lower loss of these after which a policy is done; default: 10", type=integer
+    )
     parser.option(
         "--entropy-coefficient X",
         "how much of the policy's entropy is taken off its loss; default: 0",
         type=float,
-        default=0.0,
     )
     add_setting(parser, "--device NAME", "device")
     parser.section("run folder and output")
     parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.option("--resume RUN", "go on with this cloning, from its newest checkpoint; default: a new run")
+    add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
+    parser.option(
+        "--track TRACKER",
+        f"send metrics, settings and checkpoints to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}; may be repeated; "
+        "default: none",
+        action="append",
+        choices=TRACKERS,
+    )
     parser.option("--quiet", "print the run folder alone; default: off")
     add_verbosity(parser)
     return parser
@@ -94,7 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _imitate(arguments: argparse.Namespace) -> int:
     from marl_sb3.config import load_config
 
-    names = ("policies", "n_envs", "seed", "device")
+    if arguments.resume is not None:
+        return _resume(arguments)
+    if arguments.data is None:
+        raise ConfigError("DATA is missing; accepted: a folder of recorded episodes, or --resume RUN", key="data")
+    names = ("policies", "n_envs", "seed", "device", "checkpoint_every", "track")
     config = load_config(
         named_env(arguments),
         arguments.algo,
@@ -106,8 +129,28 @@ def _imitate(arguments: argparse.Namespace) -> int:
         from marl_sb3.learners.cloning import CloningOptions
         from marl_sb3.runs.imitate import clone
 
-    options = CloningOptions(**{name: getattr(arguments, name) for name in _OPTIONS})
-    run = clone(config, arguments.data, options, arguments.run_dir, quiet=arguments.quiet)
+    given = {name: getattr(arguments, name) for name in _OPTIONS}
+    options = CloningOptions(**{name: value for name, value in given.items() if value is not None})
+    return _ended(clone(config, arguments.data, options, arguments.run_dir, quiet=arguments.quiet))
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    changed = [name for name in _NOT_WITH_RESUME if getattr(arguments, name) not in (None, False, [])]
+    if changed:
+        words = f"--{changed[0].replace('_', '-')} cannot change a cloning that goes on"
+        accepted = "DATA, --env, --import, --checkpoint-every, --track, --quiet, -v"
+        raise ConfigError(f"{words}; accepted with --resume: {accepted}", key=changed[0])
+    with without_collections():
+        from marl_sb3.runs.imitate import resume_clone
+
+    names = ("checkpoint_every", "track")
+    changes = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return _ended(
+        resume_clone(arguments.resume, arguments.data, named_env(arguments), quiet=arguments.quiet, **changes)
+    )
+
+
+def _ended(run: Run) -> int:
     print(run.files.shown, flush=True)
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 

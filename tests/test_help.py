@@ -18,7 +18,7 @@ OPTIONS = {
     "watch": 10,
     "report": 5,
     "export": 7,
-    "imitate": 18,
+    "imitate": 21,
     "serve": 16,
     "plot": 9,
     "compare": 6,

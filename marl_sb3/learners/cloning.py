@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -16,12 +17,16 @@ from marl_sb3.learners.imitation import Minibatch, action_loss, episode_batch, m
 from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import Result
 from marl_sb3.sb3.optimizers import reset_optimizers
+from marl_sb3.storage.parts import Fields, Stateful, arrays, integer, number, optional
+from marl_sb3.storage.space_data import generator
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
     from marl_sb3.data.dataset import RecordedEpisode
 
 _VALIDATION_BATCH = 4096  # transitions
+_SQUARES = ("step", "exp_avg_sq")  # of Adam, which are never negative
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class CloningOptions:
             )
 
 
-class Cloning:
+class Cloning(Stateful):
     """The cloning of one policy.
 
     Its running statistics are those of the data, of all episodes. Only the networks that act are trained: critics stay
@@ -66,6 +71,7 @@ class Cloning:
         episodes: of its agents, at least one.
         options: see there.
         seed: of the split and of the order of the minibatches.
+        learn: whether the policy's running statistics take in the data; not if they are restored from a checkpoint.
 
     Attributes:
         epoch: passes done.
@@ -76,14 +82,31 @@ class Cloning:
         ConfigError: the policy cannot learn from these data.
     """
 
+    fields: ClassVar[Fields] = {
+        "epoch": integer("epoch", 1),
+        "best_epoch": integer("best_epoch", 1),
+        "best_loss": optional(number("_best_loss")),
+        "checksum": integer("checksum", 0, 2**32 - 1),
+        "random": generator("_random"),
+        "moments": arrays("_moments"),
+        "weights": arrays("_weights"),
+    }
+
     def __init__(
-        self, learner: Learner, episodes: Sequence[RecordedEpisode], options: CloningOptions, seed: int
+        self,
+        learner: Learner,
+        episodes: Sequence[RecordedEpisode],
+        options: CloningOptions,
+        seed: int,
+        *,
+        learn: bool = True,
     ) -> None:
         self._learner, self._options = learner, options
         algorithm: Any = learner.algorithm
         self._algorithm = algorithm
         self._loss = action_loss(learner.policy_id, algorithm)
-        self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=True)
+        self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=learn)
+        self.checksum = self._data.checksum()
         self._takes_masks = learner.actor.policy.takes_masks
         require_masks(learner.policy_id, algorithm, self._data, self._takes_masks)
         self._random = np.random.default_rng(seed)
@@ -91,7 +114,7 @@ class Cloning:
         self.num_episodes = len(self._train), len(self._validation)
         self._optimizer = th.optim.Adam(self._loss.parameters(), options.learning_rate)
         self.epoch = self.best_epoch = 0
-        self._best_loss = np.inf
+        self._best_loss: float | None = None  # without episodes for the validation
         self._best: dict[str, th.Tensor] = {}
 
     @property
@@ -118,9 +141,10 @@ class Cloning:
             words = "the loss of its cloning is not finite; a lower learning rate may help"
             raise NumericError(f"policy {self._learner.policy_id!r}: {words}")
         measured = self._validation_loss() if len(self._validation) else None
-        if measured is None or measured < self._best_loss:
-            self.best_epoch, self._best_loss = self.epoch, np.inf if measured is None else measured
-            self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        if measured is None or self._best_loss is None or measured < self._best_loss:
+            self.best_epoch = self.epoch
+            self._best_loss = measured if measured is not None and np.isfinite(measured) else None
+            self._best = self._copies()
         return {
             "imitation_loss": trained / number,
             "imitation_loss_validation": measured,
@@ -130,11 +154,68 @@ class Cloning:
 
     def finish(self) -> None:
         """Give the policy the weights of the best pass, and its target networks the same."""
-        with th.no_grad():
-            for name, tensor in self._algorithm.policy.state_dict().items():
-                tensor.copy_(self._best[name])
+        self._put(self._best)
         self._loss.finish()
         reset_optimizers(self._algorithm)
+
+    def _copies(self) -> dict[str, th.Tensor]:
+        return {name: tensor.clone() for name, tensor in self._algorithm.policy.state_dict().items()}
+
+    def _put(self, weights: Mapping[str, th.Tensor]) -> None:
+        with th.no_grad():
+            for name, tensor in self._algorithm.policy.state_dict().items():
+                tensor.copy_(weights[name])
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    # A checkpoint between two passes has the policy as `finish` would leave it, so that it can be evaluated, and beside
+    # it the present weights. `_best` is the former when a state is set.
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Let the policy be, within the context, what `finish` would make of it."""
+        present = self._copies()
+        self.finish()
+        try:
+            yield
+        finally:
+            self._put(present)
+
+    @property
+    def _weights(self) -> dict[str, Array]:
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self._algorithm.policy.state_dict().items()}
+
+    @_weights.setter
+    def _weights(self, weights: Mapping[str, Array]) -> None:
+        self._best = self._copies()
+        self._put({name: th.as_tensor(array) for name, array in weights.items()})
+
+    @property
+    def _moments(self) -> dict[str, dict[str, Array]]:
+        """What Adam keeps of each parameter; before its first gradient these are zeros."""
+        found = {}
+        for place, parameter in enumerate(self._parameters):
+            zeros = {"step": th.zeros(()), "exp_avg": th.zeros_like(parameter), "exp_avg_sq": th.zeros_like(parameter)}
+            kept = {**zeros, **self._optimizer.state.get(parameter, {})}
+            found[str(place)] = {name: value.detach().cpu().numpy().copy() for name, value in kept.items()}
+        return found
+
+    @_moments.setter
+    def _moments(self, moments: Mapping[str, Mapping[str, Array]]) -> None:
+        for place, parameter in enumerate(self._parameters):
+            state = {name: th.as_tensor(array) for name, array in moments[str(place)].items()}
+            moved = {name: value if name == "step" else value.to(parameter.device) for name, value in state.items()}
+            self._optimizer.state[parameter] = moved
+
+    @property
+    def _parameters(self) -> list[th.nn.Parameter]:
+        return list(self._optimizer.param_groups[0]["params"])
+
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """See `Stateful.check_state`; with negative means of squares, Adam would divide by a NaN."""
+        negative = any(float(each[name].min(initial=0)) < 0 for each in values["moments"].values() for name in _SQUARES)
+        if negative or values["best_epoch"] > values["epoch"]:
+            raise state.error("moments", "a negative one, or a best pass after the last", "those of a cloning")
 
     def _settle_batch_norms(self) -> None:
         """Make the running statistics of batch norms, which CrossQ has, those of the present weights."""

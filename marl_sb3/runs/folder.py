@@ -28,6 +28,7 @@ from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, RUNS, checkpoints_of,
 from marl_sb3.storage.regular import is_regular, require_regular
 
 TRACKING_FILE = "tracking.json"
+IMITATION_FILE = "imitation.json"  # of a run of imitate: its data and its options
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
-    *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, "events.out.tfevents.*"),
-    *("checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/"),
+    *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
+    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
-_OF_A_START = {_LOCK, unfinished_path(Path(RUN_CONFIG)).name}
+_OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for name in (RUN_CONFIG, IMITATION_FILE))}
 
 
 def find_run_or_env(name: str) -> Path | None:
@@ -138,8 +139,12 @@ class RunFolder:
             if files - _OF_A_START or (self.path.exists() and not self.path.is_dir()):
                 raise ConfigError(f"--run-dir: {self.shown} exists and is not an empty folder", key="run_dir")
 
-    def make(self, config: TrainConfig) -> None:
+    def make(self, config: TrainConfig, remark: str | None = None, imitation: str | None = None) -> None:
         """Make the folder of a new run, lock it, and write the configuration.
+
+        Args:
+            remark: see `write_config`.
+            imitation: content of `imitation.json`, which is there before the configuration; None: there is none.
 
         Raises:
             ConfigError: the folder cannot be written to, another process is writing to it, or has written a run to it
@@ -150,7 +155,9 @@ class RunFolder:
             self.lock()
             with undone_on_error(self.unlock):
                 self._require_new()  # building the envs took time, in which another process may have trained here
-                self.write_config(config)
+                if imitation is not None:
+                    write_whole(self.path / IMITATION_FILE, imitation)
+                self.write_config(config, remark)
 
     def as_shown(self, path: Path) -> Path:
         """Return a path in the folder, as the user would write it."""

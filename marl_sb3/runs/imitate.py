@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from marl_sb3.callbacks import StopOnSignal
 from marl_sb3.config import Hparams, TrainConfig, load_config
 from marl_sb3.config.algorithms import AlgorithmInfo
 from marl_sb3.config.settings import require_kinds
@@ -16,8 +20,8 @@ from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import progress_bars
 from marl_sb3.display.text import number
 from marl_sb3.envs.registry import EnvFactory, named_factory
-from marl_sb3.errors import ConfigError, as_path
-from marl_sb3.experience.demonstrations import require_episodes
+from marl_sb3.errors import ConfigError, as_path, path_is_usable
+from marl_sb3.experience.demonstrations import EpisodesOfSpaces, require_episodes
 from marl_sb3.learners.cloning import Cloning, CloningOptions
 from marl_sb3.learners.recorded_data import read_data
 from marl_sb3.learners.registry import named_algorithm
@@ -25,11 +29,15 @@ from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Result
 from marl_sb3.runs.build import source_named
 from marl_sb3.runs.execute import save_policies_of_complete
-from marl_sb3.runs.folder import undone_on_error
+from marl_sb3.runs.folder import IMITATION_FILE, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run
-from marl_sb3.runs.start import prepare
+from marl_sb3.runs.start import CLONING, prepare, resume_run
+from marl_sb3.runs.tracking import Tracking, tracking
 from marl_sb3.runs.view import print_files
+from marl_sb3.storage.parts import read_states, states_of
+from marl_sb3.storage.regular import read_regular
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.results import ResultLogger, iteration_result
 from marl_sb3.training.setup import derived_seed
@@ -39,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def imitate(
-    data: str | Path,
+    data: str | Path | None = None,
     env: str | EnvFactory | None = None,
     *,
     policies: str | Mapping[PolicyID, Mapping[str, Any]] | None = None,
@@ -55,6 +63,7 @@ def imitate(
     hparams: Hparams | None = None,
     device: str | None = None,
     run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
     progress_bar: bool = True,
 ) -> Run:
     """Train policies to act as recorded episodes do, as `python -m marl_sb3.imitate` does: behaviour cloning.
@@ -63,11 +72,12 @@ def imitate(
     `evaluate`, `export` and `train(init_from=...)` take; no env step was trained.
 
     Args:
-        data: a folder of recorded episodes, or of a Minari dataset.
+        data: a folder of recorded episodes, or of a Minari dataset. None: with `resume`, the one of that run.
         env: the env that they are of; None takes the only env in `hparams`.
         policies: see `marl_sb3.train`; the same for `algo`, `settings`, `hparams`, `device` and `run_dir`.
         seed: seed of the run, of the initial weights and of the order of the data. None: the run draws one.
         epochs: see `CloningOptions`; the same for the arguments up to `entropy_coefficient`.
+        resume: go on with the cloning of this run folder, exactly; all else is as it was.
         progress_bar: print the progress and the files. False: nothing is printed.
 
     Raises:
@@ -77,6 +87,12 @@ def imitate(
     require_kinds(hparams, settings)
     options = CloningOptions(epochs, batch_size, learning_rate, validation, patience, entropy_coefficient)
     name, factory = named_factory(env)
+    if resume is not None:
+        changed = policies or algo or settings or hparams or device or run_dir or seed is not None
+        if changed or options != CloningOptions():
+            words = "resume is given with settings, which it cannot change"
+            raise ConfigError(f"{words}; accepted: data, env and progress_bar", key="resume")
+        return resume_clone(resume, data, name, factory, quiet=not progress_bar)
     algo = None if algo is None else named_algorithm(algo)
     config = load_config(name, algo, hparams, settings, policies=policies, seed=seed, device=device)
     return clone(config, as_path("data", data), options, run_dir, factory, quiet=not progress_bar)
@@ -95,43 +111,114 @@ def clone(
     """Make a run of policies that act as recorded episodes do; the arguments are those of `prepare` and `imitate`.
 
     Returns:
-        The run, which is closed. An interruption ends the passes over the data: the best weights so far are saved.
+        The run, which is closed. A signal ends the passes over the data: `resume_clone` goes on.
     """
     run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         with source_named(run.config):
-            jobs = _jobs(run, data, options)
-        run.files.make(run.config)
+            jobs = _jobs(run, read_data(data), data, options)
         remark = (
             f"its policies were cloned from {data} by imitate with {options}; training from this file clones nothing"
         )
-        run.files.write_config(run.config, remark)
-        with limited_threads(run.config.n_threads), logs_of(run):
-            _train(run, jobs, options, quiet=quiet)
-        for job in jobs.values():
-            job.finish()
-        with undone_on_error(lambda: _log.warning("no checkpoint was written")):
-            run.checkpoint = _save(run)
-        run.policy_files = save_policies_of_complete(run)
+        about = {"data": os.path.abspath(data), **asdict(options)}
+        run.files.make(run.config, remark, json.dumps(about, indent=1) + "\n")
+        _execute(run, jobs, options, quiet=quiet)
+    return _printed(run, quiet=quiet)
+
+
+def resume_clone(
+    run_folder: str | Path,
+    data: str | Path | None = None,
+    env: str | None = None,
+    factory: EnvFactory | None = None,
+    *,
+    quiet: bool = False,
+    **changes: Any,
+) -> Run:
+    """Go on with a cloning from its newest checkpoint, exactly; one that is done stays as it is.
+
+    Args:
+        data: where the episodes are now; None: where they were.
+        changes: see `resume_run`; the same for the other arguments.
+
+    Raises:
+        ConfigError: it is no run of `imitate`, the data are not there, or see `resume_run`.
+        CheckpointError: see `resume_run`.
+    """
+    named, options = _imitation_of(RunFolder(find_run(run_folder)))
+    data = named if data is None else as_path("data", data)
+    sets = read_data(data)
+    run = resume_run(run_folder, env=env, factory=factory, cloning=True, **changes)
+    with ExitStack() as cleanup:
+        cleanup.callback(run.close)
+        state = StateReader(run.files.checkpoints.load("latest").state)
+        jobs: dict[PolicyID, Cloning] = {}
+        if CLONING in state:
+            jobs = _jobs(run, sets, data, options, learn=False)
+            checksums = {policy_id: job.checksum for policy_id, job in jobs.items()}
+            read_states(jobs, state.fields(CLONING))()
+            for policy_id, job in jobs.items():
+                if job.checksum != checksums[policy_id]:
+                    _log.warning("inexact: policy %s: %s has changed since the checkpoint", policy_id, data)
+        _execute(run, jobs, options, quiet=quiet)
+    return _printed(run, quiet=quiet)
+
+
+def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
+    """Read the data and the options of a cloning from its run folder, which may be of somebody else."""
+    shown = files.shown / IMITATION_FILE
+    if not os.path.lexists(files.path / IMITATION_FILE):
+        words = f"{files.shown} is no run of imitate: it has no {IMITATION_FILE}"
+        raise ConfigError(f"{words}; accepted: a folder that imitate has made", key="run")
+    with path_is_usable("cannot read", shown, "run"):
+        content = read_regular(files.path / IMITATION_FILE)
+    try:
+        about = json.loads(content)
+        return as_path("data", about.pop("data")), CloningOptions(**about)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{shown} is damaged: {error}", key="run") from error
+
+
+def _printed(run: Run, *, quiet: bool) -> Run:
     if not quiet:
         print_files(standard_console(), run, "python -m marl_sb3.evaluate")
     return run
 
 
-def _jobs(run: Run, data: Path, options: CloningOptions) -> dict[PolicyID, Cloning]:
+def _execute(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, *, quiet: bool) -> None:
+    """Pass over the data until all policies are done, or a signal comes; then save them."""
+    with limited_threads(run.config.n_threads), tracking(run) as trackers:
+        if jobs:
+            with logs_of(run, trackers.outputs):
+                _train(run, jobs, options, trackers, quiet=quiet)
+            if not run.interrupted:
+                for job in jobs.values():
+                    job.finish()
+                with undone_on_error(lambda: _log.warning("no checkpoint was written")):
+                    _save(run, trackers)
+        run.policy_files = save_policies_of_complete(run)
+
+
+def _jobs(
+    run: Run, sets: list[EpisodesOfSpaces], data: Path, options: CloningOptions, *, learn: bool = True
+) -> dict[PolicyID, Cloning]:
     """Return the cloning of each policy that is trained.
+
+    Args:
+        sets: what is in the data.
+        learn: see `Cloning`.
 
     Raises:
         ConfigError: a policy cannot learn from the data.
     """
     assert run.config.seed is not None, "prepare() has drawn one"
     jobs: dict[PolicyID, Cloning] = {}
-    sets = read_data(data)
     for index, (policy_id, learner) in enumerate(run.algorithm.parts.learners.items()):
         if learner.trained:
             seed = derived_seed(run.config.seed, 1000 + index)
-            jobs[policy_id] = Cloning(learner, require_episodes(sets, learner.rows, data), options, seed)
+            episodes = require_episodes(sets, learner.rows, data)
+            jobs[policy_id] = Cloning(learner, episodes, options, seed, learn=learn)
     if not jobs:
         raise ConfigError(
             "no policy is trained; accepted: policies_to_train with at least one", key="policies_to_train"
@@ -139,7 +226,9 @@ def _jobs(run: Run, data: Path, options: CloningOptions) -> dict[PolicyID, Cloni
     return jobs
 
 
-def _train(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, *, quiet: bool) -> None:
+def _train(
+    run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, trackers: Tracking, *, quiet: bool
+) -> None:
     console = standard_console()
 
     def say(line: str) -> None:
@@ -150,16 +239,10 @@ def _train(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, 
         learned, apart = job.num_episodes
         say(f"policy {policy_id}: {counted(learned, 'episode')} to learn from, {apart} for the validation")
     counters, losses = run.algorithm.parts.counters, dict.fromkeys(jobs, "")
-    with progress_bars() as bars:
+    with progress_bars() as bars, StopOnSignal() as signals:
         bar = None if quiet else bars.add_task("epochs", total=options.epochs)
         while any(not job.is_done for job in jobs.values()):
-            try:
-                measured = {policy_id: job.run_epoch() for policy_id, job in jobs.items() if not job.is_done}
-            except KeyboardInterrupt:
-                if not counters.iteration:
-                    raise
-                run.interrupted = True
-                break
+            measured = {policy_id: job.run_epoch() for policy_id, job in jobs.items() if not job.is_done}
             counters.iteration += 1
             _write(run, measured)
             losses |= {policy_id: _words(policy_id, metrics) for policy_id, metrics in measured.items()}
@@ -167,6 +250,13 @@ def _train(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, 
                 bars.update(bar, completed=counters.iteration, description="; ".join(losses.values()))
             else:
                 say(f"epoch {counters.iteration} of {options.epochs}: {'; '.join(losses.values())}")
+            run.interrupted = signals.received is not None
+            is_due = run.interrupted or _is_due(run, counters.iteration)
+            if is_due and not all(job.is_done for job in jobs.values()):
+                _save(run, trackers, jobs)
+            if run.interrupted:
+                break
+    run.interrupted &= not all(job.is_done for job in jobs.values())
     for policy_id, job in jobs.items():
         say(f"policy {policy_id}: weights of epoch {job.best_epoch} of {job.epoch}")
 
@@ -187,8 +277,25 @@ def _write(run: Run, measured: Mapping[PolicyID, Result]) -> None:
     algorithm.logger.write_result(result, algorithm.iteration)
 
 
-def _save(run: Run) -> str:
+def _is_due(run: Run, iteration: int) -> bool:
+    every = run.config.checkpoints.every
+    return bool(every) and iteration % every == 0
+
+
+def _save(run: Run, trackers: Tracking, jobs: Mapping[PolicyID, Cloning] | None = None) -> None:
+    """Write a checkpoint of the policies.
+
+    Args:
+        jobs: what goes on; the policies of the checkpoint have their best weights so far. None: the cloning is done.
+    """
     algorithm, settings = run.algorithm, run.config.checkpoints
+    cloning: State = {CLONING: states_of(jobs)} if jobs else {}
     score = {"metric": settings.metric, "value": None, "higher_is_better": settings.mode == "max", "opposed": None}
     about = {**algorithm.about(), "score": score}
-    return run.files.checkpoints.save(algorithm.iteration, *algorithm.get_state(), about, settings.keep)
+    with ExitStack() as stack:
+        for job in (jobs or {}).values():
+            stack.enter_context(job.finished())
+        state, tensors = algorithm.get_state()
+    folder, whole = run.files.checkpoints, {**state, **cloning}
+    run.checkpoint = folder.save(algorithm.iteration, whole, tensors, about, settings.keep)
+    trackers.save(folder.path / run.checkpoint)

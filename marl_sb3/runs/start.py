@@ -27,11 +27,12 @@ from marl_sb3.envs.registry import EnvFactory, attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
-from marl_sb3.runs.folder import WRITTEN, RunFolder, find_run, undone_on_error
+from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.tracking import require_trackers
 from marl_sb3.storage.atomic import write_whole
+from marl_sb3.storage.checkpoint_folder import RUN_CONFIG
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import StateReader
@@ -42,6 +43,7 @@ from marl_sb3.transfer.init_from import parse_init_from
 _log = logging.getLogger(__name__)
 
 MAX_ROLLBACKS = 3
+CLONING = "cloning"  # the part of a checkpoint's state that `runs.imitate` goes on from; none if the cloning is done
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def resume_run(
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[str] = (),
     record: Recording | None = None,
+    cloning: bool = False,
     **changes: Any,
 ) -> Run:
     """Restore a run from its newest checkpoint; `execute` then continues it exactly.
@@ -165,10 +168,11 @@ def resume_run(
             than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
         callbacks: names of callbacks; those that the run folder names are not imported.
         record: where episodes are recorded: a new folder, or that of the same run; None: they are not.
+        cloning: the caller goes on with the behaviour cloning of the run, if that is not done; see `runs.imitate`.
         changes: new values of settings that do not affect what was trained so far.
 
     Raises:
-        ConfigError: it is not a run folder, it is in use, or a change is not accepted.
+        ConfigError: it is not a run folder, it is in use, its cloning is not done, or a change is not accepted.
         CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
     """
     files = RunFolder(find_run(run_folder))
@@ -185,7 +189,7 @@ def resume_run(
             words = f"accepted with --resume: --set evaluation.function={shlex.quote(function)}"
             raise ConfigError(f"a run folder cannot import its evaluation.function; {words}", key="evaluation.function")
         noted_changes = changes_between(before, changed)
-        checkpoint = files.checkpoints.load("latest")
+        checkpoint = _newest_checkpoint(files, cloning=cloning)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(changed, env_steps, timesteps, changes)
         if runners is not None and not config.n_shards:
@@ -193,7 +197,8 @@ def resume_run(
         require_trackers(config)
         recorder = None if record is None else record.recorder(config.env, continues=True)
         set_up_process(config)
-        goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
+        # Otherwise nothing will be trained.
+        goes_on = CLONING in checkpoint.state if cloning else not is_complete(config, env_steps)
         config, algorithm = build(config, factory, runners)
         run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory, recorder=recorder)
         run.changes = noted_changes if goes_on else {}
@@ -207,12 +212,28 @@ def resume_run(
                 recorder.open(algorithm)
             if goes_on:
                 with source_named(config):
-                    run.algorithm.read_data()
+                    if not cloning:
+                        run.algorithm.read_data()
                 planned = phases_after(before, env_steps)[0].n_timesteps
                 with files.writing():
                     _note_resume(run, inexact, planned if timesteps is not None else None)
                     files.write_config(config, remark_on_changes(run))
     return run
+
+
+def _newest_checkpoint(files: RunFolder, *, cloning: bool) -> Checkpoint:
+    """Read the newest checkpoint; of a run of imitate whose cloning is not done only for the command that goes on."""
+    is_clone = os.path.lexists(files.path / IMITATION_FILE)
+    if is_clone and not files.checkpoints.names():
+        again = f"python -m marl_sb3.imitate DATA --hparams {files.shown / RUN_CONFIG} --run-dir NEW starts it anew"
+        raise ConfigError(f"the cloning of {files.shown} was ended before its first checkpoint: {again}", key="run")
+    checkpoint = files.checkpoints.load("latest")
+    if CLONING in checkpoint.state and not cloning:
+        command = f"python -m marl_sb3.imitate --resume {files.shown}"
+        words = f"the cloning of {files.shown} is not done: {command} goes on with it"
+        accepted = f"python -m marl_sb3.train ENV --init-from {files.shown}, which takes its best weights so far"
+        raise ConfigError(f"{words}; accepted besides: {accepted}", key="run")
+    return checkpoint
 
 
 def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[BaseCallback]:
@@ -271,7 +292,9 @@ def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     for what, why in inexact.items():
         _log.warning("inexact resume: %s: %s", what, why)
     with run.files.writing():
-        truncate_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
+        # The passes of a cloning, which takes no env steps, are logged by their number.
+        last = max(run.algorithm.iteration, run.algorithm.num_timesteps)
+        truncate_logs(run.folder, run.algorithm.iteration, last)
     return inexact
 
 

@@ -135,9 +135,9 @@ def _events(reference: Path, run: Path) -> Iterator[str]:
 
 
 def _policies(run: Path) -> dict[str, bytes]:
-    """The weights in each policy's zip."""
+    """The weights in each policy's zip; statistics are compared in the checkpoints."""
     found = {}
-    for path in sorted((run / "policies").glob("*")):
+    for path in sorted((run / "policies").glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             found[path.name] = archive.read("policy.pth")
     return found

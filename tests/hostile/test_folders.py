@@ -27,7 +27,7 @@ def run(run_folder: Path, in_tmp: Path) -> Path:
 
 WRITTEN = [
     *("config.yaml", "result.jsonl", "progress.csv", "resumes.jsonl", "traceback.txt", ".lock", "policies"),
-    *("tracking.json", "wandb"),
+    *("tracking.json", "imitation.json", "wandb"),
     *(
         "events.out.tfevents.0000000000.settings",
         "events.out.tfevents.9.mine",

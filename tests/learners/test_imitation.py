@@ -16,8 +16,10 @@ from small_trainings import assert_same
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config.algorithms import ALGORITHMS
+from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.cloning import Cloning, CloningOptions, _split
 from marl_sb3.learners.imitation import action_loss, minibatch
+from marl_sb3.storage.state import StateReader
 
 SEEN = spaces.Box(-1, 1, (3,))
 FORCES, PUSHES = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
@@ -106,6 +108,32 @@ def test_every_algorithm_learns_to_act_as_recorded(algo: str) -> None:
     for name in after:
         of_target = name.replace("actor.", "actor_target.").replace("q_net.", "q_net_target.")
         assert of_target not in after or th.equal(after[name], after[of_target])
+
+
+WRONG_STATES: dict[str, Any] = {
+    "epoch": 0,
+    "best_epoch": 9,
+    "checksum": -1,
+    "random": {"bit_generator": "PCG64"},
+    "weights": {},
+    "moments": {"0": {"step": np.float32(-1)}},
+}
+
+
+@pytest.mark.parametrize("name", [*WRONG_STATES, "exp_avg_sq"])
+def test_a_state_of_a_cloning_that_is_none_is_refused_and_changes_nothing(name: str) -> None:
+    learner = training("ppo").parts.learners["shared"]
+    cloning = Cloning(learner, copying(PUSHES), CloningOptions(), seed=0)
+    cloning.run_epoch()
+    state = cloning.get_state()
+    if name == "exp_avg_sq":
+        state["moments"]["0"][name] = state["moments"]["0"][name] - 1
+    else:
+        state[name] = WRONG_STATES[name]
+    before = [parameter.clone() for parameter in learner.algorithm.policy.parameters()]
+    with pytest.raises(CheckpointError):
+        cloning.read_state(StateReader(state))
+    assert all(map(th.equal, before, learner.algorithm.policy.parameters()))
 
 
 def test_negative_log_likelihood_is_that_of_sb3() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,13 @@ from refusals import refusal
 
 import marl_sb3
 from marl_sb3 import imitate
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
 from marl_sb3.imitate import main
 from marl_sb3.learners.cloning import Cloning
+from marl_sb3.runs import imitate as runs_imitate
+from marl_sb3.runs.tracking import Tracking
 
 BOUNDS = np.array([1, 1, 8.0], np.float32)
 SEEN, TORQUES = spaces.Box(-BOUNDS, BOUNDS), spaces.Box(-2, 2, (1,))
@@ -125,16 +132,63 @@ def test_a_wrong_command_line_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interruption_keeps_what_was_learned(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interruption_keeps_what_was_learned_and_the_cloning_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: marl_sb3.Run
 ) -> None:
     def interrupted(cloning: Cloning) -> Any:
-        if cloning.epoch == 2:
-            raise KeyboardInterrupt
+        if cloning.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
         return run_epoch(cloning)
 
     run_epoch = Cloning.run_epoch
     monkeypatch.setattr(Cloning, "run_epoch", interrupted)
-    options = ["--set", "policy_kwargs.net_arch=[8]", "--quiet", "--run-dir", str(tmp_path / "run")]
-    assert main([str(data), "--env", "Pendulum-v1", *options]) == 130
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["ckpt-000002"]
+    folder = tmp_path / "run"
+    assert cloned(data, folder).interrupted
+    monkeypatch.undo()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["ckpt-000002"]
+    assert evaluate_main([str(folder), "--episodes", "1"]) == 0
+    went_on = imitate(resume=folder, progress_bar=False)
+    assert [result["iteration"] for result in went_on.results] == [1, 2, 3]
+    assert all(np.array_equal(weights(run)[name], weights(went_on)[name]) for name in weights(run))
+    before = weights(went_on)
+    assert main(["--resume", str(folder), "--quiet"]) == 0  # nothing is left to do
+    assert all(np.array_equal(before[name], weights(marl_sb3.load_run(folder))[name]) for name in before)
+
+
+def test_only_what_was_cloned_goes_on_and_as_it_was(
+    data: Path, run: marl_sb3.Run, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is no run of imitate" in refusal(main, ["--resume", str(run_folder)], capsys)
+    assert "--epochs cannot change" in refusal(main, ["--resume", str(run.folder), "--epochs", "9"], capsys)
+    assert "DATA is missing" in refusal(main, ["--env", "Pendulum-v1"], capsys)
+    with pytest.raises(ConfigError, match="resume is given with settings"):
+        imitate(resume=run.folder, epochs=9)
+    spoiled = Path(shutil.copytree(run.folder, tmp_path / "spoiled"))
+    for content in ("{", "[]", '{"data": 1}', '{"data": "x", "epochs": 0}', "[" * 10**5):
+        (spoiled / "imitation.json").write_text(content)
+        assert "imitation.json is damaged" in refusal(main, ["--resume", str(spoiled)], capsys)
+
+
+def test_trackers_get_every_pass_and_the_checkpoints(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kept(Tracking):
+        name = "kept"
+
+        def __init__(self) -> None:
+            self.outputs, self.losses, self.saved = [self], [], []  # type: ignore[list-item,var-annotated]
+
+        def write(self, *_: Any) -> None:
+            """Nothing of callbacks."""
+
+        def write_result(self, result: Any, recorded: Any, step: int) -> None:
+            self.losses.append((step, result["learners"]["shared"]["imitation_loss"]))
+
+        def save(self, checkpoint: Path) -> None:
+            self.saved.append(checkpoint.name)
+
+    kept = Kept()
+    monkeypatch.setattr(runs_imitate, "tracking", lambda run: nullcontext(kept))
+    run = cloned(data, tmp_path / "run", settings={"checkpoints.every": 2})
+    assert kept.losses == [(n, each["learners"]["shared"]["imitation_loss"]) for n, each in enumerate(run.results, 1)]
+    assert kept.saved == ["ckpt-000002", "ckpt-000003"]
