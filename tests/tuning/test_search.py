@@ -158,22 +158,16 @@ def test_a_short_trial_has_as_many_evaluations_as_it_has_room_for(
     assert prepare_study(**options).search.evaluations == evaluations
 
 
-@pytest.mark.parametrize(
-    ("policies", "expected"),
-    [(None, {"shared": 64}), ({"pack": {"agents": ["a", "b", "c"]}, "d": {"agents": ["d"]}}, {"pack": 64, "d": 256})],
-)
-def test_an_env_without_a_preset_is_searched_with_the_rollouts_of_a_training(
-    policies: Any, expected: dict[str, int], in_tmp: Path
-) -> None:
+def test_an_env_without_a_preset_is_searched_with_the_rollouts_of_a_training(in_tmp: Path) -> None:
     class Four(ScriptedEnv):
         def __init__(self, **options: Any) -> None:
             super().__init__(dict.fromkeys("abcd", (3, "truncated")), **options)
 
-    settings = {} if policies is None else {"policies": policies}
-    given = {"timesteps": 8000, "settings": settings, "trials": 2, "study": "s"}
+    policies = {"pack": {"agents": ["a", "b", "c"]}, "prey": {"agents": ["d"]}}
+    given: dict[str, Any] = {"timesteps": 8000, "settings": {"policies": policies}, "trials": 2, "study": "s"}
     study = prepare_study(Four, **given)
     preset = study.search.preset()
-    assert {name: preset.of_policy(name).hyperparameters["n_steps"] for name in expected} == expected
+    assert [preset.of_policy(name).hyperparameters["n_steps"] for name in policies] == [64, 256]
     assert study.search.trial_config({}, 0).n_timesteps == 8000
     assert prepare_study(Four, **given).search == study.search
 
