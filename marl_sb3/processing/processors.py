@@ -188,6 +188,7 @@ class FrameStack(ObservationProcessor):
             choices one-hot.
         fillers: the index of a number, in a frame of that shape, that is 1 only before the first frame of an episode;
             for the parts that have it.
+        remembered: the spaces of stacked choices, by their names in the memory.
 
     Raises:
         ConfigError: a part of the space is an array of choices with several axes, or a single number of a Box.
@@ -199,6 +200,7 @@ class FrameStack(ObservationProcessor):
         self._before: dict[str, Array] = {}  # the stack before the first frame
         self.frame_shapes: dict[str, tuple[int, ...]] = {}
         self.fillers: dict[str, int] = {}
+        self.remembered: dict[str, Space] = {}
         own = {key: self._stacked(key, part, settings.frame_stack) for key, part in parts_of(space).items()}
         self.space = with_parts(space, own)
 
@@ -223,7 +225,8 @@ class FrameStack(ObservationProcessor):
         self.frame_shapes[key], self.fillers[key] = (int((choices + 1).sum()),), int(choices[0])
         dtype = dtype if choices.max() < np.iinfo(dtype).max else np.dtype(np.int64)
         self._before[key] = np.tile(choices, frames).astype(dtype)
-        return spaces.MultiDiscrete(np.tile(choices + 1, frames), dtype=dtype.type)
+        self.remembered[_name(key)] = space = spaces.MultiDiscrete(np.tile(choices + 1, frames), dtype=dtype.type)
+        return space
 
     @override
     def initial(self, rows: int) -> Memory:

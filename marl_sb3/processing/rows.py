@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -11,10 +11,12 @@ from typing_extensions import override
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import Processing, RescaleActions
-from marl_sb3.processing.processors import REWARD, Memory
+from marl_sb3.processing.processors import REWARD, FrameStack, Memory
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows, zeros
+from marl_sb3.vec_env.slot_states import require_categories
 from marl_sb3.vec_env.step import VecStep
 
 # Final observations (n, ...) of rows, (rows,) bool, that were truncated -> (n,) what their returns go on with.
@@ -252,6 +254,12 @@ class ProcessedRows(RowProcessing):
         "returns": sums("_returns"),
         "taken_in": boolean("_taken_in"),
     }
+
+    @override
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        stack = self._processing.processors.get("frame_stack")
+        for name, space in stack.remembered.items() if isinstance(stack, FrameStack) else ():
+            require_categories(values["memory"][name], space, f"{state.where}/memory/{name}")
 
     def state_was_set(self) -> None:
         """Process the latest step again."""

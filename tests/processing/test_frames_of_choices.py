@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, load_policies, make_vec_env
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.state import StateReader
 from marl_sb3.transfer.export import export_policies
 
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 12, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
@@ -63,6 +66,15 @@ def test_saved_policies_act_as_the_trained_one(batched: MultiAgentAlgorithm, tmp
         assert session.run(["actions"], {"observation": after["agent1"][0]})[0] == expected["agent1"]
         state = after
     assert after["agent1"][0].tolist() == [[3, 8] * 3]
+
+
+def test_frames_of_a_forged_checkpoint_are_choices(batched: MultiAgentAlgorithm) -> None:
+    rows = batched.parts.learners["shared"].actor.processing
+    state: Any = deepcopy(rows.get_state())
+    rows.read_state(StateReader(state))
+    state["memory"]["frames"][1, 2] = 41
+    with pytest.raises(CheckpointError, match="memory/frames holds numbers that are not in MultiDiscrete"):
+        rows.read_state(StateReader(state))
 
 
 @pytest.mark.parametrize("number", [-1, 40])
