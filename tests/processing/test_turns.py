@@ -84,6 +84,17 @@ def test_before_the_first_frame_of_choices_is_a_choice_that_no_observation_has(k
     assert seen[0].dtype == processing.observation_space.dtype
 
 
+def test_parts_of_a_dict_are_stacked_each_in_its_way() -> None:
+    space = spaces.Dict({"mode": spaces.Discrete(3), "near": spaces.Box(1, 2, (1,))})
+    processing = Processing(ProcessingSettings(frame_stack=2), Policy("p", ("a",), spaces.Discrete(2)), space)
+    seen: Any = {"mode": np.array([1]), "near": np.array([[1.5]], np.float32)}
+    first, memory = processing.observe(seen, processing.initial(1), np.zeros(1, np.int64))
+    second, _ = processing.observe(seen, memory, np.zeros(1, np.int64))
+    assert {key: array.tolist() for key, array in first.items()} == {"mode": [[3, 1]], "near": [[0, 1.5]]}
+    assert {key: array.tolist() for key, array in second.items()} == {"mode": [[1, 1]], "near": [[1.5, 1.5]]}
+    assert processing.observation_space["mode"] == spaces.MultiDiscrete([4, 4])
+
+
 def test_a_transition_is_clipped_as_one_reward() -> None:
     _, _, paid = play(4, clip_rewards=6.0)
     assert paid == [[1, 0], [1, 0], [1, 6], [1, 6]]  # b: 1 + 2 + 4 for its first action, 8 for its second
