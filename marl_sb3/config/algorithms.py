@@ -171,6 +171,17 @@ ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
+def parameters_of(algorithm_class: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of an algorithm; where it hands `**kwargs` on, those of its parent classes as well."""
+    found: dict[str, inspect.Parameter] = {}
+    for cls in algorithm_class.__mro__:
+        own = inspect.signature(cls).parameters
+        found = {**{name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}, **found}
+        if all(each.kind is not each.VAR_KEYWORD for each in own.values()):
+            break
+    return found
+
+
 @dataclass(frozen=True)
 class AlgorithmInfo:
     """An algorithm: all that marl_sb3 has to know to offer it.
@@ -242,7 +253,7 @@ class AlgorithmInfo:
         """Name -> accepted values of its hyperparameters; those that are not in it are not checked."""
         if isinstance(self.algorithm, str) or self._base is None:
             return self.hyperparameters
-        names = inspect.signature(self.algorithm).parameters
+        names = parameters_of(self.algorithm)
         known = {*names, *(name for name, beside in ADDED.items() if beside in names)}
         return {**{name: kind for name, kind in self._base.kinds.items() if name in known}, **self.hyperparameters}
 

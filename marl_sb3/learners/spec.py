@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,16 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 
 from marl_sb3.acting.exploration import Exploration
-from marl_sb3.config.algorithms import ADDED, AlgorithmInfo, Decay, algorithm_info, info_of, saved_class, saved_name
+from marl_sb3.config.algorithms import (
+    ADDED,
+    AlgorithmInfo,
+    Decay,
+    algorithm_info,
+    info_of,
+    parameters_of,
+    saved_class,
+    saved_name,
+)
 from marl_sb3.config.compat.rllib import (
     LATER,
     explanation,
@@ -266,7 +274,7 @@ _RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"]
 
 def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
     """Return the hyperparameters of an algorithm with SB3's defaults."""
-    parameters = inspect.signature(algorithm_class).parameters
+    parameters = parameters_of(algorithm_class)
     known = {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
     return known | {name: None for name, beside in ADDED.items() if beside in known}
 
