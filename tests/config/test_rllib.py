@@ -11,7 +11,7 @@ import stable_baselines3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config import load_config
 from marl_sb3.config.algorithms import ALGORITHMS as INFOS
-from marl_sb3.config.compat.rllib import unnested
+from marl_sb3.config.compat.rllib import is_of_rllib, unnested
 from marl_sb3.config.compat.rllib_names import (
     ALWAYS,
     DEPENDENT,
@@ -81,6 +81,27 @@ def test_no_name_is_in_two_tables_or_means_something_else() -> None:
     assert len(names) == len({*names}) > 350
     assert not OWN_NAMES.intersection(names)
     assert {*RENAMED_VALUES, *FIELD_VALUES} == {*RENAMED}
+
+
+# Names of older versions, as tuned examples and configurations of their runs have them.
+OLDER = """actor_hiddens actor_hidden_activation async_remote_worker_envs callbacks critic_hiddens
+critic_hidden_activation custom_eval_function custom_resources_per_worker eager evaluation_num_workers
+final_prioritized_replay_beta horizon huber_threshold ignore_worker_failures l2_reg max_num_worker_restarts memory
+memory_per_worker monitor multiagent no_done_at_end num_cpus_for_driver num_cpus_per_worker num_gpus_per_worker
+num_workers object_store_memory prioritized_replay_beta_annealing_timesteps pure_exploration_steps
+recreate_failed_workers sample_batch_size smooth_target_policy soft_horizon straggler_mitigation target_noise use_huber
+use_pytorch validate_workers_after_construction"""
+
+
+@pytest.mark.parametrize("name", OLDER.split())
+def test_names_of_older_versions_are_known(name: str) -> None:
+    assert is_of_rllib(name) or name in OWN_NAMES
+
+
+@pytest.mark.parametrize(("name", "does"), [("output", "--record"), ("input", "imitate"), ("input_evaluation", "--on")])
+def test_recording_and_recorded_data_are_named_where_rllib_has_them(name: str, does: str) -> None:
+    with pytest.raises(ConfigError, match=does):
+        load_config("e", settings={name: "DIR"})
 
 
 @pytest.mark.parametrize("name", RENAMED_VALUES)
@@ -389,3 +410,16 @@ def test_arguments_of_a_users_own_algorithm_and_network_keep_their_names() -> No
         "policy_kwargs": {"momentum": 3}
     }
     assert load_config("e", settings={"env.vtrace": 3}).env_kwargs == {"vtrace": 3}
+
+
+def test_an_off_policy_algorithm_of_ones_own_has_the_arguments_that_it_hands_on() -> None:
+    class Own(stable_baselines3.DQN):
+        """Adds an argument."""
+
+        def __init__(self, *args: Any, margin: float = 0.5, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    env = make_vec_env("arena", n_envs=1)
+    spec = PolicySpec(Own, margin=0.9, buffer_size=100, learning_rate="lin_1e-3")
+    learned = MultiAgentAlgorithm(env, {"shared": spec}, device="cpu").policies["shared"]
+    assert (learned.buffer_size, learned.lr_schedule(0.5)) == (100, pytest.approx(5e-4))

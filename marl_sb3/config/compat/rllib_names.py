@@ -1,8 +1,8 @@
 """What RLlib's names of settings mean here: those of its `AlgorithmConfig`s of PPO, APPO, IMPALA, DQN and SAC.
 
-Every name of RLlib 2.60 without a leading underscore, and older ones that users still have in their files, is in one of
-three tables: it means a setting, or it is always so here, or it has no counterpart. The documentation is generated from
-them.
+Every name of RLlib 2.60 without a leading underscore, and those of older versions that its tuned examples have, is in
+one of three tables: it means a setting, or it is always so here, or it has no counterpart. The documentation is
+generated from them.
 """
 
 from __future__ import annotations
@@ -351,8 +351,11 @@ _WORKERS = "set n_workers to step the envs in several processes, or use --runner
 _FAULTS = "set worker_timeout_s and max_worker_restarts; an env that raises an exception ends the run"
 _GPU = "set device=cuda"
 _SYNCHRONOUS = "updates are synchronous: every rollout is played with the current weights"
-_OFFLINE = "policies cannot be trained from recorded data"
-_RECORDING = "episodes are not written to files"
+_OFFLINE = (
+    "the command imitate, imitation_data and replay_data learn from episodes of --record; evaluate --on estimates "
+    "returns on them"
+)
+_RECORDING = "set --record DIR to write episodes, to HDF5 files"
 _CALLBACKS = "pass callback=[...] to train() or learn(), or name callbacks: [module:Class]"
 _CONNECTORS = "set processing, or wrap the env"
 _IMPLEMENTATION = "it selects an implementation inside RLlib"
@@ -372,9 +375,13 @@ _REASONS: Mapping[str, str] = {
     "SB3's DQN takes the action with the highest value": "categorical_distribution_temperature",
     _PRIORITIES: "replay_buffer_config.beta replay_buffer_config.prioritized_replay_alpha "
     "replay_buffer_config.prioritized_replay_beta replay_buffer_config.prioritized_replay_eps prioritized_replay "
-    "prioritized_replay_alpha prioritized_replay_beta prioritized_replay_eps worker_side_prioritization",
+    "prioritized_replay_alpha prioritized_replay_beta prioritized_replay_eps worker_side_prioritization "
+    "prioritized_replay_beta_annealing_timesteps final_prioritized_replay_beta",
     "set policy_kwargs.optimizer_class and optimizer_kwargs": "optimizer",
     "set `algo` of the run or of a policy": "algo_class learner_class",
+    "set policies, and the settings of one policy as POLICY.NAME": "multiagent",
+    "the end of an episode is the env's: make it with a limit, as Gymnasium's TimeLimit does": "horizon soft_horizon "
+    "no_done_at_end",
     _LSTM: "burn_in_len max_seq_len replay_sequence_length lstm_use_prev_action_reward",
     "set processing.resize, processing.frame_stack or processing.grayscale": "framestack dim zero_mean",
     "actor and critic have the activation function of fcnet_activation": "head_fcnet_activation post_fcnet_activation "
@@ -394,7 +401,15 @@ _REASONS: Mapping[str, str] = {
     "register_network gives your class a name, for policy or policy_kwargs": "custom_model custom_model_config "
     "custom_action_dist custom_preprocessor no_final_linear encoder_latent_dim always_check_shapes",
     "it belongs to an algorithm that does not exist here": "before_learn_on_batch replay_mode replay_batch_size",
-    _GPU: "num_gpus_per_offline_eval_runner local_gpu_idx",
+    _GPU: "num_gpus_per_worker num_gpus_per_offline_eval_runner local_gpu_idx",
+    "set framework=torch, or leave it out: SB3 runs on PyTorch only": "use_pytorch eager",
+    "set rollout_fragment_length": "sample_batch_size",
+    "set policy_kwargs.net_arch={pi: [...], qf: [...]} and policy_kwargs.activation_fn": "actor_hiddens critic_hiddens "
+    "actor_hidden_activation critic_hidden_activation",
+    "set policy_kwargs.optimizer_kwargs={weight_decay: X}": "l2_reg",
+    "set target_policy_noise": "target_noise smooth_target_policy",
+    "set learning_starts": "pure_exploration_steps",
+    "SB3 uses the Huber loss in DQN and the squared error in DDPG and TD3": "use_huber huber_threshold",
     _ITERATION: "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration "
     "timesteps_per_iteration min_iter_time_s min_time_s_per_reporting min_train_timesteps_per_reporting "
     "min_sample_timesteps_per_reporting",
@@ -408,11 +423,11 @@ _REASONS: Mapping[str, str] = {
     "keep_per_episode_custom_metrics export_native_model_files checkpoint_trainable_policies_only "
     "metrics_smoothing_episodes stats_cls_lookup monitor sampler_perf_stats_ema_coef",
     _LIBRARY: "policy_mapping_fn observation_space action_space input_spaces_jsonable is_atari",
-    "use --video of the command evaluate": "render_env",
+    "use --video of the command evaluate": "render_env record_env",
     "use the command doctor to examine an env": "disable_env_checking auto_wrap_old_gym_envs",
     "wrap the env": "observation_fn",
     "set curriculum, or use CurriculumCallback": "env_task_fn",
-    "set evaluation.function to MODULE:NAME": "custom_evaluation_function",
+    "set evaluation.function to MODULE:NAME": "custom_evaluation_function custom_eval_function",
     "the key is always action_mask": "action_mask_key",
     "the final observation is always used": "ignore_final_observation",
     "set on_nan=rollback to return to the latest checkpoint after a NaN": "torch_skip_nan_gradients",
@@ -448,9 +463,15 @@ _REASONS: Mapping[str, str] = {
     _RECORDING: "output output_compress_columns output_config output_filesystem output_filesystem_kwargs "
     "output_max_file_size output_max_rows_per_file output_write_episodes output_write_method "
     "output_write_method_kwargs output_write_remaining_data",
-    _FAULTS: "delay_between_env_runner_restarts_s num_consecutive_env_runner_failures_tolerance "
+    _FAULTS: "ignore_worker_failures recreate_failed_workers max_num_worker_restarts delay_between_worker_restarts_s "
+    "num_consecutive_worker_failures_tolerance worker_health_probe_timeout_s worker_restore_timeout_s "
+    "delay_between_env_runner_restarts_s num_consecutive_env_runner_failures_tolerance "
     "env_runner_health_probe_timeout_s env_runner_restore_timeout_s restart_failed_sub_environments",
-    _WORKERS: "num_aggregator_actors_per_learner num_cpus_for_main_process num_cpus_per_env_runner "
+    _WORKERS: "num_cpus_per_worker num_cpus_for_driver custom_resources_per_worker evaluation_num_workers memory "
+    "memory_per_worker object_store_memory object_store_memory_per_worker straggler_mitigation "
+    "async_remote_worker_envs max_sample_requests_in_flight_per_worker validate_workers_after_construction "
+    "num_data_load_threads num_data_loader_buffers "
+    "num_aggregator_actors_per_learner num_cpus_for_main_process num_cpus_per_env_runner "
     "num_cpus_per_learner custom_resources_per_env_runner custom_resources_per_learner "
     "custom_resources_for_main_process placement_strategy extra_python_environs_for_driver "
     "extra_python_environs_for_worker max_requests_in_flight_per_aggregator_actor "
