@@ -125,6 +125,12 @@ def test_every_shipped_preset_fits_the_algorithm(name: str) -> None:
             assert policy_spec(config, policy).algorithm is algorithm_info(name).algorithm_class
 
 
+def test_the_long_training_of_the_arena_observes_coordinates() -> None:
+    config = load_config(None, hparams=preset_path("ppo").with_name("arena.coordinates.yml"))
+    assert (config.env, config.env_kwargs, config.n_timesteps) == ("arena", {"observe": "coordinates"}, 1_000_000)
+    assert policy_spec(config, "shared").algorithm is algorithm_info("ppo").algorithm_class
+
+
 # --- Rollouts that nobody has set -------------------------------------------------------------------------------------
 
 

@@ -148,7 +148,7 @@ def test_a_file_that_is_no_space_is_refused(content: str, tmp_path: Path) -> Non
 
 # --- The preset in a space --------------------------------------------------------------------------------------------
 
-PRESET_FILES = sorted(path for path in preset_path("ppo").parent.glob("*.yml") if not path.name.endswith(".space.yml"))
+PRESET_FILES = sorted(path for path in preset_path("ppo").parent.glob("*.yml") if "." not in path.stem)
 SHIPPED = [(path.stem, env) for path in PRESET_FILES for env in (*read_yaml(path), "without:preset")]
 
 
