@@ -124,7 +124,8 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     )
     parser.repeated(
         "--stop METRIC=VALUE",
-        "end the run when a metric is at least VALUE; may be repeated; default: train for all env steps",
+        "end the run when a metric is at least VALUE; may be repeated; with --resume, none takes away what the run "
+        "has; default: train for all env steps, or as the run that is resumed",
     )
     parser.option(
         "--init-from SOURCE",

@@ -93,6 +93,19 @@ def test_a_stop_condition_is_reported(in_tmp: Path, capsys: pytest.CaptureFixtur
     assert "stopped: iteration is 1, at least 1" in capsys.readouterr().out
 
 
+def test_a_stop_condition_that_is_met_again_is_named_and_can_be_taken_away(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, "--stop", "iteration=1", "--run-dir=met"]) == 0
+    assert "stops after one iteration" not in capsys.readouterr().err
+    assert main(["--resume=met", "--timesteps=200"]) == 0
+    printed = capsys.readouterr().err
+    assert "the run stops after one iteration: iteration is 2, at least 1; with --resume, --stop none" in printed
+    assert main(["--resume=met", "--timesteps=200", "--stop=none"]) == 0
+    assert "stopped" not in capsys.readouterr().out
+    assert "iteration: 1" not in (in_tmp / "met/config.yaml").read_text(encoding="utf-8")
+
+
 WRONG = [
     ("", "no env given"),
     ("arenaa", "unknown env 'arenaa'; did you mean arena?"),

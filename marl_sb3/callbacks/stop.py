@@ -20,6 +20,9 @@ from marl_sb3.training.algorithm import MultiAgentCallback
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 
 
+_log = logging.getLogger(__name__)
+
+
 class StopAfterSteps(MultiAgentCallback):
     """Stops after the first iteration that completes `env_steps` env steps."""
 
@@ -50,6 +53,7 @@ class StopOnMetric(MultiAgentCallback):
         super().__init__()
         self.thresholds = require("thresholds", thresholds, _Thresholds)
         self._more_metrics = list(more_metrics)
+        self._resumed_at = 0
         self.reached: str | None = None
 
     def _init_callback(self) -> None:
@@ -57,6 +61,7 @@ class StopOnMetric(MultiAgentCallback):
         known = [*self.algorithm.metric_names(), *self._more_metrics]
         for name in self.thresholds:
             require_metric(name, known)
+        self._resumed_at = self.algorithm.iteration
 
     def on_iteration_end(self, result: Result) -> bool:
         """Return False once a threshold is reached."""
@@ -65,6 +70,9 @@ class StopOnMetric(MultiAgentCallback):
             value = flat.get(name)
             if value is not None and value >= threshold:
                 self.reached = f"{name} is {value:.4g}, at least {threshold:g}"
+                if self._resumed_at and self.algorithm.iteration <= self._resumed_at + 1:
+                    hint = "with --resume, --stop none trains on without it, --stop METRIC=VALUE with another value"
+                    _log.warning("the run stops after one iteration: %s; %s", self.reached, hint)
                 return False
         return True
 

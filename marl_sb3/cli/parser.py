@@ -246,12 +246,14 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
 
 
 def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Return metric -> value from `--stop`; None without `--stop`.
+    """Return metric -> value from `--stop`; None without `--stop`, no metric for `--stop none`.
 
     Raises:
         ConfigError: one of them is not `METRIC=NUMBER`.
     """
-    accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15"
+    if arguments.stop == ["none"]:
+        return {}
+    accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15, or none alone"
     return assignments("--stop", arguments.stop, accepted) or None
 
 

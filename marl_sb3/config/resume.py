@@ -97,7 +97,7 @@ _MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are c
 _ACCEPTED = f"{', '.join(sorted(_HYPERPARAMETERS))}, checkpoints.*, evaluation.*; for any other setting"
 _INSTEAD = {
     "n_timesteps": "with --resume, accepted: --timesteps N, env steps to add",
-    "stop": "with --resume, accepted: --stop METRIC=VALUE",
+    "stop": "with --resume, accepted: --stop METRIC=VALUE, or --stop none",
 }
 
 

@@ -407,7 +407,7 @@ def test_settings_that_are_the_same_change_nothing(in_tmp: Path) -> None:
         ({"normalize_rewards": True}, "processing.normalize_rewards cannot change in a run that goes on"),
         ({"seed": 8}, "start a new run from its weights: train arena --init-from RUN --set KEY=VALUE"),
         ({"n_timesteps": 900}, "--set n_timesteps: with --resume, accepted: --timesteps N, env steps to add"),
-        ({"stop": {"iteration": 3}}, "--set stop: with --resume, accepted: --stop METRIC=VALUE"),
+        ({"stop": {"iteration": 3}}, "--set stop: with --resume, accepted: --stop METRIC=VALUE, or --stop none"),
         ({"gamma": 5}, "--set gamma: gamma is 5; accepted: a number from 0 to 1"),
         ({"tau": 0.5}, "--set tau: unknown hyperparameter 'tau' of PPO"),
     ],
