@@ -109,7 +109,7 @@ def test_a_stop_condition_that_is_met_again_is_named_and_can_be_taken_away(
 WRONG = [
     ("", "no env given"),
     ("arenaa", "unknown env 'arenaa'; did you mean arena?"),
-    ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: an integer of at least 1"),
+    ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: an integer from 1 to 2147483647"),
     ("arena --n-envs two", "argument --n-envs: received 'two'; accepted: an integer, such as 100000, 1e5 or 100k"),
     ("arena --timesteps 1.5", "argument --timesteps: received '1.5'; accepted: an integer"),
     ("arena --polcies shared", "unrecognized arguments: --polcies shared"),
@@ -125,6 +125,7 @@ WRONG = [
         "arena --stop iteration",
         "--stop is 'iteration'; accepted: METRIC=NUMBER, such as env_runners/episode_return_mean",
     ),
+    ("arena --n-envs 9223372036854775808", "accepted: an integer from 1 to 2147483647"),
     ("arena --stop return=15", "unknown metric 'return'; did you mean env_runners/episode_return_mean, "),
     ("arena --stop zzz=15", "accepted: iteration, num_env_steps_sampled_lifetime, "),
     ("arena --set agent1.gamma=0.9", "'agent1'; accepted: shared; with policies per_agent each agent has its own"),

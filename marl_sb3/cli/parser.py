@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_sb3.config.ray import AnyRunners, RaySettings
 
 
-_SIMILAR = 0.7  # least similarity, by `difflib`, of an unknown option and the one that is suggested
+_SIMILAR = 0.75  # least similarity, by `difflib`, of an unknown option and the one that is suggested; not --out, --port
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -372,7 +372,7 @@ class TrainConfig:
     env: str
     n_timesteps: PositiveInt = 1_000_000
     extensions: _Extensions = None
-    n_envs: PositiveInt = 8
+    n_envs: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 8
     seed: Seed | None = None
     algo: str = "ppo"
     policy: str = "MlpPolicy"

@@ -233,6 +233,9 @@ def policy_specs(
     Args:
         defaults: settings of every policy that does not set its own, by SB3's names or RLlib's.
     """
+    if "algo" in defaults:
+        words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(defaults['algo'])}"
+        raise ConfigError(f"{words}, or a PolicySpec of its class for each policy", key="algo")
     if isinstance(policies, str):
         named = ("algorithm", "policy", "exploration")
         spec = PolicySpec(**{name: defaults[name] for name in named if name in defaults})

@@ -423,3 +423,9 @@ def test_an_off_policy_algorithm_of_ones_own_has_the_arguments_that_it_hands_on(
     spec = PolicySpec(Own, margin=0.9, buffer_size=100, learning_rate="lin_1e-3")
     learned = MultiAgentAlgorithm(env, {"shared": spec}, device="cpu").policies["shared"]
     assert (learned.buffer_size, learned.lr_schedule(0.5)) == (100, pytest.approx(5e-4))
+
+
+@pytest.mark.parametrize("policy", [{}, {"policy": "MlpLstmPolicy"}])
+def test_the_commands_name_of_the_algorithm_is_answered_with_that_of_python(policy: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="accepted here: algorithm='a2c'"):
+        MultiAgentAlgorithm(make_vec_env("arena", n_envs=1), "shared", algo="a2c", **policy)
