@@ -185,7 +185,7 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"n_envs": 0}, "--n-envs: n_envs is 0; accepted: an integer of at least 1"),
+        ({"n_envs": 0}, "--n-envs: n_envs is 0; accepted: an integer from 1 to 2147483647"),
         ({"n_envs": True}, "n_envs is True"),
         ({"n_timesteps": 0}, "--timesteps: n_timesteps is 0"),
         ({"seed": -1}, "--seed: seed is -1; accepted: an integer from 0 to 4294967295"),

@@ -237,7 +237,8 @@ def test_the_table_of_a_file_says_what_loads_and_trains(zoo: Path, in_tmp: Path)
         "| entry | loads as written | trains |",
         "| --- | --- | --- |",
         "| `MissingEnv-v0` | yes | not tried, the env is not installed |",
-        "| `CartPole-v1` | no: some.yml, CartPole-v1.n_envs: n_envs is 'x'; accepted: an integer of at least 1 |  |",
+        "| `CartPole-v1` | no: some.yml, CartPole-v1.n_envs: n_envs is 'x'; accepted: an "
+        "integer from 1 to 2147483647 |  |",
         "| `Pendulum-v1` | yes | yes, 16 env steps |",
         "| `MountainCarContinuous-v0` | yes | yes, 16 env steps |",
     ]

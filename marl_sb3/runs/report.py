@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +135,7 @@ def markdown(runs: Sequence[RunData]) -> str:
 
 
 def _cell(text: str) -> str:
-    return one_line(text).replace("|", "\\|")
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", one_line(text))
 
 
 def _several(values: Iterable[float | None]) -> str:

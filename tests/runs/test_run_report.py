@@ -14,6 +14,7 @@ import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.report import main
+from marl_sb3.runs import report
 from marl_sb3.runs.report import RunData, html_page, markdown, read_runs
 
 GIF = b"GIF89a and so on"
@@ -87,6 +88,10 @@ def data(folder: Path, returns: list[float], **more: Any) -> RunData:
     ]
     found = RunData.read(folder)
     return replace(found, record=replace(found.record, results=[flatten({**row, **more}) for row in rows]))
+
+
+def test_names_of_envs_stay_text_in_a_table_of_markdown() -> None:
+    assert report._cell("a|b<img src=x> [c](d) `e` *f*") == r"a\|b\<img src=x\> \[c\](d) \`e\` \*f\*"
 
 
 def test_the_table_of_runs_takes_evaluations_and_has_means_over_runs(runs: Path) -> None:
