@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,20 @@ from marl_sb3.data.dataset import (
 from marl_sb3.data.estimators import (
     Decisions,
     Estimate,
+    Fitting,
     effective_sample_size,
     estimate,
-    fit_q,
     joint_weights,
+    made,
+    resamples,
+    robust_values,
 )
 from marl_sb3.display.screen import standard_console
 from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError, as_path
 from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.experience.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.learners.threads import blas_threads
 from marl_sb3.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.runs.run import SavedRun
@@ -51,6 +55,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 4096  # transitions that a policy sees together
 _MOST_FEATURES = 1500  # features times actions of a fitted Q
 _TIME = 100.0  # decisions that count like one feature
+_PER_NUMBER = 10  # decisions for each number of a fitted Q, below which it tells little
 _LEAST_SIZE, _LEAST_SHARE = 10.0, 0.05  # effective episodes below which estimates mean nothing
 SUM = "sum of returns"
 
@@ -130,7 +135,7 @@ def estimate_policies(
 
     A doubly robust estimate needs `Discrete` actions. Its Q is linear in the one-hot or flat observations and the time,
     with weights for each action; it is fitted by LSTD-Q on one half of the episodes for the other half, so that it
-    brings no bias.
+    brings no bias, and counts as far as it lowers the variance. The intervals redraw it with the episodes.
 
     Args:
         policies: those to estimate; on-policy algorithms without memory.
@@ -153,12 +158,16 @@ def estimate_policies(
         judged = _judge_all(policies, joints, sets, data, policies.policies if replaced is None else replaced)
     agents = [agent for agent in policies.policy_of if any(agent in joint for joint in joints)]
     weighed = [_weighed(joint, judged) for joint in joints]
-    by_agent = {agent: _with_q(agent, joints, weighed, judged, gamma) for agent in agents}
+    by_agent = {agent: [of_joint.get(agent) for of_joint in weighed] for agent in agents}
     estimates = {agent: estimate([[each] for each in by_agent[agent] if each is not None], gamma) for agent in agents}
     if len(agents) > 1:
         estimates[SUM] = estimate(
             [[by_agent[agent][n] or _nothing(weighed[n]) for agent in agents] for n in range(len(joints))], gamma
         )
+    fittings = {agent: _fitting(agent, joints, weighed, judged) for agent in agents}
+    for name, robust in _robust(fittings, len(joints), gamma).items():
+        if name in estimates:
+            estimates[name]["DR"] = robust
     discounted = [
         {agent: float(sum(own.rewards * gamma ** np.arange(len(own)))) for agent, own in joint.items()}
         for joint in joints
@@ -166,7 +175,8 @@ def estimate_policies(
     recorded = {agent: sample_stats([each[agent] for each in discounted if agent in each]) for agent in agents}
     recorded[SUM] = sample_stats([sum(each.values()) for each in discounted])
     size = effective_sample_size([next(iter(of_joint.values())).log_weight for of_joint in weighed])
-    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, _warnings(size, len(joints)))
+    warnings = [*_warnings(size, len(joints)), *_warnings_of_fits(fittings)]
+    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, warnings)
 
 
 def _warnings(size: float, n: int) -> list[str]:
@@ -302,49 +312,58 @@ def _weighed(joint: Joint, judged: Mapping[int, _Judged]) -> dict[AgentID, Decis
 
 def _nothing(weighed: Mapping[AgentID, Decisions]) -> Decisions:
     """The decisions of an agent that took no part: its return is 0."""
-    weight, zero = next(iter(weighed.values())).log_weight, np.zeros(1)
-    return Decisions(zero, np.full(1, weight), np.full(1, weight), weight, zero, zero)
+    weight = next(iter(weighed.values())).log_weight
+    return Decisions(np.zeros(1), np.full(1, weight), np.full(1, weight), weight)
 
 
-def _with_q(
+def _fitting(
     agent: AgentID,
     joints: Sequence[Joint],
     weighed: Sequence[Mapping[AgentID, Decisions]],
     judged: Mapping[int, _Judged],
-    gamma: float,
-) -> list[Decisions | None]:
-    """Return the decisions of an agent in each joint episode, with Q where it can be fitted; None where it is absent.
+) -> tuple[list[int], Fitting] | None:
+    """Return the episodes that an agent takes part in, and what Q is fitted on; None if it cannot be fitted."""
+    there = [n for n, joint in enumerate(joints) if agent in joint]
+    said: list[Any] = [judged.get(id(joints[n][agent])) for n in there]
+    if len(there) < 2 or any(each is None or each.features is None for each in said):
+        return None
+    features, actions, probabilities = (
+        np.concatenate([getattr(each, name) for each in said]) for name in ("features", "actions", "probabilities")
+    )
+    seen = features[:, (features != 0).any(axis=0)]  # what is never seen has no weight
+    return there, Fitting([weighed[n][agent] for n in there], seen, actions, probabilities)
 
-    The Q of an episode is fitted on those of the other half.
-    """
-    found: list[Decisions | None] = [of_joint.get(agent) for of_joint in weighed]
-    there = [n for n, each in enumerate(found) if each is not None]
-    said = {n: judged.get(id(joints[n][agent])) for n in there}
-    if len(there) < 2 or any(each is None or each.features is None for each in said.values()):
-        return found
-    halves = there[::2], there[1::2]
-    for fitted, used in (halves, halves[::-1]):
-        theta, low, high = _fitted([said[n] for n in fitted], [joints[n][agent].rewards for n in fitted], gamma)
-        for n in used:
-            own: Any = said[n]
-            # Within what was paid: an ill-conditioned fit would raise the variance, though not the mean.
-            q = np.clip(own.features @ theta.T, low, high)
-            v = (own.probabilities * q).sum(axis=1)
-            found[n] = replace(found[n], q=q[np.arange(len(q)), own.actions], v=v)  # type: ignore[type-var]
+
+def _robust(fittings: Mapping[AgentID, tuple[list[int], Fitting] | None], n: int, gamma: float) -> dict[str, Estimate]:
+    """Return the doubly robust estimates of the agents for whom there is one, and of their sum if all have one."""
+    counts, found = resamples(n), {}
+    totals: list[Array] = []
+    for agent, of_agent in fittings.items():
+        if of_agent is None:
+            continue
+        there, fitting = of_agent
+        drawn = counts[: 1 + fitting.redraws, there]
+        with blas_threads(1):  # many small products
+            values = robust_values(fitting, drawn, gamma)
+        if not fitting.redraws:
+            drawn = counts[:, there]
+        totals.append((drawn * values).sum(axis=1))
+        found[agent] = made(totals[-1] / np.maximum(drawn.sum(axis=1), 1.0))
+    if len(totals) == len(fittings):
+        draws = min(map(len, totals))
+        found[SUM] = made(np.sum([each[:draws] for each in totals], axis=0) / n)
     return found
 
 
-def _fitted(said: Sequence[Any], rewards: Sequence[Array], gamma: float) -> tuple[Array, float, float]:
-    """Fit Q; returns theta, and the least and the greatest return from any decision on."""
-    to_go = []
-    for of_episode in rewards:
-        total = 0.0
-        for reward in of_episode[::-1]:
-            total = float(reward) + gamma * total
-            to_go.append(total)
-    last = np.concatenate([np.arange(len(each)) == len(each) - 1 for each in rewards])
-    parts = (
-        np.concatenate([getattr(each, name) for each in said]) for name in ("features", "actions", "probabilities")
-    )
-    features, actions, probabilities = parts
-    return fit_q(features, actions, np.concatenate(rewards), probabilities, last, gamma), min(to_go), max(to_go)
+def _warnings_of_fits(fittings: Mapping[AgentID, tuple[list[int], Fitting] | None]) -> list[str]:
+    few = [
+        f"{agent}: {len(of_agent[1].actions) // 2} decisions for {of_agent[1].size} numbers"
+        for agent, of_agent in fittings.items()
+        if of_agent is not None and len(of_agent[1].actions) // 2 < _PER_NUMBER * of_agent[1].size
+    ]
+    if not few:
+        return []
+    return [
+        f"few episodes for the Q of DR ({'; '.join(few)}): it tells little, and DR is about PDIS; at least "
+        f"{_PER_NUMBER} decisions for each number would help"
+    ]
