@@ -113,6 +113,8 @@ class EpisodeDigests:
 
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
         """See `ActingWatcher.before_step`."""
+        if len(self.finished[-1]) > 1:  # two that differ are enough
+            return
         for group in (*step.observations, *actions):
             for array in group.values() if isinstance(group, dict) else (group,):
                 for env_index, digest in enumerate(self._running):
