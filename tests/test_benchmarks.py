@@ -106,7 +106,7 @@ RUNS = {
         {"cloning", "replay"},
         {
             "CLONING": {"timesteps": 40, "recorded": 2, "evaluated": 2},
-            "REPLAY": {"recorded": 1, "timesteps": 1, "evaluated": 1},
+            "REPLAY": {"recorded": 200, "timesteps": 200, "evaluated": 1},
             "OF_ARENA": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "env.max_timesteps": 15},
             "OF_SAC": {"learning_starts": 10**6},
         },
