@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from marl_sb3.serving.board import Board, board_of, names_of_actions, names_of_c
 from marl_sb3.serving.shown_env import ShownEnv, make_shown_env
 from marl_sb3.storage.process_rng import get_rng, preserve_rng, set_rng
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.vec_env import make_vec_env
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 from marl_sb3.vec_env.observations import ZeroBased, map_arrays, same
 from marl_sb3.wrappers.observations import choices_of
 
@@ -103,7 +103,11 @@ class LiveGame:
             self.shown = make_shown_env(env, env_kwargs)
             return self.shown
 
-        self.env = make_vec_env(make, 1, self.plan.seed, **{**env_settings(run.config), "n_workers": 0})
+        settings = {**env_settings(run.config), "n_workers": 0}
+        unseen = {name: value for name, value in settings.items() if name != "render_mode"}
+        with closing(make_vec_env(env, 1, **unseen)) as another:
+            self.starts_alike = _starts_alike(another)
+        self.env = make_vec_env(make, 1, self.plan.seed, **settings)
         self._places = {
             agent: (number, column)
             for number, group in enumerate(self.env.groups)
@@ -112,30 +116,23 @@ class LiveGame:
         self._spaces: dict[AgentID, Any] = {
             agent: self.env.groups[number].action_space for agent, (number, _) in self._places.items()
         }
-        self.starts_alike = self._starts_alike()
         self.controls = {agent: self._control(agent) for agent in self.env.agents}
         self.persons: dict[AgentID, Array | None] = {}
-
-    def _starts_alike(self) -> bool:
-        starts = []
-        with _TURN, preserve_rng():
-            for seed in (0, 1):
-                seed_generators(seed)
-                self.env.seed(seed)
-                self.env.reset()
-                starts.append([map_arrays(np.copy, group) for group in self.env.latest.observations])
-        return same(*starts)
 
     def _control(self, agent: AgentID) -> Control:
         control = _control(self._spaces[agent])
         if control.is_single and control.sizes:
             control.names = names_of_actions(self.shown, agent, control.sizes[0])
-        if control.is_single and control.sizes and not control.names:
-            with suppress(EnvError):  # said when somebody takes the agent over
-                board, start = self.board(agent), control.starts[0]
-                if board is not None:
-                    control.names, control.places = names_of_cells(board, range(start, start + control.sizes[0]))
         return control
+
+    def _name_by_cells(self) -> None:
+        """Name actions that have no names by their cells at the start of an episode."""
+        for agent, control in self.controls.items():
+            if control.is_single and control.sizes and not control.names:
+                with suppress(EnvError):  # said when somebody takes the agent over
+                    board, start = self.board(agent), control.starts[0]
+                    if board is not None:
+                        control.names, control.places = names_of_cells(board, range(start, start + control.sizes[0]))
 
     def close(self) -> None:
         """Close the env."""
@@ -159,6 +156,7 @@ class LiveGame:
             seed_generators(seed)
             self.env.seed(seed)
             self.env.reset()
+            self._name_by_cells()
             self._actors = [
                 self.policies.make_actor(rows_of_policy(self.env, policy_id, self.policies.policy_of), is_likeliest)
                 for policy_id, is_likeliest in likeliest.items()
@@ -290,6 +288,17 @@ class LiveGame:
         except Exception as error:  # an algorithm of the user's own need not answer
             found.note = described(error)
         return found
+
+
+def _starts_alike(env: MultiAgentVecEnv) -> bool:
+    starts = []
+    with _TURN, preserve_rng():
+        for seed in (0, 1):
+            seed_generators(seed)
+            env.seed(seed)
+            env.reset()
+            starts.append([map_arrays(np.copy, group) for group in env.latest.observations])
+    return same(*starts)
 
 
 def _control(space: spaces.Space[Any]) -> Control:

@@ -55,8 +55,8 @@ class Clicked(Pictured):
     metadata: ClassVar[dict[str, Any]] = {**Pictured.metadata, "board_area": (0.1, 0, 0.9, 1)}
 
     def cell_actions(self, agent: str) -> list[list[int | None]]:
-        """2 at the lower left, 3 at the upper right."""
-        return [[None, 3], [np.int64(2), None]]
+        """2 at the lower left, 3 at the upper right, in the first steps."""
+        return [[None, 3], [np.int64(2), None]] if self.steps < 3 else [[None, 3], [None, None]]
 
 
 class Failing(Pictured):

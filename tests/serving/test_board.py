@@ -57,6 +57,9 @@ def test_an_env_of_ones_own_says_what_its_cells_mean(tmp_path: Path) -> None:
         assert game.controls["agent"].names == ["row 2, column 1", "row 1, column 2"]
         assert game.board("agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3), (1, 0, 2)])
         assert game.starts_alike
+        for _ in range(3):
+            game.advance()
+        assert game.board("agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3)])
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ def test_what_an_env_says_wrongly_is_refused(
     cells: Callable[[str], Any], area: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = Clicked()
+    env.reset()
     monkeypatch.setattr(env, "cell_actions", cells)
     monkeypatch.setattr(Clicked, "metadata", {**Clicked.metadata, "board_area": area})
     with pytest.raises(EnvError, match=words):

@@ -59,6 +59,7 @@ function send(command) {
 async function lost() {
   const wasConnected = hello !== null;
   hello = null;
+  enableTransport(false);
   document.body.classList.add("lost");
   at("connection").textContent = "Not connected";
   if (isFinal) return;
@@ -223,7 +224,13 @@ function movesInWords() {
   return moves.join("");
 }
 
+/** Buttons are there to be pressed once there is a moment, which says what they do. */
+function enableTransport(isOn) {
+  for (const id of ["play", "step", "again", "film"]) at(id).disabled = !isOn;
+}
+
 function showTransport() {
+  enableTransport(true);
   const { playing, film_frames, steps_per_s } = moment;
   at("play").textContent = playing ? "Pause" : "Play";
   at("film").setAttribute("aria-pressed", film_frames !== null);
