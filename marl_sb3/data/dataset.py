@@ -144,7 +144,7 @@ def read_policy_data(path: str | Path) -> PolicyData:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(read_bytes(path, _MAX_JSON))
+    return json.loads(read_bytes(path, _MAX_JSON).decode())
 
 
 def _count(metadata: Mapping[str, Any], name: str, most: int) -> int:

@@ -85,12 +85,12 @@ def space_of(plain: Any, where: str) -> Space:
     Raises:
         ConfigError: it describes no space.
     """
-    if not isinstance(plain, Mapping) or plain.get("kind") not in _KINDS:
+    if not isinstance(plain, Mapping) or str(plain.get("kind")) not in _KINDS:  # a file may have a list there
         kinds = ", ".join(_KINDS)
         raise ConfigError(f"{where} is {shown(plain)}; accepted: a mapping with a kind of {kinds}", key=where)
     arguments = {str(name): value for name, value in plain.items() if name != "kind"}
     try:
-        return _KINDS[plain["kind"]](where, **arguments)
+        return _KINDS[str(plain["kind"])](where, **arguments)
     except ConfigError:
         raise
     except (TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as error:

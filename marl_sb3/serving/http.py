@@ -38,6 +38,7 @@ from starlette.websockets import WebSocketDisconnect
 from typing_extensions import override
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from marl_sb3.display.text import one_line
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.signals import ENDING, handled
 
@@ -49,6 +50,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = "*"
 _SUBPROTOCOL = "marl-sb3"  # of a WebSocket that offers its token as another one
 _TOKEN_PREFIX = "token."
+_MOST_SHOWN = 500  # characters of a message about what was sent
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
 _ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
 _TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
@@ -103,7 +105,8 @@ def read_message(text: bytes | str, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise RequestError(f"{what}: {str(error).replace('`', '')}") from error
+        # A name in the message is what somebody has sent: of any length, with what terminals obey.
+        raise RequestError(f"{what}: {one_line(str(error).replace('`', ''))[:_MOST_SHOWN]}") from error
     except RecursionError as error:
         raise RequestError(f"{what}: it is nested too deep") from error
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.display.text import one_line
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 
@@ -96,7 +97,7 @@ class _Reader:
             raise SpaceError(self._where, key, _shown(plain), f"an object with the keys {keys}")
         by_text = {str(name): name for name in space.spaces}  # keys of a Dict may be integers
         missing = [name for name in by_text if name not in plain]
-        other = [str(name) for name in plain if name not in by_text]
+        other = [one_line(name) for name in plain if name not in by_text]
         if missing or other:
             parts = [f"without {', '.join(missing)}"] if missing else []
             parts += [f"with {', '.join(other):.200}"] if other else []

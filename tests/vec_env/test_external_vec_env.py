@@ -259,6 +259,7 @@ def test_a_client_may_choose_the_actions_itself(algo: str) -> None:
         ({"kind": "Discrete"}, "missing 1 required positional argument: 'n'"),
         ({"kind": "Dict", "spaces": {"x": 3}}, "where.x is 3"),
         ({"kind": "Discrete", "n": -1}, "describes no space"),
+        ({"kind": ["Box"]}, "accepted: a mapping with a kind of Box"),
     ],
 )
 def test_spaces_that_are_none_are_refused(plain: Any, words: str) -> None:
