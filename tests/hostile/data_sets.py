@@ -51,10 +51,10 @@ def kind() -> PolicyKind:
     return PolicyKind(AGENTS, env.observation_space("agent1"), env.action_space("agent1"))
 
 
-def make_recording(folder: Path) -> None:
-    """Three joint episodes of the arena's spaces by a policy `shared`."""
+def make_recording(folder: Path, n_episodes: int = 3) -> None:
+    """Joint episodes of the arena's spaces by a policy `shared`."""
     store = EpisodeStore(folder, {"shared": kind()}, "arena")
-    for number in range(3):
+    for number in range(n_episodes):
         store.add([_episode(number, agent, kind()) for agent in AGENTS])
     store.flush()
 

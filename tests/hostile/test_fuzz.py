@@ -1,4 +1,4 @@
-"""A short run of the fuzzing command, and the proof that its watcher would notice."""
+"""Short runs of the fuzzing commands, and the proof that its watcher would notice."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def test_mutated_checkpoints_do_no_harm(mutants: int, server: ForkServer, tmp_pa
     code, output = fuzzing.wait(None), (tmp_path / "output").read_text()
     assert code == 0, output[-3000:]
     assert "0 findings" in output
+
+
+def test_readers_survive_bytes_that_chance_has_changed(server: ForkServer, tmp_path: Path) -> None:
+    """A short run without the guidance by coverage that continuous integration has."""
+    reading = server.run([str(FUZZ.with_name("guided.py")), "--blind", "--inputs", "600"], tmp_path / "output")
+    assert reading.wait(None) == 0, (tmp_path / "output").read_text()[-3000:]
 
 
 def _unpickle() -> None:
