@@ -15,6 +15,7 @@ from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED
 from marl_sb3.cli.parser import (
     CommandParser,
     add_env_option,
+    add_hparams,
     add_setting,
     add_setup_options,
     add_verbosity,
@@ -45,7 +46,8 @@ interrupted
 """
 
 _OPTIONS = ("epochs", "batch_size", "learning_rate", "validation", "patience", "entropy_coefficient")
-_NOT_WITH_RESUME = ("algo", "hparams", "settings", "policies", "n_envs", "seed", "device", "run_dir", *_OPTIONS)
+_OF_RUN = ("algo", "hparams", "trust_file", "settings", "policies", "n_envs", "seed", "device", "run_dir")
+_NOT_WITH_RESUME = (*_OF_RUN, *_OPTIONS)
 
 
 def build_parser() -> CommandParser:
@@ -68,9 +70,7 @@ def build_parser() -> CommandParser:
     add_setup_options(parser)
     add_setting(parser, "--seed S", "seed", "random, written to config.yaml", type=integer)
     parser.repeated("--set KEY=VALUE", "change a setting, as in train; may be repeated; default: none", dest="settings")
-    parser.option(
-        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
-    )
+    add_hparams(parser)
     parser.section("how it is trained")
     parser.option("--epochs N", "most passes over the data; default: 100", type=integer)
     parser.option("--batch-size N", "transitions in a minibatch; default: 256", type=integer)
@@ -123,6 +123,7 @@ def _imitate(arguments: argparse.Namespace) -> int:
         arguments.algo,
         arguments.hparams,
         assignments("--set", arguments.settings),
+        trust_file=arguments.trust_file,
         **{name: getattr(arguments, name) for name in names},
     )
     with without_collections():  # takes seconds: wrong options are refused before

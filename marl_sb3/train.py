@@ -17,6 +17,7 @@ from marl_sb3.cli.parser import (
     CommandParser,
     add_device_options,
     add_env_option,
+    add_hparams,
     add_ray_options,
     add_server_options,
     add_setting,
@@ -113,13 +114,11 @@ def _add_what_is_trained(parser: CommandParser) -> None:
         type=_seeds,
     )
     parser.repeated("--set KEY=VALUE", "change a setting, see below; may be repeated; default: none", dest="settings")
-    parser.option(
-        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
-    )
+    add_hparams(parser)
     parser.repeated(
         "--callback MODULE:CLASS",
-        "call a callback of yours, without arguments, which a settings file may give; may be repeated; default: those "
-        "of the settings file",
+        "call a callback of yours, with the arguments that a settings file gives it, else none; may be repeated; "
+        "default: those of the settings file, with --trust-file",
         dest="callbacks",
     )
     parser.repeated(
@@ -229,7 +228,7 @@ RESUME_SETTINGS = ("checkpoint_every", "on_nan", "track", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
-    *("algo", "hparams", "external", "run_dir", "trust_pickle", "print_config"),
+    *("algo", "hparams", "external", "run_dir", "trust_pickle", "trust_file", "print_config"),
     *(name for name in SETTINGS if name not in RESUME_SETTINGS),
 )
 
@@ -364,6 +363,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
         n_timesteps=arguments.timesteps,
         stop=stop_conditions(arguments),
         callbacks=arguments.callbacks or None,
+        trust_file=arguments.trust_file,
         **{name: getattr(arguments, name) for name in SETTINGS},
     )
 

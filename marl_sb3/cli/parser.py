@@ -134,7 +134,7 @@ def add_env_option(
 
 
 def _import_users_modules(arguments: argparse.Namespace) -> None:
-    """Import the modules that `--import` names, and that of `--algo module:NAME`."""
+    """Import the modules that `--import` names, that of `--algo module:NAME`, and those of a trusted file."""
     if getattr(arguments, "imports", None):  # a command that makes no env has no such option
         from marl_sb3.envs.registry import import_modules  # takes half a second
 
@@ -143,6 +143,10 @@ def _import_users_modules(arguments: argparse.Namespace) -> None:
         from marl_sb3.learners.registry import named_algorithm
 
         named_algorithm(arguments.algo)
+    if getattr(arguments, "trust_file", False) and arguments.hparams is not None:
+        from marl_sb3.learners.registry import import_algorithms
+
+        import_algorithms(arguments.hparams, named_env(arguments))
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:
@@ -224,6 +228,18 @@ def add_setup_options(parser: CommandParser) -> None:
         type=canonical_algorithm,
     )
     add_setting(parser, "--n-envs E", "n_envs", "as in the preset, else 8", type=integer)
+
+
+def add_hparams(parser: CommandParser) -> None:
+    """Add `--hparams` and `--trust-file`."""
+    parser.option(
+        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
+    )
+    parser.option(
+        "--trust-file",
+        "import all that the file after --hparams names: an env, algorithms, callbacks and an evaluation function of "
+        "your own; default: only what the command line names",
+    )
 
 
 def add_device_options(parser: CommandParser) -> None:

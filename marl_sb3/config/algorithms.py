@@ -527,6 +527,7 @@ def _imported(name: str) -> AlgorithmInfo:
     if module not in sys.modules:
         trust = f"--import {module}, or --algo with this name" if module.isprintable() else "a module's name"
         words = f"algorithm {shown(name)} is in a module that is not imported; accepted, if you trust its code: {trust}"
+        words += "; train and imitate also take --trust-file (trust_file=True), for all that a file names"
         raise ConfigError(words, key="algo")
     found = getattr(sys.modules[module], attribute, None)
     if not isinstance(found, AlgorithmInfo):

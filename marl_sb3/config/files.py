@@ -214,6 +214,9 @@ def preset_path(algo: str) -> Path:
     return installed if installed.exists() else _PACKAGE.parent / "hparams" / name
 
 
+OF_TRUST = "train and imitate also take --trust-file (trust_file=True), for all that a file names"
+
+
 def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
     """Refuse an env `package.module:factory` of a file unless the user has named it: a file must not import code."""
     if ":" not in env or env in named:
@@ -223,7 +226,7 @@ def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
     other = f", which is not {named[0]}" if named else ""
     raise ConfigError(
         f"{path} wants to import {env}{other}: if you trust this code, add --env {shlex.quote(env)} to the command "
-        f"(in Python, env={env!r})",
+        f"(in Python, env={env!r}); {OF_TRUST}",
         key="env",
     )
 

@@ -43,11 +43,13 @@ class Source:
         label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
         path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
         order: number of the source that gave it; settings of later sources win.
+        may_import: whether the code that it names may be imported: not what a file alone names.
     """
 
     label: str
     path: str = ""
     order: int = 0
+    may_import: bool = True
 
     def __str__(self) -> str:
         """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""

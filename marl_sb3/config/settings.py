@@ -34,7 +34,7 @@ from marl_sb3.config.compat.zoo import (
     refuse_unsupported,
     translated_key,
 )
-from marl_sb3.config.files import Hparams, entry_of, name_of, preset_path, presets, require_named
+from marl_sb3.config.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
 from marl_sb3.config.ids import TEXT_IDS
 from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.schema import (
@@ -234,13 +234,20 @@ class MergedSettings:
         self._count = 0
 
     def add(
-        self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False, is_yaml: bool = True
+        self,
+        given: Mapping[str, Any],
+        where: Callable[[str], str],
+        *,
+        dotted: bool = False,
+        is_yaml: bool = True,
+        may_import: bool = True,
     ) -> None:
         """Add the settings of one source; they replace those of earlier sources.
 
         Args:
             dotted: whether `a.b` is a path, as after `--set`.
             is_yaml: whether integers may be ids, which YAML reads as such: then they become strings.
+            may_import: see `Source`.
 
         Raises:
             ConfigError: a key or a value is malformed, or a setting is given by two names.
@@ -249,7 +256,7 @@ class MergedSettings:
         try:
             for key, (written, value) in canonical_settings(given).items():
                 whole = TEXT_IDS[key](value) if is_yaml and key in TEXT_IDS else value
-                self.sources[key] = Source(where(written), written if dotted else "", self._count)
+                self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
                 if key in BY_POLICY and isinstance(whole, Mapping):
                     whole = self._of_policies(written, whole, where)
                 for name, own in translated_key(key, whole).items() if key in TRANSLATED else [(key, whole)]:
@@ -380,6 +387,8 @@ def load_config(
     settings: Mapping[str, Any] | None = None,
     trusted_env: str | None = None,
     label: Callable[[str], str] = lambda key: f"--set {key}",
+    *,
+    trust_file: bool = False,
     **overrides: Any,
 ) -> TrainConfig:
     """Return the configuration from a preset or file, options, and single settings; the last one wins.
@@ -393,10 +402,12 @@ def load_config(
             `<policy>.x`. RLlib's names are accepted, here and in files.
         trusted_env: another env id that the user has named; see below.
         label: the place of a key of `settings`, for messages.
-        overrides: fields of `TrainConfig`; None means not given.
+        trust_file: accept all code that `hparams` names; its algorithms have to be imported before.
+        overrides: fields of `TrainConfig`; None means not given. A callback in `callbacks` has the arguments that the
+            file gives to one of its name.
 
     An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
-    file alone must not import code.
+    file alone must not import code. Its callbacks and its evaluation function are refused by `require_trusted`.
     """
     algo = None if algo is None else canonical_algorithm(algo)
     named = [name for name in (env, trusted_env) if name is not None]
@@ -404,14 +415,18 @@ def load_config(
     if hparams is not None:
         env, section, entry = entry_of(hparams, env, notes)
         path = name_of(hparams)
-        require_named(env, named, path)
+        if not trust_file:
+            require_named(env, named, path)
     elif env is not None:
         path = preset_path(algo or TrainConfig.algo)
         section, entry = env, deepcopy(presets(path).get(env, {}))
     else:
         raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
     values = MergedSettings()
-    values.add({str(key): value for key, value in entry.items()}, lambda key: f"{path}, {section}.{key}")
+    own = {str(key): value for key, value in entry.items()}
+    values.add(own, lambda key: f"{path}, {section}.{key}", may_import=hparams is None or trust_file)
+    if named_callbacks := overrides.get("callbacks"):
+        overrides["callbacks"] = with_arguments(named_callbacks, own.get("callbacks"))
     planned = values.fields.get("n_timesteps")
     options = {"algo": algo, **overrides}
     values.add({name: value for name, value in options.items() if value is not None}, _option, is_yaml=False)
@@ -426,6 +441,38 @@ def load_config(
     except ConfigError as error:
         source = source_of(values.sources, error.key)
         raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error
+
+
+def with_arguments(named: Iterable[Any], entries: Any) -> list[Any]:
+    """Return the callbacks that the user names, each as the entries of a file have it; of one name, in their order."""
+    had: dict[str, list[Any]] = {}
+    for each in entries if isinstance(entries, (list, tuple)) else ():
+        had.setdefault(name_of_callback(each), []).append(each)
+    return [had[name].pop(0) if isinstance(name, str) and had.get(name) else name for name in named]
+
+
+def name_of_callback(entry: Any) -> str:
+    """Return the name in an entry of `callbacks`: `MODULE:CLASS`, or `{MODULE:CLASS: arguments}`."""
+    return str(next(iter(entry), "") if isinstance(entry, Mapping) else entry)
+
+
+def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -> None:
+    """Refuse code that only a file names, before it is imported: callbacks and the evaluation function.
+
+    Args:
+        named: the settings that the user has given; None: those that no file has.
+
+    Raises:
+        ConfigError: a file names code.
+    """
+    function = config.evaluation.function
+    of_file = {"callbacks": [name_of_callback(each) for each in config.callbacks or ()]}
+    of_file["evaluation.function"] = [] if function is None else [function]
+    for key, names in of_file.items():
+        source = config.sources.get(key)
+        if names and source is not None and not (source.may_import if named is None else key in named):
+            words = f"wants to import {', '.join(map(shown, names))}: if you trust this code, give --set {key}=..."
+            raise ConfigError(f"{config.where(key)}{words} yourself; {OF_TRUST}", key=key)
 
 
 def require_kinds(hparams: Any, settings: Any) -> None:

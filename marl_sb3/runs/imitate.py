@@ -24,7 +24,7 @@ from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.experience.demonstrations import EpisodesOfSpaces, require_episodes
 from marl_sb3.learners.cloning import Cloning, CloningOptions
 from marl_sb3.learners.recorded_data import read_data
-from marl_sb3.learners.registry import named_algorithm
+from marl_sb3.learners.registry import import_algorithms, named_algorithm
 from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Result
 from marl_sb3.runs.build import source_named
@@ -61,6 +61,7 @@ def imitate(
     entropy_coefficient: float = CloningOptions.entropy_coefficient,
     settings: Mapping[str, Any] | None = None,
     hparams: Hparams | None = None,
+    trust_file: bool = False,
     device: str | None = None,
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
@@ -74,7 +75,8 @@ def imitate(
     Args:
         data: a folder of recorded episodes, or of a Minari dataset. None: with `resume`, the one of that run.
         env: the env that they are of; None takes the only env in `hparams`.
-        policies: see `marl_sb3.train`; the same for `algo`, `settings`, `hparams`, `device` and `run_dir`.
+        policies: see `marl_sb3.train`; the same for `algo`, `settings`, `hparams`, `trust_file`, `device` and
+            `run_dir`.
         seed: seed of the run, of the initial weights and of the order of the data. None: the run draws one.
         epochs: see `CloningOptions`; the same for the arguments up to `entropy_coefficient`.
         resume: go on with the cloning of this run folder, exactly; all else is as it was.
@@ -88,13 +90,16 @@ def imitate(
     options = CloningOptions(epochs, batch_size, learning_rate, validation, patience, entropy_coefficient)
     name, factory = named_factory(env)
     if resume is not None:
-        changed = policies or algo or settings or hparams or device or run_dir or seed is not None
+        changed = policies or algo or settings or hparams or trust_file or device or run_dir or seed is not None
         if changed or options != CloningOptions():
             words = "resume is given with settings, which it cannot change"
             raise ConfigError(f"{words}; accepted: data, env and progress_bar", key="resume")
         return resume_clone(resume, data, name, factory, quiet=not progress_bar)
     algo = None if algo is None else named_algorithm(algo)
-    config = load_config(name, algo, hparams, settings, policies=policies, seed=seed, device=device)
+    if trust_file and hparams is not None:
+        import_algorithms(hparams, name)
+    of_run: dict[str, Any] = {"policies": policies, "seed": seed, "device": device}
+    config = load_config(name, algo, hparams, settings, trust_file=trust_file, **of_run)
     return clone(config, as_path("data", data), options, run_dir, factory, quiet=not progress_bar)
 
 

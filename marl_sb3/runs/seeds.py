@@ -96,7 +96,7 @@ class SeedRuns:
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
         self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]
-        self._command += ["--env", config.env, "--quiet", *(["--trust-pickle"] if trust_pickle else [])]
+        self._command += ["--env", config.env, "--quiet", "--trust-file", *(["--trust-pickle"] if trust_pickle else [])]
         self._command += [f"--import={module}" for module in imported_modules()]
         # The processes divide the cores among them, which decides how many policies each updates at a time.
         shared = {"seed": None, "n_parallel_updates": config.n_parallel_updates}

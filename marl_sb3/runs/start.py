@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from marl_sb3.callbacks.curriculum import curriculum_of
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
+from marl_sb3.config.settings import name_of_callback, require_trusted, with_arguments
 from marl_sb3.config.values import as_bytes, counted, shown
 from marl_sb3.envs.registry import EnvFactory, attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable
@@ -90,6 +92,7 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
+    require_trusted(config)
     require_trackers(config)
     files = RunFolder.new(config.env, run_dir)
     recorder = None if record is None else record.recorder(config.env, continues=False)
@@ -238,13 +241,10 @@ def _newest_checkpoint(files: RunFolder, *, cloning: bool) -> Checkpoint:
 
 def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[BaseCallback]:
     """Make the callbacks that the command names, with the arguments that the run had; warn of those it does not."""
-    had: dict[str, list[Any]] = {}
-    for each in config.callbacks or ():
-        had.setdefault(next(iter(each)) if isinstance(each, Mapping) else each, []).append(each)
-    entries = [had[name].pop(0) if had.get(name) else name for name in named]  # of one name, in their order
-    if missing := [name for name, left in had.items() for _ in left]:
+    entries = with_arguments(named, config.callbacks)
+    if missing := list((Counter(map(name_of_callback, config.callbacks or ())) - Counter(named)).elements()):
         words = "the run had callbacks that a run folder cannot import; to have them, add"
-        _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(str(name))}" for name in missing))
+        _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(name)}" for name in missing))
     return named_callbacks(entries)
 
 

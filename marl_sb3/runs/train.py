@@ -14,7 +14,7 @@ from marl_sb3.config.ray import RaySettings, either
 from marl_sb3.config.settings import as_integer, require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.registry import named_algorithm
+from marl_sb3.learners.registry import import_algorithms, named_algorithm
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import Recording, prepare, resume_run
@@ -34,6 +34,7 @@ def train(
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
     hparams: Hparams | None = None,
+    trust_file: bool = False,
     stop: Mapping[str, float] | None = None,
     n_workers: int | str | None = None,
     vectorizer: str | None = None,
@@ -64,6 +65,7 @@ def train(
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
         hparams: a file of settings by env id, or a mapping, instead of the shipped preset.
+        trust_file: import all code that `hparams` names: its env, algorithms, callbacks and evaluation function.
         stop: values by metric; the training ends when one metric reaches its value.
         n_workers: number of processes that step the envs, with the same results, or `auto`; see `make_vec_env`.
         vectorizer: see `make_vec_env`.
@@ -104,11 +106,14 @@ def train(
     of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
     of_new |= {"vectorizer": vectorizer, "device": device}
     if resume is not None:
-        given = {"algo": algo, "hparams": hparams, "run_dir": run_dir, **of_new}
+        given = {"algo": algo, "hparams": hparams, "trust_file": trust_file or None, "run_dir": run_dir, **of_new}
         _refuse_with_resume([argument for argument, value in given.items() if value is not None])
         run = resume_run(resume, n_timesteps, name, factory, chosen, settings, record=recording, **changes)
     else:
         algo = None if algo is None else named_algorithm(algo)
+        if trust_file and hparams is not None:
+            import_algorithms(hparams, name)
+        of_new |= {"trust_file": trust_file}
         config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, **changes, **of_new)
         run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen, record=recording)
     if not progress_bar:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from marl_sb3.config import TrainConfig, entry_of, plain_data, require_named
-from marl_sb3.config.settings import as_integer, canonical_settings, require_kinds
+from marl_sb3.config.settings import as_integer, canonical_settings, require_kinds, require_trusted
 from marl_sb3.config.values import Named, plain_numbers, require
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
@@ -67,6 +67,7 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     search = _search(before, fields, space, grid)
     if before is None and search.hparams is None and (picked := _picked_rollouts(search, factory)) is not None:
         search = _search(None, {**fields, "hparams": picked}, space, grid)
+    require_trusted(search.config({}), named=given.get("settings") or ())
     for note in notes:
         _log.warning("%s", note)
     if before is not None:

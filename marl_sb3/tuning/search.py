@@ -181,6 +181,7 @@ class Search:
             n_envs=self.n_envs,
             vectorizer=self.vectorizer,
             device=self.device,
+            trust_file=True,  # `prepare_study` has seen what the user names
             **budget,
         )
         return config if picks_rollouts else replace(config, picks_rollouts=False)

@@ -224,7 +224,8 @@ def test_callbacks_are_named_by_options_and_files_and_never_by_run_folders(
     hparams = in_folder / "mine.yml"
     hparams.write_text("arena: {n_envs: 4, n_steps: 100, callbacks: [{named_hooks:Says: {word: abc}}]}")
     short = ["--timesteps", "400", "--quiet"]
-    assert main(["arena", "--hparams", str(hparams), "--run-dir", "file", *short]) == 0
+    named = ["--callback", "named_hooks:Says"]
+    assert main(["arena", "--hparams", str(hparams), *named, "--run-dir", "file", *short]) == 0
     assert letters("file") == 3
     options = ["--set", "n_envs=4", "--set", "n_steps=100", "--callback", "named_hooks:Says"]
     assert main(["arena", *options, "--run-dir", "option", *short]) == 0
@@ -238,6 +239,36 @@ def test_callbacks_are_named_by_options_and_files_and_never_by_run_folders(
     assert letters("option") == 5
 
 
+CODE_OF_FILES = {
+    "env": "THEIRS:make: {n_envs: 4}",
+    "algo": "arena: {n_envs: 4, algo: 'THEIRS:MINE'}",
+    "algo_of_one": "arena: {policies: {shared: {agents: [agent1, agent2], algo: 'THEIRS:MINE'}}}",
+    "callbacks": "arena: {callbacks: [{THEIRS:Says: {word: abc}}]}",
+    "evaluation": "arena: {evaluation: {interval: 1, function: 'THEIRS:never'}}",
+}
+
+
+@pytest.mark.parametrize("what", CODE_OF_FILES)
+def test_a_file_alone_imports_no_code_unless_the_user_trusts_it(
+    what: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_sb3.envs.registry._imports", [])  # which runners import, too
+    module = f"theirs_{what}"
+    Path(f"{module}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    Path("theirs.yml").write_text(CODE_OF_FILES[what].replace("THEIRS", module))
+    line = ["--hparams", "theirs.yml", "--run-dir", "run", "--quiet"]
+    assert main(line) == 2
+    said = capsys.readouterr().err
+    assert f"{module}:" in said
+    assert "--trust-file" in said
+    with pytest.raises(ConfigError, match="trust_file=True"):
+        marl_sb3.train(hparams="theirs.yml", run_dir="run", progress_bar=False)
+    assert not Path("ran").exists()
+    assert main([*line, "--trust-file"]) == 2  # the module has nothing of these names
+    assert Path("ran").exists()
+    assert not Path("run").exists()
+
+
 def test_two_callbacks_of_one_class_are_resumed_with_the_arguments_of_each(
     in_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +276,7 @@ def test_two_callbacks_of_one_class_are_resumed_with_the_arguments_of_each(
     (in_folder / "two.yml").write_text(f"arena: {{n_envs: 4, n_steps: 100, {both}}}")
     short = ["--timesteps", "400", "--quiet"]
     named = ["--callback", "named_hooks:Says"]
-    assert main(["--hparams", "two.yml", "--run-dir", "two", *short]) == 0
+    assert main(["--hparams", "two.yml", "--trust-file", "--run-dir", "two", *short]) == 0
     assert main(["--resume", "two", *short, *named]) == 0
     assert letters("two", "min") == 2
     assert caplog.text.count("--callback named_hooks:Says") == 1  # one of the two is missing
