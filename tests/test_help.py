@@ -13,12 +13,12 @@ import pytest
 
 # Command -> how many options its help lists, --help and --version left out.
 OPTIONS = {
-    "train": 38,
+    "train": 39,
     "evaluate": 18,
     "watch": 10,
     "report": 5,
     "export": 7,
-    "imitate": 21,
+    "imitate": 22,
     "serve": 16,
     "plot": 9,
     "compare": 6,
@@ -48,14 +48,25 @@ class Help:
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Help]:
     """The help of all commands, from one process on a terminal of 80 columns."""
+    return help_of(*OPTIONS)
+
+
+def help_of(*arguments: str) -> dict[str, Help]:
+    """The help of commands; of Python's own options before them."""
+    python = [each for each in arguments if each.startswith("-")]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *OPTIONS],
+        [sys.executable, *python, "-c", PROGRAM, *(each for each in arguments if each not in python)],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "COLUMNS": "80"},
     )
     return {name: Help(*found) for name, found in json.loads(done.stdout).items()}
+
+
+def test_help_is_the_same_where_python_drops_docstrings(shown: dict[str, Help]) -> None:
+    for name, found in help_of("-OO", "train", "tune").items():
+        assert found.text == shown[name].text
 
 
 def entries(text: str) -> list[str]:

@@ -6,10 +6,13 @@ A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its description is
 
 from __future__ import annotations
 
+import ast
 import fractions
+import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -23,6 +26,7 @@ _LARGEST = sys.float_info.max  # as an upper bound, it excludes infinity and NaN
 
 Count = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+NumberOfEnvs = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 FiniteFloat = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=_LARGEST)]
@@ -154,8 +158,13 @@ def shown(value: Any, most: int = SHOWN) -> str:
 
 def documented(cls: type) -> dict[str, str]:
     """Return what the docstring of a class says of each attribute, by name: the help of settings and options."""
-    listed = str(cls.__doc__).partition("Attributes:\n")[2]
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE)
+    words = str(cls.__doc__)
+    if sys.flags.optimize > 1:  # python -OO takes docstrings away, but not those in the files
+        tree = ast.parse(Path(str(sys.modules[cls.__module__].__file__)).read_text(encoding="utf-8"))
+        named = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+        words = "".join(ast.get_docstring(node, clean=False) or "" for node in named)
+    listed = inspect.cleandoc(words).partition("Attributes:\n")[2]
+    found = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
 
 

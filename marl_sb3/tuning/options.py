@@ -112,6 +112,6 @@ def takes_search_options(function: Function) -> Function:
 
     entries = (f"{' ' * 8}{name}: {text}" for name, text in _ENTRIES.items())
     listed = "".join(f"{textwrap.fill(entry, 120, subsequent_indent=' ' * 12)}\n" for entry in entries)
-    checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, str(function.__doc__), flags=re.MULTILINE)
+    checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, function.__doc__ or "", flags=re.MULTILINE)
     checked.__signature__ = declared  # type: ignore[attr-defined]
     return cast("Function", checked)
