@@ -5,11 +5,20 @@ Names are imported when they are first used: `import marl_sb3` alone does not im
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 import lazy_loader
+
+try:
+    os.getcwd()
+except FileNotFoundError as error:
+    if not {os.path.basename(name) for name in sys.argv[:1]} & {"-m", "marl-sb3"}:  # no command begins
+        raise
+    print(f"error: the working directory is not there any more: {error.strerror}; accepted: another", file=sys.stderr)
+    sys.exit(2)
 
 import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
 

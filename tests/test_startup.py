@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,12 @@ def test_who_has_disabled_collections_keeps_them_disabled(frozen: list[str], wit
     finally:
         gc.enable()
     assert frozen == []
+
+
+def test_a_command_in_a_deleted_working_directory_ends_in_one_line(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    start = f"import os, sys, runpy; os.rmdir({str(gone)!r}); sys.argv[0] = '-m'; runpy.run_module('marl_sb3.train')"
+    done = subprocess.run([sys.executable, "-c", start], cwd=gone, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    words = "error: the working directory is not there any more: No such file or directory; accepted: another\n"
+    assert done.stderr == words

@@ -18,6 +18,7 @@ from marl_sb3.config.values import (
     Fraction,
     Named,
     NonNegativeFloat,
+    NumberOfEnvs,
     NumberOfWorkers,
     PositiveFloat,
     PositiveInt,
@@ -374,7 +375,7 @@ class TrainConfig:
     env: str
     n_timesteps: PositiveInt = 1_000_000
     extensions: _Extensions = None
-    n_envs: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 8
+    n_envs: NumberOfEnvs = 8
     seed: Seed | None = None
     algo: str = "ppo"
     policy: str = "MlpPolicy"

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -128,10 +129,21 @@ class RunFolder:
         """
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-            return cls(runs_of(env) / f"{now}-{secrets.token_hex(2)}")
-        files = cls(as_path("run_dir", run_dir))
-        files._require_new()
+            files = cls(runs_of(env) / f"{now}-{secrets.token_hex(2)}")
+        else:
+            files = cls(as_path("run_dir", run_dir))
+            files._require_new()
+        files.require_text()
         return files
+
+    def require_text(self) -> None:
+        """Refuse a folder whose name is no text: TensorBoard cannot write there."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:  # bytes that are not text of the encoding are read as surrogates
+            words = f"the path {str(self.path)!a} is not text in the encoding {sys.getfilesystemencoding()}"
+            accepted = "a path of characters, and for others than ASCII a locale of UTF-8, or PYTHONUTF8=1"
+            raise ConfigError(f"--run-dir: {words}; accepted: {accepted}", key="run_dir") from error
 
     def _require_new(self) -> None:
         with path_is_usable("--run-dir: cannot use", self.shown, "run_dir"):

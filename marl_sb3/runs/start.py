@@ -183,6 +183,7 @@ def resume_run(
     with undone_on_error(files.unlock):
         with path_is_usable("cannot resume", files.shown, "run"):
             require_own(files.path, WRITTEN)
+        files.require_text()
         before = files.read_config(env)
         changed = before
         if settings:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_sb3.config.values import Count, NumberOfWorkers, PositiveInt, PositiveSeconds, require
+from marl_sb3.config.values import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv, make_batch
@@ -164,7 +164,7 @@ def make_vec_env(
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
-    n_envs = require("n_envs", n_envs, PositiveInt)
+    n_envs = require("n_envs", n_envs, NumberOfEnvs)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")

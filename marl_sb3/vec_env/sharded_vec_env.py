@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 from typing_extensions import override
 
 from marl_sb3.config.ray import AnyRunners, RaySettings, either
-from marl_sb3.config.values import Count, PositiveInt, require
+from marl_sb3.config.values import Count, NumberOfEnvs, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.process_rng import preserve_rng
@@ -217,7 +217,7 @@ def make_sharded_vec_env(
     Raises:
         ConfigError: an argument is wrong.
     """
-    n_envs, n_shards = require("n_envs", n_envs, PositiveInt), require("n_shards", n_shards, PositiveInt)
+    n_envs, n_shards = require("n_envs", n_envs, NumberOfEnvs), require("n_shards", n_shards, PositiveInt)
     seed = fresh_seed() if seed is None else require("seed", seed, Count)
     chosen = runners if isinstance(runners, AnyRunners) else either(ray, runners)
     return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), chosen)

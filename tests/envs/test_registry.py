@@ -362,9 +362,10 @@ def test_unknown_id_is_answered_with_close_ones(env_id, start):
 @pytest.mark.parametrize(
     ("kwargs", "problem", "key"),
     [
-        ({"n_envs": 0}, "n_envs is 0; accepted: an integer of at least 1", "n_envs"),
-        ({"n_envs": True}, "n_envs is True; accepted: an integer of at least 1", "n_envs"),
-        ({"n_envs": 2.0}, "n_envs is 2.0; accepted: an integer of at least 1", "n_envs"),
+        ({"n_envs": 0}, "n_envs is 0; accepted: an integer from 1 to 2147483647", "n_envs"),
+        ({"n_envs": True}, "n_envs is True; accepted: an integer from 1 to 2147483647", "n_envs"),
+        ({"n_envs": 2**63}, "n_envs is 9223372036854775808; accepted: an integer from 1 to 2147483647", "n_envs"),
+        ({"n_envs": 2.0}, "n_envs is 2.0; accepted: an integer from 1 to 2147483647", "n_envs"),
         ({"vectorizer": "ray"}, "unknown vectorizer 'ray'; accepted: auto, ", "vectorizer"),
         ({"env": 3}, "env is 3; accepted: an id or a factory of a ParallelEnv", "env"),
     ],

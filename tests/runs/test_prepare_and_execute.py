@@ -226,6 +226,7 @@ REFUSED = [
     ({"hparams": b"x.yml"}, "hparams is b'x.yml'; accepted: the path of a settings file, or a mapping"),
     ({"run_dir": 3}, "run_dir is 3; accepted: a path, as a string or a pathlib.Path"),
     ({"run_dir": "a\0b"}, "run_dir is 'a\\x00b'; accepted: a path"),
+    ({"run_dir": "a\udcff"}, "a\\udcff' is not text in the encoding utf-8; accepted: a path of characters"),
     ({"resume": 3, "env": None, "n_envs": None}, "run is 3; accepted: a path, as a string or a pathlib.Path"),
     ({"resume": "x", "seed": 1}, "record_limit and track are accepted; received n_envs, seed"),
     ({"settings": {"gamma": 0.9}, "gamma": 0.9}, "gamma is given by itself and in settings; accepted: once"),
