@@ -179,8 +179,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_count(options, "--trials", 50, "trials of a search")
     add_count(options, "--processes", 1, "searches at the same time")
     arguments = options.parse_args(argv)
-    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(search, range(arguments.searches), [arguments.trials] * arguments.searches))
+    searches = range(arguments.searches), [arguments.trials] * arguments.searches
+    if arguments.processes == 1:
+        found = list(map(search, *searches))
+    else:
+        with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
+            found = list(pool.map(search, *searches))
     better = {side: [each[side] - each["preset"] for each in found] for side in ("chosen", "plain")}
     results = {
         "searches": len(found),

@@ -59,7 +59,7 @@ RUNS = {
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
-    "search_simulation": Small("--searches 1 --trials 4", {"simulation"}),
+    "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
     "replay_vs_stock_sb3": Small(
         "--repeats 1 --steps 8 --algos dqn,crossq --sizes 64",

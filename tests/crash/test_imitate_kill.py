@@ -53,7 +53,7 @@ MANY = [("save", call) for call in range(50, 210, 8)] + [("policies", 1), ("poli
     ("kill", "again"),
     [
         (("save", 75), ("save", 30)),
-        (("policies", 1), None),
+        pytest.param(("policies", 1), None, marks=pytest.mark.proof),
         *(pytest.param(kill, None, marks=pytest.mark.proof) for kill in MANY),
     ],
 )

@@ -17,7 +17,7 @@ from forked import ForkServer
 FUZZ = Path(__file__).parent / "fuzz.py"
 
 
-@pytest.mark.parametrize("mutants", [40, pytest.param(2000, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("mutants", [24, pytest.param(2000, marks=pytest.mark.proof)])
 def test_mutated_checkpoints_do_no_harm(mutants: int, server: ForkServer, tmp_path: Path) -> None:
     options = ["--mutants", str(mutants), "--seed", "1", "--workers", "1"]
     fuzzing = server.run([str(FUZZ), *options], tmp_path / "output")
