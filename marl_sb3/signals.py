@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,17 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
     finally:
         for number, before in former.items():
             signal.signal(number, before)
+
+
+def pass_on(received: str | None) -> None:
+    """Send this process a signal that was kept until all was saved, by its name; None: none was.
+
+    It does what it does without us: Ctrl-C raises KeyboardInterrupt and SIGTERM ends the process, or a handler of the
+    caller's is called. It must be that one's again.
+    """
+    if received is not None:
+        sys.stdout.flush()
+        signal.raise_signal(signal.Signals[received])
 
 
 @contextmanager

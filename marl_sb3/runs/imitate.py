@@ -35,6 +35,7 @@ from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import CLONING, prepare, resume_run
 from marl_sb3.runs.tracking import Tracking, tracking
 from marl_sb3.runs.view import print_files
+from marl_sb3.signals import pass_on
 from marl_sb3.storage.parts import read_states, states_of
 from marl_sb3.storage.regular import read_regular
 from marl_sb3.storage.state import State, StateReader
@@ -82,6 +83,8 @@ def imitate(
         resume: go on with the cloning of this run folder, exactly; all else is as it was.
         progress_bar: print the progress and the files. False: nothing is printed.
 
+    A signal ends it as `marl_sb3.train`.
+
     Raises:
         ConfigError: a setting is wrong, or a policy cannot learn from the data; nothing has been written.
         NumericError: a loss is not finite.
@@ -94,13 +97,17 @@ def imitate(
         if changed or options != CloningOptions():
             words = "resume is given with settings, which it cannot change"
             raise ConfigError(f"{words}; accepted: data, env and progress_bar", key="resume")
-        return resume_clone(resume, data, name, factory, quiet=not progress_bar)
+        run = resume_clone(resume, data, name, factory, quiet=not progress_bar)
+        pass_on(run.stopped_by)
+        return run
     algo = None if algo is None else named_algorithm(algo)
     if trust_file and hparams is not None:
         import_algorithms(hparams, name)
     of_run: dict[str, Any] = {"policies": policies, "seed": seed, "device": device}
     config = load_config(name, algo, hparams, settings, trust_file=trust_file, **of_run)
-    return clone(config, as_path("data", data), options, run_dir, factory, quiet=not progress_bar)
+    run = clone(config, as_path("data", data), options, run_dir, factory, quiet=not progress_bar)
+    pass_on(run.stopped_by)
+    return run
 
 
 def clone(
@@ -261,6 +268,7 @@ def _train(
                 _save(run, trackers, jobs)
             if run.interrupted:
                 break
+    run.stopped_by = signals.received
     run.interrupted &= not all(job.is_done for job in jobs.values())
     for policy_id, job in jobs.items():
         say(f"policy {policy_id}: weights of epoch {job.best_epoch} of {job.epoch}")

@@ -47,7 +47,7 @@ class Run:
         latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
         policy_files: the SB3 zip of each policy.
         stopped_by: description of the stop condition or signal that ended the run early; None if there was none.
-        interrupted: whether a signal ended the run.
+        interrupted: whether a signal ended the run: of `marl_sb3.train`, one that a handler of the caller's took.
         checkpoint: name of the latest checkpoint that was loaded or written.
         checkpoint_why: one sentence that says why `load_run` took that checkpoint, or of which checkpoint
             `policy_files` are, and why; empty if the latest was asked for, or a number.

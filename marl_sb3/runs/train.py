@@ -18,6 +18,7 @@ from marl_sb3.learners.registry import import_algorithms, named_algorithm
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import Recording, prepare, resume_run
+from marl_sb3.signals import pass_on
 from marl_sb3.stacks import unending_named
 from marl_sb3.training.callback import accepted_callbacks
 from marl_sb3.types import PolicyID
@@ -92,9 +93,15 @@ def train(
             none; with `resume`, those of the run.
         more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.
 
+    Returns:
+        The run. A signal (Ctrl-C, SIGTERM, SIGHUP) lets the iteration end and is passed on when all is saved: a handler
+        of yours is called, and the run then returned with `interrupted`; without one, see below.
+
     Raises:
         ConfigError: a setting is wrong; nothing has been written.
         EnvError: the env broke the `ParallelEnv` contract.
+        KeyboardInterrupt: Ctrl-C was pressed; the run is saved, and `resume` continues it. SIGTERM and SIGHUP end the
+            process.
     """
     require_kinds(hparams, settings)
     callbacks = accepted_callbacks(callback)
@@ -116,11 +123,14 @@ def train(
         of_new |= {"trust_file": trust_file}
         config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, **changes, **of_new)
         run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen, record=recording)
-    if not progress_bar:
-        return execute(run, callbacks)
-    from marl_sb3.runs.view import execute_and_show
+    if progress_bar:
+        from marl_sb3.runs.view import execute_and_show
 
-    return execute_and_show(run, callbacks)
+        execute_and_show(run, callbacks)
+    else:
+        execute(run, callbacks)
+    pass_on(run.stopped_by if run.interrupted else None)
+    return run
 
 
 def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -21,6 +21,7 @@ from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resume_run
+from marl_sb3.signals import handled
 from marl_sb3.storage import checkpoint_format
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
@@ -164,10 +165,31 @@ def test_a_signal_in_an_earlier_phase_ends_the_run(in_tmp: Path) -> None:
             return True
 
     extended_when_complete("extended")
-    run = marl_sb3.train(hparams="extended/config.yaml", run_dir="again", callback=[Interrupt()])
+    passed_on: list[int] = []
+    with handled([signal.SIGTERM], lambda number, _: passed_on.append(number)):
+        run = marl_sb3.train(hparams="extended/config.yaml", run_dir="again", callback=[Interrupt()])
+    assert passed_on == [signal.SIGTERM]
     assert (run.interrupted, run.algorithm.iteration) == (True, 3)
     marl_sb3.train(resume="again")
     assert_same_runs("extended", "again")
+
+
+def test_ctrl_c_ends_a_loop_over_trainings_when_all_is_saved(in_tmp: Path) -> None:
+    class Interrupt(MultiAgentCallback):
+        def on_iteration_end(self, result: dict[str, Any]) -> bool:
+            if result["iteration"] == 1:
+                signal.raise_signal(signal.SIGINT)
+            return True
+
+    def loop() -> None:
+        for seed in range(2):
+            settings: dict[str, Any] = {"n_envs": 2, "n_steps": 10, "batch_size": 20, "seed": seed}
+            marl_sb3.train("arena", timesteps=80, **settings, run_dir=f"run-{seed}", callback=Interrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert [path.name for path in in_tmp.iterdir()] == ["run-0"]
+    assert marl_sb3.train(resume="run-0", progress_bar=False).algorithm.num_timesteps == 80
 
 
 def test_a_complete_run_stays_as_it_is(in_tmp: Path) -> None:
