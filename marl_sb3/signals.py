@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,29 @@ Handler = Callable[[int, FrameType | None], None]
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 ENDING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+
+ENDS_WITH_INPUT = (
+    "MARL_SB3_ENDS_WITH_INPUT"  # environment variable of a process that is to end with the one that started it
+)
+
+
+def end_with_parent() -> None:
+    """Send this process SIGTERM when its standard input ends, if the process that started it has asked for that.
+
+    The input is a pipe that only the starting process can write to: it ends with that process, however it ended. What
+    this process starts or reads has an empty input instead.
+    """
+    if os.environ.pop(ENDS_WITH_INPUT, None) is None:
+        return
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
 @contextmanager

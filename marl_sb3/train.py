@@ -36,6 +36,7 @@ from marl_sb3.cli.parser import (
 from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.schema import TRACKERS
 from marl_sb3.errors import ConfigError
+from marl_sb3.signals import end_with_parent
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    end_with_parent()
     return build_parser().run(_train, argv)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from marl_sb3.cli.command import run_command
-from marl_sb3.signals import ENDING, handled
+from marl_sb3.signals import ENDING, ENDS_WITH_INPUT, handled
 
 
 def sending(*numbers: int) -> Callable[[], int]:
@@ -53,3 +55,27 @@ def test_what_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
+
+
+LISTENS = """
+import signal, sys
+from marl_sb3.signals import end_with_parent
+
+end_with_parent()
+print(repr(sys.stdin.read()), flush=True)
+signal.pause()
+"""
+
+
+def test_the_end_of_a_parent_ends_what_asked_for_it() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, ENDS_WITH_INPUT: "1"}}
+    with subprocess.Popen([sys.executable, "-c", LISTENS], **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"''\n"  # nothing to read, and it still runs
+        process.stdin.close()  # as the system does with the pipes of a killed process
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_the_end_of_its_input_does_not_end_a_process_that_nobody_watches() -> None:
+    code = LISTENS.replace("signal.pause()", "import threading; print(threading.active_count())")
+    done = subprocess.run([sys.executable, "-c", code], input=b"words", capture_output=True, check=True)
+    assert done.stdout == b"'words'\n1\n"

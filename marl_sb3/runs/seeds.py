@@ -18,6 +18,7 @@ from marl_sb3.metrics import Result
 from marl_sb3.metrics.result_log import last_result
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resolve
+from marl_sb3.signals import ENDS_WITH_INPUT
 from marl_sb3.storage.atomic import write_whole
 
 POLL_S = 0.2  # time between looks at the training runs
@@ -117,10 +118,12 @@ class SeedRuns:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
         waiting = list(self.runs)
+        # The end of this pipe, which only this process can write to, tells the trainings that it has ended, or was killed.
+        pipe, kept_open = os.pipe()
         try:
             while waiting or self._running():
                 while waiting and len(self._running()) < self.at_once:
-                    self._start(waiting.pop(0))
+                    self._start(waiting.pop(0), pipe)
                 time.sleep(POLL_S)
                 self._note_ends(on_end)
                 watch()
@@ -128,11 +131,14 @@ class SeedRuns:
             self._stop()
             self._note_ends(on_end)
             raise
+        finally:
+            os.close(pipe)
+            os.close(kept_open)
 
     def _running(self) -> list[tuple[SeedRun, subprocess.Popen[bytes]]]:
         return [(run, run.process) for run in self.runs if run.process is not None and run.exit_code is None]
 
-    def _start(self, run: SeedRun) -> None:
+    def _start(self, run: SeedRun, pipe: int) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         cores = str(max(1, available_cores() // self.at_once))
         with run.log.open("wb") as log:
@@ -140,8 +146,8 @@ class SeedRuns:
                 [*self._command, "--seed", str(run.seed), "--run-dir", str(run.folder)],
                 stdout=log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": cores, "PYTHONPATH": paths},
+                stdin=pipe,
+                env={**os.environ, "OMP_NUM_THREADS": cores, "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends them
             )
 

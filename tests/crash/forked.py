@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from fork_server import Command
 
+from marl_sb3.signals import ENDS_WITH_INPUT
+
 _POLL_S = 0.002
 
 
@@ -238,12 +240,12 @@ def _start(
     stderr: IO[Any],
     env: Mapping[str, str],
     cwd: str | None = None,
-    stdin: int = subprocess.DEVNULL,
+    stdin: int = subprocess.DEVNULL,  # a forked process reads nothing
     start_new_session: bool = False,
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> ForkedProcess:
-    assert stdin == subprocess.DEVNULL, "a forked process reads nothing"
+    env = {name: value for name, value in env.items() if name != ENDS_WITH_INPUT}
     output, errors = (f"/proc/{os.getpid()}/fd/{number}" for number in (stdout.fileno(), stderr.fileno()))
     apart = start_new_session or process_group is not None
     return client.run(command[1:], output, errors, cwd, env, new_session=apart, descriptors=pass_fds)

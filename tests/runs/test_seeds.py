@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from forked import ForkServer
 from refusals import refusal
 from small_runs import assert_same_runs
-from waiting import wait_for
+from waiting import is_running, wait_for
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
@@ -92,6 +96,27 @@ def test_ctrl_c_ends_all_with_checkpoints(tmp_path: Path, server: ForkServer) ->
     out = (tmp_path / "out").read_text()
     for seed, folder in enumerate(folders):
         assert f"seed {seed}: interrupted; continue with: python -m marl_sb3.train --resume runs/seed-{seed}\n" in out
+        newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
+        assert newest == f"ckpt-{len(read_results(folder)):06d}"
+
+
+@pytest.mark.proof
+def test_kill_9_ends_all_with_checkpoints(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "marl_sb3.train", *LONG, "--seeds", "2", "--run-dir", "runs"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        folders = [tmp_path / "runs" / f"seed-{seed}" for seed in (0, 1)]
+        wait_for(lambda: all((folder / "result.jsonl").exists() for folder in folders))
+        wait_for(lambda: all(last_result(folder) is not None for folder in folders))
+        trainings = psutil.Process(process.pid).children()
+        process.kill()
+    try:
+        assert len(trainings) == 2
+        wait_for(lambda: not any(is_running(training.pid) for training in trainings), timeout_s=60)
+    finally:
+        for training in trainings:
+            with suppress(psutil.NoSuchProcess):
+                training.kill()
+    for folder in folders:
         newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
         assert newest == f"ckpt-{len(read_results(folder)):06d}"
 
