@@ -118,7 +118,7 @@ class SeedRuns:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
         waiting = list(self.runs)
-        # The end of this pipe, which only this process can write to, tells the trainings that it has ended, or was killed.
+        # Only this process can write to this pipe, whose end tells the trainings that it has ended, or was killed.
         pipe, kept_open = os.pipe()
         try:
             while waiting or self._running():
