@@ -1,14 +1,19 @@
 """Compile functions with numba once for each user and algorithm; later processes load the compiled code.
 
 The files are in the user's cache folder (`~/.cache/marl_sb3` on Linux), in folders named by the content of the sources:
-all clones and installations of the same sources share them. `NUMBA_CACHE_DIR` names another folder.
+all clones and installations of the same sources share them. `NUMBA_CACHE_DIR` names another folder. Whoever compiles
+removes what no process has used for 30 days.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +34,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # fastmath without nnan and ninf: NaN and infinity must not be optimised away.
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
+
+_UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
+_VERSION, _SOURCES = re.compile(r"numba-[\w.+]+"), re.compile(r"\w+-[0-9a-f]{16}")  # names of folders
+_FILE = re.compile(r".+\.nb[ci](\.[0-9a-f]+)?")  # also one that was not written to its end
+_in_use: set[Path] = set()  # folders of the functions of this process
 
 
 def _content(path: str) -> str:
@@ -99,6 +109,31 @@ class _ByContent(_CacheLocator):
         return str(self._line)
 
 
+def remove_unused(base: Path) -> None:
+    """Remove the compiled code below a folder that was not used for 30 days, as far as that is possible.
+
+    Only our files in folders with our names are removed; links are not followed.
+    """
+    oldest_s = time.time() - _UNUSED_S
+    for version in _folders(base, _VERSION):
+        for folder in _folders(version, _SOURCES):
+            with suppress(OSError):  # another process removes it, or it is not ours to remove
+                files = [file for file in os.scandir(folder) if _FILE.fullmatch(file.name)]
+                times_s = [file.stat(follow_symlinks=False).st_mtime for file in files]
+                if folder not in _in_use and max([folder.lstat().st_mtime, *times_s]) < oldest_s:
+                    for file in files:
+                        os.unlink(file)
+                    folder.rmdir()
+        with suppress(OSError):  # it holds some
+            version.rmdir()
+
+
+def _folders(parent: Path, name: re.Pattern[str]) -> list[Path]:
+    with suppress(OSError), os.scandir(parent) as entries:
+        return [Path(each) for each in entries if name.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    return []
+
+
 class _Implementation(CompileResultCacheImpl):
     _locator_classes = [_ByContent]  # noqa: RUF012 - the base class has a list
 
@@ -134,9 +169,13 @@ class RebuildingCache(FunctionCache):
         self._cache_file = _Files(  # type: ignore[no-untyped-call]
             self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
         )
+        self._folder = Path(self.cache_path)
+        _in_use.add(self._folder)
 
     @override
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with suppress(OSError):
+            os.utime(self._folder)  # it is in use
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling a damaged file may raise anything
@@ -148,6 +187,7 @@ class RebuildingCache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+            remove_unused(self._folder.parent.parent)
         except OSError as error:  # a full disk, a folder that can only be read
             _log.info("the compiled code of %s is not saved: %s", self._name, error)
             self.disable()  # type: ignore[no-untyped-call]

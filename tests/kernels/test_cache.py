@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
-from marl_sb3.kernels import layers, optimizers
+from marl_sb3.kernels import cache, layers, optimizers
 from marl_sb3.kernels import ppo as kernel
 from marl_sb3.kernels.cache import RebuildingCache, compiled, note_compiling
 
@@ -57,6 +58,56 @@ def test_damaged_files_are_compiled_again(
     (warning,) = caplog.messages
     assert "one_more" in warning
     assert f"its files in {file.parent} are damaged" in warning
+
+
+DAYS_S = 24 * 3600
+
+
+def aged(folder: Path, days: float, *names: str) -> Path:
+    """A folder with files that was last used so many days ago."""
+    folder.mkdir(parents=True)
+    then_s = time.time() - days * DAYS_S
+    for name in names:
+        (folder / name).touch()
+        os.utime(folder / name, (then_s, then_s))
+    os.utime(folder, (then_s, then_s))
+    return folder
+
+
+def test_compiling_removes_what_was_not_used_for_a_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, sources = tmp_path / "base", "ppo-0123456789abcdef"
+    files = "ppo.update-1.py311.nbi", "ppo.update-1.py311.1.nbc", "ppo.update-1.py311.nbi.0123456789abcdef"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(base))
+    ours = f"numba-{numba.__version__}"
+    removed = [aged(base / "numba-0.1.0" / sources, 31, *files), aged(base / ours / sources, 31, *files)]
+    kept = [
+        aged(base / ours / "td3-0123456789abcdef", 29, *files),
+        aged(base / "numba-0.2.0" / sources, 31, "notes.txt"),
+        aged(base / ours / "results", 31, *files),
+        aged(base / "other" / sources, 31, *files),
+        aged(tmp_path / "elsewhere" / sources, 31, *files),
+    ]
+    (base / "numba-0.3.0").symlink_to(tmp_path / "elsewhere")
+    (base / ours / "sac-0123456789abcdef").symlink_to(kept[-1])
+    assert called() == 0
+    assert not any(folder.exists() for folder in (*removed, base / "numba-0.1.0"))
+    assert all(any(folder.iterdir()) for folder in kept)
+    assert (base / ours / "sac-0123456789abcdef").is_symlink()
+
+
+def test_loading_counts_as_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    called()
+    (folder,) = tmp_path.glob("*/*")
+    then_s = time.time() - 31 * DAYS_S
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (then_s, then_s))
+    cache.remove_unused(tmp_path)  # this process uses it
+    monkeypatch.setattr(cache, "_in_use", set())
+    assert called() == 1
+    monkeypatch.setattr(cache, "_in_use", set())
+    cache.remove_unused(tmp_path)
+    assert folder.is_dir()
 
 
 def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
