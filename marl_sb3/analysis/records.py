@@ -22,6 +22,7 @@ RETURN, AGENT_RETURNS = "env_runners/episode_return_mean", "env_runners/agent_ep
 # Settings in which runs differ that are nevertheless one experiment.
 _OF_A_RUN = {"seed", "device", "n_threads", "n_parallel_updates", "n_workers", "n_runners", "track"}
 _FIRST = ("algo", "policies")  # what groups are told apart by, if they differ in it
+_LAST = ("n_timesteps", "extensions", "stop.", "checkpoints.", "evaluation.")  # and by what least
 _LONGEST_VALUE = 40  # characters
 _MOST_NAMED = 5  # settings in a warning
 _BY_POLICY = ("policy_settings.", "policies.")  # what the settings of single policies are below
@@ -208,13 +209,18 @@ def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     wanted = len({tuple(repr(record.setting(name)) for name in names) for record in records})
     chosen: list[str] = []
     found = 1
-    for name in sorted(names, key=lambda name: name not in _FIRST):
+    for name in sorted(names, key=_rank):
         number = len({tuple(repr(record.setting(each)) for each in (*chosen, name)) for record in records})
         if number > found:
             chosen, found = [*chosen, name], number
         if found == wanted:
             break
     return chosen
+
+
+def _rank(name: str) -> int:
+    """Algorithms tell most, and when a run ends least."""
+    return 0 if name in _FIRST else 1 if name.endswith(".algo") else 3 if name.startswith(_LAST) else 2
 
 
 def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:

@@ -62,6 +62,7 @@ def test_labels_name_what_differs_from_most_runs(tmp_path: Path) -> None:
         "again": {},
         "low": {"env_kwargs": {"height": 6}},
         "own": {"policy_settings": {"a": {"gamma": 0.5}}},
+        "other": {"n_timesteps": 5, "policy_settings": {"a": {"gamma": 0.9, "algo": "dqn"}}},
         "wide": {"hyperparameters": {"gamma": 0.9, "policy_kwargs": {"net_arch": [64] * 30}}},
         "wider": {"hyperparameters": {"gamma": 0.9, "policy_kwargs": {"net_arch": [64] * 31}}},
     }
@@ -70,7 +71,7 @@ def test_labels_name_what_differs_from_most_runs(tmp_path: Path) -> None:
     groups = group_by_settings(read_records(tmp_path))
     net = "policy_kwargs.net_arch=[64, 64, 64, 64, 64, 64, 64, 64, 64, ..."
     assert {label: len(records) for label, records in groups.runs.items()} == {
-        "arena, ppo": 2, "env.height=6": 1, "a.gamma=0.5": 1, f"{net} (1)": 1, f"{net} (2)": 1
+        "arena, ppo": 2, "env.height=6": 1, "a.gamma=0.5": 1, "a.algo=dqn": 1, f"{net} (1)": 1, f"{net} (2)": 1
     }  # fmt: skip
     figure = matplotlib_figure(draw_up(groups))
     figure.draw_without_rendering()  # lays out
