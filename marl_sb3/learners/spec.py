@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from stable_baselines3.common.noise import ActionNoise
 from marl_sb3.acting.exploration import Exploration
 from marl_sb3.config.algorithms import (
     ADDED,
+    ALGORITHMS,
     AlgorithmInfo,
     Decay,
     algorithm_info,
@@ -189,6 +191,9 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
     found = next((name for name in (policy, meant) if name in aliases), None)
     if found is None:
         accepted = ", ".join([*aliases, OF_THE_USER])
+        kind = re.sub("^(Cnn|MultiInput)", "Mlp", policy)
+        if others := [shown(name) for name, other in ALGORITHMS.items() if other.policy == kind]:
+            accepted += f"; or algorithm={' or '.join(others)}, which has it (in commands and files, algo)"
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
     return found
 

@@ -25,7 +25,7 @@ from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runners.runner import LocalRunner
-from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
+from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, with_checkpoint, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
@@ -370,7 +370,19 @@ class MultiAgentAlgorithm(PolicyByAgent):
             CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
             ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
         """
-        found = find_checkpoint(path, checkpoint)
+        return with_checkpoint(  # which a running training may remove
+            lambda: find_checkpoint(path, checkpoint), lambda found: cls._loaded(found, path, env, policies, settings)
+        )
+
+    @classmethod
+    def _loaded(
+        cls,
+        found: Checkpoint,
+        path: str | Path,
+        env: MultiAgentVecEnv | str | EnvFactory,
+        policies: Mapping[PolicyID, PolicySpec] | None,
+        settings: Mapping[str, Any],
+    ) -> MultiAgentAlgorithm:
         arguments = constructor_arguments(found, policies, settings.get("n_steps"))
         env = as_vec_env(env)
         try:

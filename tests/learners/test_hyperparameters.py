@@ -254,6 +254,7 @@ def test_spec_fills_in_defaults_where_it_has_no_value_of_its_own() -> None:
             "policy",
             "unknown policy 'MlpPolcy' of PPO; accepted: MlpPolicy, CnnPolicy, Multi",
         ),
+        ((PPO, "CnnLstmPolicy"), "policy", "'CnnLstmPolicy' of PPO; accepted: MlpPolicy.* algorithm='recurrent_ppo'"),
     ],
 )
 def test_spec_refuses_what_it_cannot_make(arguments: Any, key: str, message: str) -> None:

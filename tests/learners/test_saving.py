@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from small_trainings import CASES, SMALL, Remembers, arena, assert_same, build, 
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.storage.checkpoint_format import read_checkpoint
+from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import StateReader
@@ -221,3 +222,24 @@ def test_other_optimizers_go_on_too(optimizer: Any, settings: dict[str, Any], tm
     assert _equal(ProcessRandomness().get_state(), expected)
     again.train_iteration()
     assert_same(again, whole)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_checkpoint_that_vanishes_while_it_is_loaded_is_followed_by_the_next(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = build("shared, batched")
+    folders = [algorithm.save(tmp_path / "checkpoints" / f"ckpt-{number:06}") for number in (1, 2)]
+    set_state, vanishing = MultiAgentAlgorithm.set_state, folders[: -1 - times : -1]
+
+    def removing(loaded: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int, str]:
+        if vanishing:
+            shutil.rmtree(vanishing.pop(0))
+        return set_state(loaded, checkpoint)
+
+    monkeypatch.setattr(MultiAgentAlgorithm, "set_state", removing)
+    if times == 1:
+        assert_same(MultiAgentAlgorithm.load(tmp_path, arena(), device="cpu"), algorithm)
+    else:
+        with pytest.raises(CheckpointError, match=f"{tmp_path} is a folder that holds no valid checkpoint"):
+            MultiAgentAlgorithm.load(tmp_path, arena(), device="cpu")
