@@ -93,17 +93,26 @@ def test_a_stop_condition_is_reported(in_tmp: Path, capsys: pytest.CaptureFixtur
     assert "stopped: iteration is 1, at least 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("taken_away", ["--stop=none", "--set=stop=null"])
 def test_a_stop_condition_that_is_met_again_is_named_and_can_be_taken_away(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    taken_away: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*TINY, "--stop", "iteration=1", "--run-dir=met"]) == 0
     assert "stops after one iteration" not in capsys.readouterr().err
     assert main(["--resume=met", "--timesteps=200"]) == 0
     printed = capsys.readouterr().err
-    assert "the run stops after one iteration: iteration is 2, at least 1; with --resume, --stop none" in printed
-    assert main(["--resume=met", "--timesteps=200", "--stop=none"]) == 0
+    assert printed.count("with --resume, --stop none") == 1
+    assert "a stop condition is met already: iteration is 1, at least 1; with --resume, --stop none" in printed
+    assert main(["--resume=met", "--timesteps=200", taken_away]) == 0
     assert "stopped" not in capsys.readouterr().out
     assert "iteration: 1" not in (in_tmp / "met/config.yaml").read_text(encoding="utf-8")
+
+
+def test_no_stop_condition_replaces_that_of_a_file(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "mine.yaml").write_text("arena: {stop: {iteration: 1}}\n")
+    for words in (["--stop=none"], ["--set=stop=null"]):
+        assert main(["--hparams=mine.yaml", *words, "--print-config"]) == 0
+        assert "iteration: 1" not in capsys.readouterr().out
 
 
 WRONG = [

@@ -54,6 +54,7 @@ class StopOnMetric(MultiAgentCallback):
         self.thresholds = require("thresholds", thresholds, _Thresholds)
         self._more_metrics = list(more_metrics)
         self._resumed_at = 0
+        self._is_named = False
         self.reached: str | None = None
 
     def _init_callback(self) -> None:
@@ -63,18 +64,31 @@ class StopOnMetric(MultiAgentCallback):
             require_metric(name, known)
         self._resumed_at = self.algorithm.iteration
 
+    def expect(self, result: Result | None) -> None:
+        """Warn, before a resumed run goes on, if the last result that it has meets a threshold."""
+        if met := self._met(result or {}):
+            self._warn("a stop condition is met already", met)
+
     def on_iteration_end(self, result: Result) -> bool:
         """Return False once a threshold is reached."""
+        self.reached = self._met(result)
+        if self.reached and self._resumed_at and self.algorithm.iteration <= self._resumed_at + 1:
+            self._warn("the run stops after one iteration", self.reached)
+        return self.reached is None
+
+    def _met(self, result: Result) -> str | None:
         flat = flatten(result)
         for name, threshold in self.thresholds.items():
             value = flat.get(name)
             if value is not None and value >= threshold:
-                self.reached = f"{name} is {value:.4g}, at least {threshold:g}"
-                if self._resumed_at and self.algorithm.iteration <= self._resumed_at + 1:
-                    hint = "with --resume, --stop none trains on without it, --stop METRIC=VALUE with another value"
-                    _log.warning("the run stops after one iteration: %s; %s", self.reached, hint)
-                return False
-        return True
+                return f"{name} is {value:.4g}, at least {threshold:g}"
+        return None
+
+    def _warn(self, what: str, met: str) -> None:
+        if not self._is_named:
+            hint = "with --resume, --stop none trains on without it, --stop METRIC=VALUE with another value"
+            _log.warning("%s: %s; %s", what, met, hint)
+        self._is_named = True
 
 
 _log = logging.getLogger(__name__)

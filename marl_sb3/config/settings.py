@@ -431,6 +431,8 @@ def load_config(
     options = {"algo": algo, **overrides}
     values.add({name: value for name, value in options.items() if value is not None}, _option, is_yaml=False)
     values.add(settings or {}, label, dotted=True)
+    if values.fields.get("stop", ...) is None:  # as `--stop none`
+        values.fields["stop"] = {}
     if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
         values.fields.pop("extensions", None)
     refuse_unsupported(values.of_the_zoo, values.sources)

@@ -14,6 +14,7 @@ from marl_sb3.callbacks import CheckpointCallback, RewardHistogramCallback, Stop
 from marl_sb3.config.resume import Phase, phases_after
 from marl_sb3.errors import EnvRaisedError, HookError, MarlSb3Error, NumericError, WorkerError, note
 from marl_sb3.metrics import Result
+from marl_sb3.metrics.result_log import last_result
 from marl_sb3.runs.folder import RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run, SavedRun
@@ -106,6 +107,8 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):
                 end = stop if phase.until is None else StopAfterSteps(phase.until)
+                if phase.until is None and algorithm.iteration and algorithm.num_timesteps < phase.end:
+                    stop.expect(last_result(run.folder))
                 _learn(run, phase, [*evaluations, end, *others], trackers)
                 if signals.received or algorithm.num_timesteps < phase.end:
                     checkpoints.rescue(within_iteration=signals.received is not None)  # if clients do not step

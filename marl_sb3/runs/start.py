@@ -186,6 +186,9 @@ def resume_run(
         files.require_text()
         before = files.read_config(env)
         changed = before
+        if settings and settings.get("stop", 0) is None:  # as `--stop none`
+            settings = {name: value for name, value in settings.items() if name != "stop"}
+            changes["stop"] = changes.get("stop") or {}
         if settings:
             changed = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
         function = changed.evaluation.function
