@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.trajectories import TrajectoryRewriter
+from marl_sb3.experience.trajectories import NEVER, TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
@@ -348,8 +348,10 @@ class ReplayExperience(Experience):
         self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
         self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
-        self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # step of the rewriter
+        self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # env step of the open transition, for a hook
         self._held: dict[int, list[tuple[int, Transitions]]] = {}  # row -> its episode so far, with those steps
+        self._held_from = np.full(actor.rows.num_rows, NEVER)  # first of those steps
+        self._unseen = np.zeros(actor.rows.num_rows, dtype=np.bool_)  # rows whose episode began before the hook
         self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
         self._advanced = 0  # steps of all envs that the latest one has completed
 
@@ -371,10 +373,16 @@ class ReplayExperience(Experience):
         self.give_up(np.ones(self.actor.rows.num_rows, dtype=np.bool_))
 
     def give_up(self, rows: BoolArray) -> None:
-        """See `Experience.give_up`; returns over several steps are given up too."""
+        """See `Experience.give_up`; returns over several steps are given up too.
+
+        What was held back for a hook is shown: it is over, and would have been recorded without the hook.
+        """
+        if self._held and self.rewriter is not None:
+            numbers = np.where(self._open.rows, self._began_in, self.rewriter.numbers(self.actor))
+            for row in np.flatnonzero(rows).tolist():
+                self._show_held(row, int(numbers[row]), self.rewriter)
         self._open.rows = self._open.rows & ~rows
-        for row in np.flatnonzero(rows).tolist() if self._held else ():
-            self._held.pop(row, None)
+        self._held_from[rows], self._unseen[rows] = NEVER, False
         self._break_off(rows)
 
     def _break_off(self, rows: BoolArray) -> None:
@@ -389,7 +397,9 @@ class ReplayExperience(Experience):
         assert acted.decision.learned is not None
         self._open.begin(acted.acting, acted.seen, acted.decision.learned)
         if self.rewriter is not None:
-            self._began_in[acted.acting] = self.rewriter.number
+            self._began_in[acted.acting] = self.rewriter.numbers(self.actor)[acted.acting]
+            first = acted.acting & ~self._unseen & (self._held_from == NEVER)
+            self._held_from[first] = self._began_in[first]
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
@@ -433,44 +443,70 @@ class ReplayExperience(Experience):
         if self.rewriter is None:
             self._record(transitions)
         else:
-            self._hold(transitions, self.rewriter)
+            truncated = self.actor.rows.of_agents(step.truncated)
+            self._hold(transitions, truncated, self.rewriter)
 
-    def _hold(self, transitions: Transitions, rewriter: TrajectoryRewriter) -> None:
+    def _hold(self, transitions: Transitions, truncated: BoolArray, rewriter: TrajectoryRewriter) -> None:
         """Hold transitions back until their episodes end; then show these to the hook, and record what it leaves."""
         for number, row in enumerate(transitions.rows.tolist()):
             one = transitions.at(slice(number, number + 1))
+            if self._unseen[row]:
+                self._record(one)
+                self._unseen[row] = not one.dones[0]
+                continue
             self._held.setdefault(row, []).append((int(self._began_in[row]), one))
             if one.dones[0]:
-                steps, parts = zip(*self._held.pop(row), strict=True)
-                self._record_rewritten(joined_transitions(parts), np.array(steps), rewriter)
+                end = int(rewriter.numbers(self.actor)[row])
+                self._show_held(row, end, rewriter, has_ended=True, truncated=bool(truncated[row]))
+                self._held_from[row] = NEVER
 
-    def _record_rewritten(self, episode: Transitions, steps: Array, rewriter: TrajectoryRewriter) -> None:
-        """Show an episode of one row to the hook, and record it."""
+    def _show_held(
+        self, row: int, end: int, rewriter: TrajectoryRewriter, has_ended: bool = False, truncated: bool = False
+    ) -> None:
+        """Show what is held of a row to the hook, until step `end`, and record it.
+
+        Where transitions are missing, nothing is added up over the gap: the one before it counts as truncated.
+        """
+        if row not in self._held:
+            return
+        steps, parts = zip(*self._held.pop(row), strict=True)
+        episode = joined_transitions(parts)
         experience: dict[str, Any] = {
             "observations": map_arrays(np.array, episode.observations),
             "actions": episode.actions,
             "rewards": np.array(episode.rewards, np.float32),
             "values": None,
             "log_probs": None,
+            "has_ended": has_ended,
+            "truncated": truncated,
         }
-        shown = rewriter.own(self.actor, int(episode.rows[0]), steps, rewriter.number, experience, has_ended=True)
-        rewriter.rewrite(shown)
+        shown = rewriter.shown(self.actor, row, np.array(steps), end, experience)
         for own, given in pairs(episode.next_observations, shown.observations):
             own[:-1] = given[1:]
         episode = episode._replace(observations=shown.observations, rewards=shown.rewards)
-        for number in np.flatnonzero(shown.keep).tolist():
-            self._record(episode.at(slice(number, number + 1)))
+        of_row = np.arange(len(self._unseen)) == row
+        for number, kept in enumerate(np.asarray(shown.keep, dtype=np.bool_).tolist()):
+            if kept:
+                self._record(episode.at(slice(number, number + 1)))
+            else:
+                self._break_off(of_row)
 
     @override
-    def holds_trajectories(self) -> bool:
-        return bool(self._held)
-
-    @override
-    def release(self) -> None:
-        for held in self._held.values():
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+        """See `Experience.show_to`; what was held back for a hook that is gone is recorded as it is."""
+        if self.rewriter is None:
+            self._unseen = ~self.actor.starts
+        super().show_to(rewriter)
+        for held in self._held.values() if rewriter is None else ():
             for _, transition in held:
                 self._record(transition)
-        self._held.clear()
+        if rewriter is None:
+            self._held.clear()
+            self._held_from.fill(NEVER)
+
+    @override
+    def held_from(self) -> Array:
+        return self._held_from
 
     def _record(self, transitions: Transitions) -> None:
         self.algorithm.replay_buffer.add_transitions(transitions)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
-from marl_sb3.experience.trajectories import rewrite_rollout
+from marl_sb3.experience.trajectories import NEVER, TrajectoryRewriter, TransitionNotes, rewrite_rollout
 from marl_sb3.experience.turns import Experience
 from marl_sb3.storage.parts import Commit, Field, Fields, computed, in_order, integer
 from marl_sb3.storage.state import State, StateReader
@@ -44,12 +44,17 @@ class TurnAwareRollout(_Base):
         least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
         packs_rows: whether each env fills the columns of its rows from the first line on, so that a line holds
             different steps: for envs that step at different times. The buffer is full when the rows of one env are.
+        notes: of the transitions, while a hook is to see them.
+        breaks: (buffer_size, n_envs) bool; True where a transition does not follow from the row's one before it, though
+            no episode starts: a hook has dropped those between. None: nowhere.
     """
 
     of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
     of_sample: ClassVar[tuple[str, ...]] = ("actions", "values", "log_probs", "advantages", "returns")
     least_minibatch: int = 1
     packs_rows: bool = False
+    notes: TransitionNotes | None = None
+    breaks: BoolArray | None = None
     acted: BoolArray
     samples_drawn: int
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
@@ -61,6 +66,9 @@ class TurnAwareRollout(_Base):
         self._open_at = np.full(self.n_envs, -1)
         self._all_opened = False
         self._filled = np.zeros(self.n_envs, dtype=np.int64)
+        self.breaks = None
+        if self.notes is not None:
+            self.notes.reset()
         if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
             self.acted.fill(not self.packs_rows)
@@ -140,6 +148,11 @@ class TurnAwareRollout(_Base):
         rows = np.flatnonzero(self._open_at >= 0)
         self.rewards[self._open_at[rows], rows] += rewards[rows]
 
+    def open_places(self, rows: BoolArray) -> tuple[Array, Array]:
+        """Return the index of the open transitions of these rows, (n_envs,) bool, as far as they have one."""
+        columns = np.flatnonzero(rows & (self._open_at >= 0))
+        return self._open_at[columns], columns
+
     def end(self, ended: BoolArray) -> None:
         """Close the open transitions of these rows, (n_envs,) bool."""
         if np.count_nonzero(ended):
@@ -156,7 +169,11 @@ class TurnAwareRollout(_Base):
             lost = self._open_at[row]
             before = np.flatnonzero(self.acted[:lost, row])
             if len(before) and not self.episode_starts[lost, row]:
-                self.rewards[before[-1], row] += self.gamma * self.values[lost, row]
+                place, value = (before[-1], row), self.gamma * self.values[lost, row]
+                if self.notes is not None:
+                    end = self.notes.began[lost, row]
+                    self.notes.set(place, end=end, paid=self.rewards[place], bootstrap=value)
+                self.rewards[place] += value
             self.acted[lost, row] = False
             self._open_at[row] = -1
             self._all_opened = False
@@ -167,7 +184,8 @@ class TurnAwareRollout(_Base):
         if not rows.any():
             return None
         places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
-        taken = CarriedTransitions(rows, *self._at(places))
+        began = None if self.notes is None else self.notes.began[places]
+        taken = CarriedTransitions(rows, *self._at(places), began)
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
 
@@ -180,6 +198,8 @@ class TurnAwareRollout(_Base):
             getattr(self, name)[0][rows] = array[rows]
         self.acted[0] |= rows
         self._open_at[rows] = 0
+        if self.notes is not None and waited.began is not None:
+            self.notes.began[0][rows] = waited.began[rows]
         if self.packs_rows:
             self._fill(rows, np.maximum(self._filled[rows], 1))
 
@@ -247,12 +267,13 @@ class TurnAwareRollout(_Base):
         next_values: Array = last_values.clone().cpu().numpy().flatten()
         not_done: Array = 1.0 - dones.astype(np.float32)
         advantage: Array = np.zeros(self.n_envs, dtype=np.float32)
+        starts = self.episode_starts if self.breaks is None else np.maximum(self.episode_starts, self.breaks)
         for step in reversed(range(self.buffer_size)):
             acted = self.acted[step]
             delta = self.rewards[step] + self.gamma * next_values * not_done - self.values[step]
             advantage = np.where(acted, delta + self.gamma * self.gae_lambda * not_done * advantage, advantage)
             next_values = np.where(acted, self.values[step], next_values)
-            not_done = np.where(acted, 1.0 - self.episode_starts[step], not_done)
+            not_done = np.where(acted, 1.0 - starts[step], not_done)
             self.advantages[step] = advantage
         self.returns = self.advantages + self.values
 
@@ -333,11 +354,14 @@ class CarriedTransitions:
         rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
         observations: (rows, ...) what the agent saw when it acted.
         columns: name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far.
+        began: (rows,) numbers of the env steps in which they began, for a hook; -1: it does not see them. A checkpoint
+            has none: it leaves out episodes that a hook has yet to see.
     """
 
     rows: BoolArray
     observations: Observations
     columns: Mapping[str, Array]
+    began: Array | None = None
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------
@@ -356,7 +380,7 @@ class RolloutExperience(Experience):
     fields: ClassVar[Fields] = {
         "steps": integer("steps", 0, lambda own: own.algorithm.n_steps),
         "carried": Field(
-            lambda own: None if own.carried is None else vars(own.carried).copy(),
+            lambda own: None if own.carried is None else {n: v for n, v in vars(own.carried).items() if n != "began"},
             lambda own, state, name: None if state.value(name) is None else own.buffer.read_carried(state.fields(name)),
             lambda own, carried: setattr(own, "carried", carried),
         ),
@@ -409,6 +433,9 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             buffer.put_open(self.carried)
             self.carried = None
+        if self.rewriter is not None and buffer.notes is not None:
+            places = buffer.open_places(acted.acting)
+            buffer.notes.set(places, began=self.rewriter.numbers(self.actor)[places[1]])
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
         self.steps = buffer.pos
 
@@ -417,7 +444,18 @@ class RolloutExperience(Experience):
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.add_rewards(observed.rewards)
         if np.count_nonzero(observed.ended):
+            if self.rewriter is not None and buffer.notes is not None:
+                self._note_ends(observed, buffer.notes, self.rewriter)
             buffer.end(observed.ended)
+
+    def _note_ends(self, observed: Observed, notes: TransitionNotes, rewriter: TrajectoryRewriter) -> None:
+        """Note which transitions end with a step, and how, before they are closed."""
+        places = self.buffer.open_places(observed.ended)
+        rows, truncated = places[1], self.actor.rows.of_agents(observed.step.truncated)
+        notes.set(places, end=rewriter.numbers(self.actor)[rows], ended=True, truncated=truncated[rows])
+        bootstrapped = self.actor.processing.take_bootstrapped()
+        if bootstrapped is not None:
+            notes.set(self.buffer.open_places(bootstrapped.rows), paid=bootstrapped.paid, bootstrap=bootstrapped.added)
 
     @override
     def break_off(self) -> None:
@@ -435,17 +473,37 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             values = np.where(self.carried.rows, self.carried.columns["values"], values)
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
-        if self.rewriter is not None:
-            starts = rewrite_rollout(self.rewriter, self.actor, self.buffer, starts)
+        if self.rewriter is not None and self.buffer.notes is not None:
+            next_steps = self.rewriter.numbers(self.actor)
+            if self.carried is not None and self.carried.began is not None:
+                next_steps = np.where(self.carried.rows, self.carried.began, next_steps)
+            starts = rewrite_rollout(self.rewriter, self.actor, self.buffer, next_steps, starts)
         self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
 
     @override
-    def holds_trajectories(self) -> bool:
-        return self.rewriter is not None and self.is_under_way(self.steps)
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+        super().show_to(rewriter)
+        self.actor.processing.take_bootstrapped()  # that of a step before
+        buffer = self.buffer
+        if rewriter is None:
+            buffer.notes = None
+        elif buffer.notes is None:
+            buffer.notes = TransitionNotes(buffer.buffer_size, buffer.n_envs)
+
+    @override
+    def held_from(self) -> Array:
+        held, notes = np.full(self.actor.rows.num_rows, NEVER), self.buffer.notes
+        if notes is not None and self.is_under_way(self.steps):
+            held = np.where(notes.began >= 0, notes.began, NEVER).min(axis=0)
+        if self.carried is not None and self.carried.began is not None:
+            seen = self.carried.rows & (self.carried.began >= 0)
+            held = np.where(seen, np.minimum(self.carried.began, held), held)
+        return held
 
     def recorded(self) -> dict[str, Any] | None:
         """Return the arrays of a complete rollout by name, with returns and advantages; None if it is not complete."""
-        names = ("observations", *self.buffer.of_transition, "acted", "advantages", "returns")
+        names = ["observations", *self.buffer.of_transition, "acted", "advantages", "returns"]
+        names += [] if self.buffer.breaks is None else ["breaks"]
         return {name: getattr(self.buffer, name) for name in names} if self.due_in() == 0 else None
 
     def read_begun(self, state: StateReader, name: str) -> Commit:

@@ -134,6 +134,8 @@ class _WithStates(_Transitions):
         """Minibatches of whole sequences, see sb3-contrib's `RecurrentRolloutBuffer.get`."""
         if not self.generator_ready:
             is_first = self.acted & (np.cumsum(self.acted, axis=0) == 1)
+            if self.breaks is not None:  # the state before the action is known, but not what led to it
+                is_first |= self.acted & self.breaks
             self._row_starts = self.swap_and_flatten(is_first)[self.swap_and_flatten(self.acted).reshape(-1)]
             self._keep_transitions()
             self.generator_ready = True

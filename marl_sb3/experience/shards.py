@@ -246,6 +246,9 @@ class ShardedRollout(ShardedExperience):
         buffer = self.algorithm.rollout_buffer
         for name in complete[0] if complete else ():
             own, parts = getattr(buffer, name), [each[name] for each in complete]
+            if own is None:  # `breaks`
+                own = np.empty_like(buffer.acted)
+                setattr(buffer, name, own)
             for key in own if isinstance(own, dict) else [...]:  # of an array, the whole
                 np.concatenate([part[key] for part in parts], axis=1, out=own[key])
         if complete:

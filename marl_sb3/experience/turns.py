@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
 from marl_sb3.acting.actor import Acted, Actor, Observed
-from marl_sb3.experience.trajectories import TrajectoryRewriter
+from marl_sb3.experience.trajectories import NEVER, TrajectoryRewriter
 from marl_sb3.storage.parts import Stateful
-from marl_sb3.types import BoolArray
+from marl_sb3.types import Array, BoolArray
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -63,12 +65,16 @@ class Experience(Stateful, ABC):
     def complete(self, step: VecStep) -> None:
         """Complete the rollout after its last step."""
 
-    def holds_trajectories(self) -> bool:
-        """Whether a hook has yet to see some of what was recorded."""
-        return False
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+        """Show what will be complete to a hook from now on; None: there is none any more.
 
-    def release(self) -> None:
-        """Learn from what was held back for a hook, which is gone."""
+        Of what has already been recorded of running episodes, the hook does not see anything.
+        """
+        self.rewriter = rewriter
+
+    def held_from(self) -> Array:
+        """Return the (rows,) numbers of the first env steps that a hook has yet to see; `NEVER`: it has seen all."""
+        return np.full(self.actor.rows.num_rows, NEVER)
 
     def recorded(self) -> Any:
         """Return what a shard sends to the learner after a round; see `ShardedExperience.receive`."""

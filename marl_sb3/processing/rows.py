@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -23,6 +23,20 @@ from marl_sb3.vec_env.step import VecStep
 Bootstrap = Callable[[Observations, BoolArray], Array]
 
 
+class Bootstrapped(NamedTuple):
+    """What agents that were truncated in a step were paid, and what was added to that.
+
+    Attributes:
+        rows: (rows,) bool; their rows.
+        paid: (n,) the reward of the transition.
+        added: (n,) float32.
+    """
+
+    rows: BoolArray
+    paid: Array
+    added: Array
+
+
 class RowProcessing(Stateful):
     """The processing of the rows of a policy, and the only place where their rewards are summed between turns.
 
@@ -37,6 +51,7 @@ class RowProcessing(Stateful):
 
     late_normalizer: NormalizeObservations | None = None
     rescale: RescaleActions | None = None
+    _bootstrapped: Bootstrapped | None = None
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
@@ -81,7 +96,14 @@ class RowProcessing(Stateful):
         wanted = self._rows.mine & step.in_play & step.truncated & ~step.terminated
         if wanted.any():
             rows = self._rows.of_agents(wanted)
-            rewards[rows] += bootstrap(self.final_observations(step, wanted), rows)
+            added = bootstrap(self.final_observations(step, wanted), rows)
+            self._bootstrapped = Bootstrapped(rows, self._paid[rows] + rewards[rows], added)
+            rewards[rows] += added
+
+    def take_bootstrapped(self) -> Bootstrapped | None:
+        """Return what the rewards of the latest step were bootstrapped with, once; None if none was."""
+        taken, self._bootstrapped = self._bootstrapped, None
+        return taken
 
     def processed_observations(self, step: VecStep) -> Observations:
         """Return the (rows, ...) processed observations of a step; filler in rows that wait."""

@@ -10,16 +10,15 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, ActingWatcher, Actor
-from marl_sb3.experience.replay import ReplayExperience
 from marl_sb3.experience.shards import ShardPolicy
-from marl_sb3.experience.trajectories import TrajectoryHook, TrajectoryRewriter
+from marl_sb3.experience.trajectories import NEVER, TrajectoryHook, TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.storage.parts import Part, SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
-from marl_sb3.types import PolicyID
+from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
 
@@ -82,8 +81,11 @@ class Runner(Part, Protocol):
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes in all envs."""
 
-    def rewrite_trajectories(self, hook: TrajectoryHook | None) -> None:
+    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0) -> None:
         """Show what policies have experienced to a hook, before they learn from it; None: to no hook any more.
+
+        Args:
+            first_step: number of the next step of each env, where there was no hook before.
 
         Raises:
             ConfigError: the hook cannot run where the envs are stepped.
@@ -202,11 +204,17 @@ class LocalRunner(Runner):
         for _, experience in self._pairs:
             if experience is not None and experience.due_in() == 0:
                 experience.complete(step)
-        if self._rewriter is not None and not any(
-            own is not None and own.holds_trajectories() for _, own in self._pairs
-        ):
-            self._rewriter.forget()
+        if self._rewriter is not None:
+            self._rewriter.forget(self._held_from())
         return True
+
+    def _held_from(self) -> Array:
+        """Return the (E,) numbers of the first env steps that a hook has yet to see."""
+        first: Array = np.full(self.env.num_envs, NEVER)
+        for _, experience in self._pairs:
+            if experience is not None:
+                first = np.minimum(first, experience.held_from().reshape(len(first), -1).min(axis=1))
+        return first
 
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
@@ -252,27 +260,27 @@ class LocalRunner(Runner):
             actor.policy.refresh()
 
     @override
-    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_env: int = 0) -> None:
+    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0, first_env: int = 0) -> None:
         """See `Runner.rewrite_trajectories`.
 
         Args:
             first_env: index of the first env among those of all shards.
         """
-        experiences = [experience for _, experience in self._pairs if experience is not None]
-        if self._rewriter is not None and hook is not None:
-            self._rewriter.hook = hook
-        elif self._rewriter is not None:
-            self.watchers.remove(self._rewriter)
-            for experience in experiences:
-                experience.release()
+        before = self._rewriter
+        if before is not None and hook is not None:
+            before.hook = hook
+        if (before is None) == (hook is None):
+            return
+        if before is not None:
+            self.watchers.remove(before)
             self._rewriter = None
         elif hook is not None:
-            keeps_episodes = any(isinstance(experience, ReplayExperience) for experience in experiences)
             actors = [actor for actor, _ in self._pairs]
-            self._rewriter = TrajectoryRewriter(hook, actors, keeps_episodes=keeps_episodes, first_env=first_env)
+            self._rewriter = TrajectoryRewriter(hook, actors, first_env=first_env, first_step=first_step)
             self.watchers.append(self._rewriter)
-        for experience in experiences:
-            experience.rewriter = self._rewriter
+        for _, experience in self._pairs:
+            if experience is not None:
+                experience.show_to(self._rewriter)
 
     @property
     def has_begun(self) -> bool:
@@ -312,7 +320,7 @@ class LocalRunner(Runner):
         """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
-        if any(experience is not None and experience.holds_trajectories() for _, experience in self._pairs):
+        if self._rewriter is not None and self._held_from().min() < NEVER:
             return {"running": None, "left_out": "on_trajectory has yet to see the running episodes"}
         running, why = self.episodes_to_save(self.env.get_state())
         return {"running": running, "left_out": why}

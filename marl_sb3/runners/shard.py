@@ -104,7 +104,9 @@ class Shard:
         for number, (policy_id, policy) in enumerate(self._policies.items()):
             policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
         hook = None if order.trajectory_hook is None else pickle.loads(order.trajectory_hook)
-        self._runner.rewrite_trajectories(hook, self._plan.envs.envs_of(self._index)[0])
+        envs = self._plan.envs
+        first_step = self._order.progress[0].env_steps // envs.n_envs
+        self._runner.rewrite_trajectories(hook, first_step, envs.envs_of(self._index)[0])
         if order.new_episodes:
             self._runner.forget_episodes()
         self._runner.begin_rollouts()

@@ -133,7 +133,7 @@ class ShardedRunner(Runner):
     def forget_episodes(self) -> None:
         self._new_episodes = True
 
-    def rewrite_trajectories(self, hook: TrajectoryHook | None) -> None:
+    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0) -> None:
         """See `Runner.rewrite_trajectories`: the hook runs in the shards, which get it anew in each round.
 
         Raises:

@@ -227,9 +227,9 @@ class TrajectoryHooks:
         for callback in self.callbacks:
             where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
             with named_errors(callback, _TRAJECTORY, f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"):
-                shapes = trajectory.seen_shapes()
+                before = trajectory.as_it_was()
                 callback.on_trajectory(trajectory)
-                trajectory.require_fitting(shapes)
+                trajectory.require_fitting(before)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the callbacks without the algorithm and the envs."""

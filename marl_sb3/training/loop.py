@@ -155,7 +155,7 @@ class TrainingLoop:
         env, runner = self._model.env, self._runner
         takes_steps = isinstance(runner, LocalRunner)
         require_possible(callback, sharded=not takes_steps)
-        runner.rewrite_trajectories(trajectory_hooks(callback))
+        runner.rewrite_trajectories(trajectory_hooks(callback), self._counters.env_steps // env.num_envs)
         self._update_hooks = with_hook(callback, "on_update_start")
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
         if isinstance(runner, LocalRunner) and self._episode_hooks in runner.watchers:

@@ -411,9 +411,10 @@ def test_returns_are_those_of_the_rewritten_rewards() -> None:
 
 
 def test_transitions_that_are_dropped_are_not_learned_from() -> None:
+    # The return of one before a dropped one goes on with the value that the dropped one began with, which is 0 here.
     returns, acted = returns_after(Drops([1]), "a")
     assert acted == [True, False, True, True, False, True, True, False]
-    assert [value for value, kept in zip(returns, acted, strict=True) if kept] == [1 + 0.5 * 4, 4, 3, 4, 1]
+    assert [value for value, kept in zip(returns, acted, strict=True) if kept] == [1, 4, 1, 4, 1]
     returns, acted = returns_after(Drops([0, 1]), "a")  # nothing is left of the part in the rollout's end
     assert acted == [False, False, True, False, False, True, False, False]
     assert [returns[2], returns[5]] == [4, 4]
@@ -452,6 +453,9 @@ def test_rewritten_observations_and_values_are_learned_from() -> None:
         (lambda t: setattr(t, "rewards", None), r"rewards has shape \(\) after the hook; accepted: \(3,\)"),
         (lambda t: setattr(t, "rewards", t.rewards.astype(complex)), "rewards is of complex"),
         (lambda t: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda t: t.actions.fill(0), "actions are others after the hook; accepted: those that were played"),
+        (lambda t: setattr(t, "actions", None), "actions are others after the hook"),
+        (lambda t: setattr(t, "log_probs", t.log_probs + 1), "log_probs are others after the hook"),
     ],
 )
 def test_a_rewriting_hook_that_is_wrong_is_named(change: Any, words: str) -> None:
@@ -486,6 +490,15 @@ def test_a_state_that_is_no_mapping_is_refused_at_the_start() -> None:
 
     with pytest.raises(ConfigError, match=r"Listed\.get_state\(\) does not return a mapping of names to plain data"):
         algorithm(Listed())
+
+
+def test_a_callback_that_is_not_set_up_is_named() -> None:
+    class Hasty(MultiAgentCallback):
+        def __init__(self) -> None:
+            self.mine = 1
+
+    with pytest.raises(ConfigError, match=r"callback Hasty is not set up; accepted: .* super\(\).__init__\(\)"):
+        algorithm(Hasty())
 
 
 def test_no_numbers_make_no_histogram(tmp_path: Path) -> None:

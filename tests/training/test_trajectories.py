@@ -1,0 +1,616 @@
+"""What `on_trajectory` is shown, and what is learned afterwards, against a log of the envs and stock SB3's buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import sys
+import textwrap
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from clients import answered, external
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.buffers import RolloutBuffer
+from toy_envs import NoisyEnv
+from turn_env import TurnEnv, turn_env_plans
+from turn_plans import env_plans
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
+from marl_sb3.envs.external import StepReport
+from marl_sb3.experience import trajectories
+from marl_sb3.experience.replay import ReplayExperience
+from marl_sb3.experience.rollout import RolloutExperience, TurnAwareRollout
+from marl_sb3.experience.trajectories import TrajectoryRewriter, rewrite_rollout
+from marl_sb3.vec_env.external_vec_env import EpisodeRefusedError
+
+GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
+NET = {"net_arch": []}
+
+
+class Telling(NoisyEnv):
+    """Its infos are a log: which agent, in which episode and step of which env, was paid what, and how it ended."""
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        seen, paid, terminated, truncated, infos = super().step(actions)
+        for agent, reward in paid.items():
+            place = (self.env_index, self.episode, self.step_count)
+            ends = (bool(terminated[agent]), bool(truncated[agent]))
+            infos[agent] = {**infos.get(agent, {}), "of": (agent, *place), "paid": reward, "ends": ends}
+        return seen, paid, terminated, truncated, infos
+
+
+# --- A log of the envs ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """One env step: who acted on which observation, and what came of it."""
+
+    acted: Mapping[str, tuple[Any, Any]]
+    paid: Mapping[str, float]
+    terminated: set[str]
+    truncated: set[str]
+    infos: Mapping[str, Any]
+    final: Mapping[str, Any]
+
+
+@dataclass
+class Own:
+    """A transition of one agent; `end` is the number of the env step after it; None: it is not over."""
+
+    begin: int
+    observation: Any
+    action: Any
+    life: int
+    paid: list[float] = field(default_factory=list)
+    info: Any = field(default_factory=dict)
+    end: int | None = None
+    ended: bool = False
+    truncated: bool = False
+    terminated: bool = False
+    final: Any = None
+    following: Any = None  # what the agent saw next, if it went on
+    cut: bool = False  # the episode was given up in the agent's next transition
+
+
+class Log:
+    """Notes the steps of a vec env, as they pass by its `reset` and `step`."""
+
+    def __init__(self, env: Any) -> None:
+        self.env, self.entries = env, [list[Entry]() for _ in range(env.num_envs)]
+        self.asked: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+        self.cuts = [defaultdict[int, list[dict[str, Any]]](list) for _ in range(env.num_envs)]
+        reset, step = env.reset, env.step
+        env.reset = lambda *options: self.begin(reset(*options))
+        env.step = lambda actions: self.add(actions, step(actions))
+
+    def begin(self, step: Any) -> Any:
+        self.latest = step.copy()
+        return step
+
+    def add(self, actions: Any, step: Any) -> Any:
+        agents = self.env.agents
+        for index in range(self.env.num_envs):
+            for column, agent in enumerate(agents):
+                if self.latest.to_act[index, column]:
+                    seen, action = self.latest.observations[0][index, column], np.array(actions[0][index, column])
+                    self.asked[index][agent] = seen, action
+        for index in step.given_up:
+            self.cuts[index][len(self.entries[index])].append(self.asked[index])
+            self.asked[index] = {}
+        for index in np.flatnonzero(step.stepped).tolist():
+            named = {
+                name: {agent for column, agent in enumerate(agents) if getattr(step, name)[index, column]}
+                for name in ("terminated", "truncated")
+            }
+            paid = dict(zip(agents, step.rewards[index].tolist(), strict=True))
+            final = {a: np.array(step.final_observations[index, c]) for c, a in enumerate(agents)
+                     if (index, c) in step.final_observations}  # fmt: skip
+            infos = deepcopy(dict(step.infos[index]))
+            self.entries[index].append(Entry(self.asked[index], paid, infos=infos, final=final, **named))
+            self.asked[index] = {}
+        self.latest = step.copy()
+        return step
+
+    def transitions(self, index: int, agent: str) -> list[Own]:
+        """All transitions of an agent, in order; the last one may not be over, or be cut off."""
+        found: list[Own] = []
+        now: Own | None = None
+        life = 0
+
+        def act(number: int, seen: Any, action: Any) -> Own:
+            if now is not None:
+                now.end, now.following = number, seen
+            found.append(Own(number, seen, action, life))
+            return found[-1]
+
+        for number, entry in enumerate([*self.entries[index], None]):
+            for lost in self.cuts[index].get(number, ()):
+                if agent in lost:
+                    now = act(number, *lost[agent])
+                if now is not None:  # it has no outcome: nobody sees it
+                    found.pop()
+                    if found and found[-1].life == life:
+                        found[-1].cut = True
+                now, life = None, life + 1
+            acted = self.asked[index] if entry is None else entry.acted
+            if agent in acted:
+                now = act(number, *acted[agent])
+            if entry is None or now is None:
+                continue
+            now.paid.append(entry.paid[agent])
+            now.info = entry.infos.get(agent, now.info)
+            if agent in entry.terminated | entry.truncated:
+                now.end, now.ended, now.final = number + 1, True, entry.final.get(agent)
+                now.truncated, now.terminated = agent in entry.truncated, agent in entry.terminated
+                now, life = None, life + 1
+        column = self.env.agents.index(agent)
+        if now is not None and self.latest.to_act[index, column]:
+            now.end, now.following = len(self.entries[index]), self.latest.observations[0][index, column]
+        return found
+
+
+# --- A hook that changes what it is shown -----------------------------------------------------------------------------
+
+
+class Rewrites(MultiAgentCallback):
+    """Changes trajectories at random, notes what it was shown and has left, and checks the buffers before updates.
+
+    Args:
+        log: of the envs.
+        share: of the transitions that are dropped; and of the trajectories whose rewards and values are changed.
+        check: of a buffer, before an update.
+    """
+
+    def __init__(self, log: Log, share: float, check: Any = None) -> None:
+        super().__init__()
+        self.log, self.share, self.check = log, share, check
+        self.shown: list[tuple[Trajectory, dict[str, Trajectory]]] = []
+        self.left: dict[Any, list[Trajectory]] = defaultdict(list)  # since the latest update
+        self.checked = 0
+
+    def on_trajectory(self, trajectory: Trajectory) -> None:
+        others = {name: deepcopy(other) for name, other in trajectory.others.items()}
+        trajectory.others, trajectory.estimate, estimate = {}, None, trajectory.estimate
+        self.shown.append((deepcopy(trajectory), others))
+        trajectory.estimate = estimate
+        rng = np.random.default_rng([trajectory.env_index, int(trajectory.steps[0]), trajectory.end])
+        if rng.random() < self.share:
+            trajectory.rewards = (2 * trajectory.rewards + 1).astype(np.float32)
+        if trajectory.values is not None and rng.random() < self.share:
+            trajectory.values = trajectory.values + np.float32(0.5)
+        if rng.random() < self.share:
+            trajectory.observations[:, 1] += 0.25
+        trajectory.keep &= rng.random(len(trajectory)) >= self.share / 2
+        self.left[trajectory.env_index, trajectory.agent].append(trajectory)
+
+    def on_update_start(self, policy_id: str, batch: Any) -> None:
+        mine = [agent for agent in self.log.env.agents if self.algorithm.policy_of[agent] == policy_id]
+        for row in range(batch.n_envs) if self.check is not None else ():
+            who = row // len(mine), mine[row % len(mine)]
+            self.checked += self.check(self, batch, row, who, self.left.pop(who, []))
+
+
+def told(infos: Any) -> list[Any]:
+    """Infos without action masks."""
+    return [{name: value for name, value in info.items() if name != "action_mask"} for info in infos]
+
+
+def assert_shown_as_logged(rewrites: Rewrites) -> int:
+    """Each transition that is over was shown once, in order, as the envs have logged it; returns how many."""
+    log, shown = rewrites.log, defaultdict(list)
+    for trajectory, others in rewrites.shown:
+        shown[trajectory.env_index, trajectory.agent].append(trajectory)
+        for agent in log.env.agents:
+            if agent != trajectory.agent:
+                assert_other_as_logged(log, trajectory, agent, others.get(agent))
+    for who, parts in shown.items():
+        logged = iter(log.transitions(*who))
+        for trajectory in parts:
+            own = [next(logged) for _ in range(len(trajectory))]
+            assert len({each.life for each in own}) == 1, "of one episode"
+            assert trajectory.steps.tolist() == [each.begin for each in own]
+            assert trajectory.end == own[-1].end
+            paid = [np.sum(each.paid) for each in own]
+            np.testing.assert_allclose(trajectory.rewards, paid, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(trajectory.observations, [each.observation for each in own])
+            assert trajectory.actions.reshape(-1).tolist() == [int(each.action) for each in own]
+            assert told(trajectory.infos) == told([each.info for each in own])
+            assert (trajectory.has_ended, trajectory.truncated) == (own[-1].ended, own[-1].truncated)
+            assert not any(each.ended for each in own[:-1])
+    return sum(len(each) for each, _ in rewrites.shown)
+
+
+def assert_other_as_logged(log: Log, own: Trajectory, agent: str, other: Trajectory | None) -> None:
+    entries = list(enumerate(log.entries[own.env_index]))[int(own.steps[0]) : own.end]
+    turns = [number for number, entry in entries if agent in entry.acted]
+    if not turns:
+        assert other is None
+        return
+    assert other is not None
+    assert other.steps.tolist() == turns
+    ends = [n + 1 for n, entry in entries if n >= turns[-1] and agent in entry.terminated | entry.truncated]
+    assert (other.end, other.has_ended) == ((ends or [own.end])[0], bool(ends))
+    ranges = [
+        [entry for n, entry in entries if begin <= n < end] for begin, end in itertools.pairwise([*turns, other.end])
+    ]
+    assert other.truncated == (bool(ends) and agent in ranges[-1][-1].truncated)
+    np.testing.assert_allclose(
+        other.rewards, [sum(e.paid[agent] for e in each) for each in ranges], rtol=1e-4, atol=1e-5
+    )
+    known = [[entry.infos[agent] for entry in each if agent in entry.infos] for each in ranges]
+    assert told(other.infos) == told([(each or [{}])[-1] for each in known])
+    np.testing.assert_allclose(other.observations, [entry.acted[agent][0] for n, entry in entries if n in turns])
+
+
+# --- Rollouts ---------------------------------------------------------------------------------------------------------
+
+
+def check_rollout(rewrites: Rewrites, buffer: Any, row: int, who: Any, left: list[Trajectory]) -> int:
+    """Returns and advantages are those of a stock buffer with what the hook has left, as one row."""
+    policy = rewrites.algorithm.policies[rewrites.algorithm.policy_of[who[1]]]
+    recurrent = hasattr(buffer, "hidden_states_pi")
+
+    def value_of(observation: Any) -> float:
+        if recurrent:
+            return VALUE
+        with th.no_grad():
+            return float(policy.policy.predict_values(th.as_tensor(np.asarray(observation)[None])))
+
+    logged = {own.begin: own for own in rewrites.log.transitions(*who)}
+    lines: list[tuple[Any, ...]] = []  # observation, action, reward, start, value, log_prob
+    last_value, done = 0.0, True
+    for trajectory in left:
+        keep, last = trajectory.keep, len(trajectory) - 1
+        for number in np.flatnonzero(keep).tolist():
+            own, reward = logged[int(trajectory.steps[number])], float(trajectory.rewards[number])
+            last_value, done = 0.0, True
+            if number < last and not keep[number + 1]:
+                reward += GAMMA * float(trajectory.values[number + 1])
+            elif number == last and own.truncated and not own.terminated:
+                reward += GAMMA * value_of(own.final)
+            elif number == last and own.cut:
+                reward += GAMMA * value_of(own.following)
+            elif not own.ended:
+                last_value, done = value_of(own.following), False
+            start = number == 0 or not keep[number - 1]
+            action, log_prob = trajectory.actions[number], trajectory.log_probs[number]
+            lines.append((trajectory.observations[number], action, reward, start, trajectory.values[number], log_prob))
+        if not keep[-1]:
+            last_value, done = 0.0, True
+    where = np.flatnonzero(buffer.acted[:, row])
+    assert len(where) == len(lines)
+    if not lines:
+        return 0
+    stock = RolloutBuffer(len(lines), buffer.observation_space, buffer.action_space, "cpu", LAMBDA, GAMMA, 1)
+    for observation, action, reward, start, value, log_prob in lines:
+        stock.add(observation, action, np.float32(reward), np.array([start]), th.tensor([value]), th.tensor([log_prob]))
+    stock.compute_returns_and_advantage(th.tensor([last_value]), np.array([done]))
+    for name in ("observations", "actions"):
+        np.testing.assert_array_equal(getattr(buffer, name)[where, row], getattr(stock, name)[:, 0])
+    for name in ("values", "log_probs", "returns", "advantages"):
+        found, expected = getattr(buffer, name)[where, row], getattr(stock, name)[:, 0]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)
+    # Where a transition is missing, a sequence begins anew, but no episode: the state is the one that was there.
+    missing = [number > 0 and not each.keep[number - 1] for each in left for number in np.flatnonzero(each.keep)]
+    assert buffer.breaks[where, row].tolist() == missing
+    first = {life: min(own.begin for own in logged.values() if own.life == life) for life in
+             {own.life for own in logged.values()}}  # fmt: skip
+    begins = [int(step) == first[logged[int(step)].life] for each in left for step in each.steps[each.keep]]
+    assert (buffer.episode_starts[where, row] > 0).tolist() == begins
+    return len(lines)
+
+
+def train_rollouts(env: Any, algo: str, policies: str, n_steps: int, rollouts: int, share: float) -> Rewrites:
+    log = Log(env)
+    more: dict[str, Any] = {} if algo == "a2c" else {"batch_size": 3, "n_epochs": 1}
+    recurrent = {"lstm_hidden_size": 4} if algo == "recurrent_ppo" else {}
+    spec = PolicySpec(
+        algo, n_steps=n_steps, gamma=GAMMA, gae_lambda=LAMBDA, policy_kwargs={**NET, **recurrent},
+        learning_rate=0.003, **more,
+    )  # fmt: skip
+    names = ["shared"] if policies == "shared" else env.agents
+    mapping = None if policies == "shared" else {agent: agent for agent in env.agents}
+    made = MultiAgentAlgorithm(env, dict.fromkeys(names, spec), mapping, n_steps=n_steps, seed=0, device="cpu")
+    for policy in made.policies.values() if recurrent else ():
+        with th.no_grad():
+            policy.policy.value_net.weight.zero_()
+            policy.policy.value_net.bias.fill_(VALUE)
+        policy.policy.value_net.requires_grad_(False)
+    rewrites = Rewrites(log, share, check_rollout)
+    made.learn(n_steps * rollouts * env.num_envs, rewrites)
+    env.close()
+    return rewrites
+
+
+QUICK: Mapping[str, Any] = {
+    "deadline": None, "derandomize": True, "database": None, "phases": (Phase.explicit, Phase.generate),
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}  # fmt: skip
+ROLLOUTS = {"n_steps": st.integers(2, 7), "rollouts": st.integers(1, 4), "share": st.sampled_from([0.0, 0.4, 0.8])}
+ALGOS = st.sampled_from([("ppo", "shared"), ("ppo", "per_agent"), ("a2c", "shared"), ("recurrent_ppo", "shared"),
+                         ("recurrent_ppo", "per_agent"), ("maskable_ppo", "per_agent")])  # fmt: skip
+IN_TURNS = ALGOS.filter(lambda algo: algo[0] != "maskable_ppo")
+
+
+def check_rollouts(made: Any, plans: Any, algo: tuple[str, str], n_steps: int, rollouts: int, share: float) -> int:
+    masked = {"masked": True} if algo[0] == "maskable_ppo" else {}
+    env = make_vec_env(made, n_envs=len(plans), seed=0, plans=plans, **masked)
+    rewrites = train_rollouts(env, *algo, n_steps, rollouts, share)
+    shown = assert_shown_as_logged(rewrites)
+    assert shown >= rewrites.checked
+    if share == 0:
+        assert shown == rewrites.checked
+    logged = [own for e in range(env.num_envs) for agent in env.agents for own in rewrites.log.transitions(e, agent)]
+    assert shown == sum(own.end is not None for own in logged), "all that were over"
+    return shown
+
+
+# --- Replay buffers ---------------------------------------------------------------------------------------------------
+
+REPLAYS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {}, "n_step": {"n_steps": 3}, "compact": {
+        "optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}
+    },
+}  # fmt: skip
+
+
+def train_replay(env: Any, kind: str, policies: str, env_steps: int, share: float) -> Rewrites:
+    log = Log(env)
+    spec = PolicySpec("dqn", gamma=GAMMA, buffer_size=4000, learning_starts=10_000, train_freq=2, policy_kwargs=NET,
+                      **REPLAYS[kind])  # fmt: skip
+    names = ["shared"] if policies == "shared" else env.agents
+    mapping = None if policies == "shared" else {agent: agent for agent in env.agents}
+    made = MultiAgentAlgorithm(env, dict.fromkeys(names, spec), mapping, n_steps=env_steps, seed=0, device="cpu")
+    rewrites = Rewrites(log, share)
+    made.learn(env_steps * env.num_envs, rewrites)
+    env.close()
+    return rewrites
+
+
+def kept_samples(rewrites: Rewrites, who: Any, n_steps: int, time_limits: bool) -> list[Any]:
+    """What is to be drawn of an agent in an env: (observation, action, return, next observation, done, discount)."""
+    logged = {own.begin: own for own in rewrites.log.transitions(*who)}
+    samples = []
+    for trajectory in rewrites.left.get(who, []):
+        for number in np.flatnonzero(trajectory.keep).tolist():
+            after = trajectory.keep[number : number + n_steps].tolist()
+            last = number + (after.index(False) if False in after else len(after)) - 1
+            span = np.arange(last - number + 1)
+            own, is_last = logged[int(trajectory.steps[last])], last == len(trajectory) - 1
+            over = is_last and own.ended and (own.terminated or not time_limits)
+            of_end = own.final if own.ended else own.following
+            seen_next = of_end if is_last else trajectory.observations[last + 1]
+            paid = float((trajectory.rewards[number : last + 1] * GAMMA**span).sum())
+            action = int(trajectory.actions[number].item())
+            samples.append((trajectory.observations[number], action, paid, seen_next, over, GAMMA ** (len(span))))
+    return samples
+
+
+def check_replays(made: Any, plans: Any, policies: str, kind: str, env_steps: int, share: float) -> int:
+    env = make_vec_env(made, n_envs=len(plans), seed=0, plans=plans)
+    rewrites = train_replay(env, kind, policies, env_steps, share)
+    shown = assert_shown_as_logged(rewrites)
+    for policy_id, policy in rewrites.algorithm.policies.items():
+        mine = [agent for agent in env.agents if rewrites.algorithm.policy_of[agent] == policy_id]
+        everyone = [(e, agent) for e in range(env.num_envs) for agent in mine]
+        expected = [kept_samples(rewrites, who, 3 if kind == "n_step" else 1, kind != "compact") for who in everyone]
+        buffer: Any = policy.replay_buffer
+        assert buffer.num_transitions - (buffer.gaps.sum() if kind == "compact" else 0) == sum(map(len, expected))
+        if kind == "plain":  # rows are mixed
+            places = np.divmod(np.arange(buffer.num_transitions), buffer.n_envs)
+            buffered = [(buffer.observations[p], int(buffer.actions[p].item()), buffer.rewards[p],
+                         buffer.next_observations[p], bool(buffer.dones[p] * (1 - buffer.timeouts[p])), GAMMA)
+                        for p in zip(*places, strict=True)]  # fmt: skip
+            assert_same_samples(sorted(buffered, key=repr), sorted(itertools.chain(*expected), key=repr))
+            continue
+        for row, samples in enumerate(expected):
+            lines = np.arange(buffer.counts[row])
+            lines = lines[~buffer.gaps[lines, row]] if kind == "compact" else lines
+            drawn = buffer._samples_at(lines, np.full(len(lines), row), None) if len(lines) else None
+            assert_same_samples([] if drawn is None else listed(drawn), samples)
+    return shown
+
+
+def listed(drawn: Any) -> list[Any]:
+    discounts = np.full(len(drawn.dones), GAMMA) if drawn.discounts is None else drawn.discounts.numpy().reshape(-1)
+    columns = (drawn.observations, drawn.actions, drawn.rewards, drawn.next_observations, drawn.dones)
+    seen, actions, rewards, following, dones = (each.numpy() for each in columns)
+    flat = actions.reshape(-1).tolist(), rewards.reshape(-1), following, (dones.reshape(-1) > 0).tolist(), discounts
+    return list(zip(seen, *flat, strict=True))
+
+
+def assert_same_samples(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one[0], other[0])
+        assert (one[1], one[4]) == (other[1], other[4])
+        np.testing.assert_allclose(one[2], other[2], rtol=1e-4, atol=1e-4)
+        if not other[4]:  # of a terminated agent, no target depends on it
+            np.testing.assert_allclose(one[3], other[3])
+        assert one[5] == pytest.approx(other[5])
+
+
+REPLAYED = {"policies": st.sampled_from(["shared", "per_agent"]), "kind": st.sampled_from(list(REPLAYS)),
+            "env_steps": st.integers(6, 40), "share": st.sampled_from([0.0, 0.4, 0.8])}  # fmt: skip
+
+
+# --- Clients that step their envs at their own pace -------------------------------------------------------------------
+
+
+class Client(threading.Thread):
+    """Plays episodes in one env until the training is over, and leaves some of them in the middle.
+
+    Args:
+        leaves_at: numbers of its env steps at which it gives up the episode.
+        waits: how long it is silent before each env step.
+    """
+
+    def __init__(self, env: Any, vec_env: Any, leaves_at: set[int], waits: float) -> None:
+        super().__init__(daemon=True)
+        self.env, self.vec_env, self.leaves_at, self.waits, self.steps = env, vec_env, leaves_at, waits, 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                episode_id, seed = self.vec_env.open_episode()
+            except EpisodeRefusedError as error:
+                if error.reason == "over":
+                    return
+                threading.Event().wait(0.001)
+                continue
+            with contextlib.suppress(EpisodeRefusedError):
+                self.play(episode_id, *self.env.reset(seed=seed))
+
+    def play(self, episode_id: str, seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        answer = answered(self.vec_env, episode_id, StepReport({a: seen[a] for a in self.env.agents}, infos=infos))
+        while not answer.over and answer.error is None:
+            if self.waits:
+                threading.Event().wait(self.waits)
+            self.steps += 1
+            if self.steps in self.leaves_at:
+                self.vec_env.give_up(episode_id, "it leaves")
+                return
+            seen, paid, terminated, truncated, infos = self.env.step(dict(answer.actions))
+            ended = {agent for agent in paid if terminated[agent] or truncated[agent]}
+            shown = {agent: seen[agent] for agent in seen if agent in {*self.env.agents, *ended}}
+            answer = answered(self.vec_env, episode_id, StepReport(shown, paid, terminated, truncated, infos))
+
+
+def check_clients(plans: Any, algo: str, slots: int, leaves: set[int], share: float) -> int:
+    envs = [Telling(plans=plans, env_index=index) for index in range(len(plans))]
+    vec_env = external(envs[0], slots)
+    clients = [Client(env, vec_env, leaves, 0.0005 * index) for index, env in enumerate(envs)]
+    for client in clients:
+        client.start()
+    try:
+        if algo == "dqn":
+            rewrites = train_replay(vec_env, "n_step", "shared", 12, share)
+        else:
+            rewrites = train_rollouts(vec_env, algo, "shared", 6, 3, share)
+    finally:
+        vec_env.close()
+    for client in clients:
+        client.join(20)
+        assert not client.is_alive()
+    shown = assert_shown_as_logged(rewrites)
+    if algo == "dqn":
+        buffer = rewrites.algorithm.policies["shared"].replay_buffer
+        for row in range(buffer.n_envs):
+            who = divmod(row, len(vec_env.agents))
+            samples = kept_samples(rewrites, (who[0], vec_env.agents[who[1]]), 3, True)
+            lines = np.arange(buffer.counts[row])
+            assert_same_samples(
+                listed(buffer._samples_at(lines, np.full(len(lines), row), None)) if len(lines) else [], samples
+            )
+    elif share == 0:
+        assert shown == rewrites.checked
+    return shown
+
+
+CLIENTS = {"algo": st.sampled_from(["ppo", "recurrent_ppo", "dqn"]), "slots": st.integers(1, 4),
+           "leaves": st.sets(st.integers(1, 20), max_size=4), "share": st.sampled_from([0.0, 0.4])}  # fmt: skip
+
+
+# --- All of it --------------------------------------------------------------------------------------------------------
+
+SOME_PLANS = {"plans": env_plans(max_agents=3)}
+PROPERTIES: Mapping[str, tuple[Any, Mapping[str, Any], int]] = {  # check, its arguments, examples in the short test
+    "rollouts": (partial(check_rollouts, Telling), {**SOME_PLANS, "algo": ALGOS, **ROLLOUTS}, 6),
+    "rollouts in turns": (
+        partial(check_rollouts, TurnEnv),
+        {"plans": turn_env_plans(), "algo": IN_TURNS, **ROLLOUTS},
+        4,
+    ),
+    "replay": (partial(check_replays, Telling), {**SOME_PLANS, **REPLAYED}, 8),
+    "replay in turns": (partial(check_replays, TurnEnv), {"plans": turn_env_plans(), **REPLAYED}, 6),
+    "clients": (check_clients, {"plans": env_plans(max_agents=2), **CLIENTS}, 2),
+}
+
+
+def require_property(name: str, examples: int, **more: Any) -> None:
+    check, strategies, _ = PROPERTIES[name]
+
+    @settings(max_examples=examples, **{**QUICK, **more})
+    @given(**strategies)
+    def holds(**arguments: Any) -> None:
+        check(**arguments)
+
+    holds()
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_trajectories_are_those_of_the_envs_and_what_is_learned_is_what_the_hook_left(name: str) -> None:
+    require_property(name, PROPERTIES[name][2])
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_many_trajectories_are_those_of_the_envs(name: str) -> None:
+    require_property(name, 400)
+
+
+# Function, what its source says, and a mistake instead.
+FAULTS: Mapping[str, tuple[Any, str, str]] = {
+    "until the next rollout": (
+        rewrite_rollout, "notes.end[last] if notes.end[last] >= 0 else next_steps[row]", "next_steps[row]"
+    ),
+    "bootstrap shown": (trajectories._paid, "return apart", "return buffer.rewards[places, row]"),
+    "bootstrap dropped": (trajectories._write_back, "rewards + bootstrap)", "rewards)"),
+    "no value of what is dropped": (trajectories._write_back, "np.float32(buffer.gamma) *", "0 *"),
+    "returns run over gaps": (trajectories._write_back, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
+    "returns run on after a dropped end": (rewrite_rollout, "stops[row] = True", "pass"),
+    "line of the latest step": (
+        RolloutExperience.begin, "buffer.notes.set(places,", "buffer.notes.set((buffer.pos - 1, places[1]),"
+    ),
+    "carried ones begin anew": (
+        TurnAwareRollout.put_open, "= waited.began[rows]", "= self.notes.began[0].max(initial=0)"
+    ),
+    "carried ones are forgotten": (RolloutExperience.complete, "if self.carried is not None and", "if False and"),
+    "gaps are joined": (ReplayExperience._show_held, "self._break_off(of_row)", "pass"),
+    "terminated for truncated": (RolloutExperience._note_ends, "observed.step.truncated", "observed.step.terminated"),
+    "ends are not noted": (RolloutExperience._note_ends, "ended=True", "ended=False"),
+    "first info": (TrajectoryRewriter._infos, "infos[-1]", "infos[0]"),
+    "others act on after their end": (TrajectoryRewriter.of_other, "next((n + 1 for", "next((end for"),
+    "steps of all envs": (
+        TrajectoryRewriter.after_step, "np.flatnonzero(step.stepped).tolist()", "range(len(self._envs))"
+    ),
+    "actions of the latest step": (
+        TrajectoryRewriter.before_step, "env.acted is None or step.to_act[index].any()", "True"
+    ),
+    "given up, not shown": (ReplayExperience.give_up, "if self._held and", "if False and"),
+    "bootstrap of what is given up shown": (TurnAwareRollout.break_off, "if self.notes is not None", "if False"),
+    "forgotten too early": (trajectories._EnvSteps.forget, "< needed", "<= needed"),
+    "old observations": (ReplayExperience._show_held, "own[:-1] = given[1:]", "pass"),
+    "truncated unknown": (ReplayExperience._show_held, '"truncated": truncated', '"truncated": False'),
+}  # fmt: skip
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, right, wrong = FAULTS[fault]
+    source = textwrap.dedent(inspect.getsource(function)).removeprefix("@override\n")
+    assert source.count(right) == 1
+    space = dict(vars(sys.modules[function.__module__]))
+    exec(source.replace(right, wrong), space)
+    monkeypatch.setattr(function, "__code__", space[function.__name__].__code__)
+    found = []
+    for name in PROPERTIES:
+        try:
+            require_property(name, 30)
+        except Exception:
+            found.append(name)
+    print(f"FAULT {fault}: {found}")
+    assert found
