@@ -14,6 +14,7 @@ from marl_sb3.metrics import Result, flatten, require_metric
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.training.algorithm import MultiAgentCallback
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.slot_states import same_tree
 
 NextTask = Callable[[Result, Any], Any]
 
@@ -81,8 +82,11 @@ class CurriculumCallback(MultiAgentCallback):
 
     def _init_callback(self) -> None:
         known = [*self.algorithm.metric_names(), *self._more_metrics]
-        for name in self._advance_at:
-            require_metric(name, known, "curriculum")
+        try:
+            for name in self._advance_at:
+                require_metric(name, known, "curriculum")
+        except ConfigError as error:
+            raise ConfigError(f"curriculum: advance_at: {error}", key="curriculum") from error
 
     def _on_training_start(self) -> None:
         if self.algorithm.num_timesteps == 0:  # otherwise the envs have their tasks
@@ -96,19 +100,21 @@ class CurriculumCallback(MultiAgentCallback):
 
     def on_iteration_end(self, result: Result) -> bool:
         """Go on to another task if it is time."""
-        task = self._task_after(result)
-        if task != self.task:
-            self.stage, self.task = self.stage + 1, task
-            self._begun_at = result["num_episodes_lifetime"]
-            self.move(self.algorithm.env)
+        if self._next_task is None:
+            if self.stage < len(self._stages) - 1 and self._is_mastered(result):
+                self._begin_stage(self._stages[self.stage + 1], result)
+        elif not same_tree(task := self._asked_for(self._next_task, result), self.task):
+            self._begin_stage(task, result)
         return True
 
-    def _task_after(self, result: Result) -> Any:
-        if self._next_task is None:
-            is_last = self.stage == len(self._stages) - 1
-            return self.task if is_last or not self._is_mastered(result) else self._stages[self.stage + 1]
+    def _begin_stage(self, task: Any, result: Result) -> None:
+        self.stage, self.task = self.stage + 1, task
+        self._begun_at = result["num_episodes_lifetime"]
+        self.move(self.algorithm.env)
+
+    def _asked_for(self, next_task: NextTask, result: Result) -> Any:
         try:
-            task = self._next_task(result, deepcopy(self.task))
+            task = next_task(result, deepcopy(self.task))
         except Exception as error:  # code of the user's
             words = f"curriculum: next_task() failed after iteration {result['iteration']}: {described(error)}"
             raise HookError(words) from error
@@ -131,7 +137,11 @@ class CurriculumCallback(MultiAgentCallback):
         Raises:
             ConfigError: they do not take it.
         """
-        env.configure(range(env.num_envs), **{self._name: self.task})
+        try:
+            env.configure(range(env.num_envs), **{self._name: self.task})
+        except ConfigError as error:
+            words = f"curriculum: stage {self.stage}, task {shown(self.task)}: {error}"
+            raise ConfigError(words, key="curriculum") from error
 
     @staticmethod
     def _require_plain(task: Any) -> None:

@@ -58,7 +58,8 @@ class TrainingCallback(BaseCallback):
 
         Of policies with rollouts, that is the part of each episode that lies in a rollout, before returns are computed;
         of policies with replay buffers, each finished episode, before it goes into the buffer. In shards, it runs in
-        their processes, and what it stores in the callback is forgotten after a round.
+        their processes, and what it stores in the callback is forgotten after a round. Episodes that were under way
+        before there was the hook are not shown.
         """
 
     def on_update_start(self, policy_id: PolicyID, batch: Any) -> None:
@@ -189,6 +190,9 @@ def _require_usable(callback: Any) -> None:
             f"(locals, globals) that returns False to stop{hint}",
             key="callback",
         )
+    if not hasattr(callback, "n_calls"):
+        words = f"callback {type(callback).__name__} is not set up; accepted: an __init__ that calls super().__init__()"
+        raise ConfigError(words, key="callback")
     for stock, instead in _INSTEAD.items():
         if isinstance(callback, stock):
             raise ConfigError(

@@ -19,7 +19,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
-from marl_sb3.vec_env.slot_states import OTHER_SPACES, EnvSettings, read_settings
+from marl_sb3.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, read_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -114,7 +114,7 @@ class BatchedVecEnv(InProcessVecEnv):
         episodes = self._episodes.tolist()
         seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
-            self._checked("configure()", [index], self._settings[index].begin_episode)
+            self._checked(CONFIGURE, [index], self._settings[index].begin_episode)
         self._require_same_spaces(env_indices)
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 

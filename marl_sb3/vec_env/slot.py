@@ -18,7 +18,7 @@ from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericEr
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
-from marl_sb3.vec_env.slot_states import OTHER_SPACES, ActionLog, EnvSettings, SlotState, same_tree
+from marl_sb3.vec_env.slot_states import CONFIGURE, OTHER_SPACES, ActionLog, EnvSettings, SlotState, same_tree
 from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
 from marl_sb3.wrappers.observations import EnvView
 
@@ -170,7 +170,7 @@ class EnvSlot:
         try:
             self.settings.begin_episode()
         except RAISED as error:
-            self._blame(error, "configure()")
+            self._blame(error, CONFIGURE)
             raise
         for agent, first in self._spaces.items():
             space = self.env.observation_space(agent)

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.config.values import shown
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
 
+CONFIGURE = "configure() of a curriculum or a callback"  # what raised an error, for messages
 OTHER_SPACES = "the new settings have changed a space; accepted: settings that keep all spaces"
 
 
@@ -82,7 +84,13 @@ class EnvSettings:
         if self.coming:
             new, self.coming = self.coming, {}
             self.in_force.update(new)
-            self._put_in_force(new)
+            try:
+                self._put_in_force(new)
+            except ConfigError as error:
+                named = ", ".join(f"{name}={shown(value)}" for name, value in new.items())
+                raise ConfigError(
+                    f"configure({named}) of a curriculum or a callback: {error}", key=error.key
+                ) from error
 
     def _put_in_force(self, settings: Mapping[str, Any]) -> None:
         of_configure = self._of_configure(settings)

@@ -27,12 +27,14 @@ class TaskEnv(ScriptedEnv):
 
     def set_task(self, task: Any) -> None:
         self.task = task
+        if task == "x":
+            raise ValueError("no such task")
         if task == "wide":
             self.observation_space = lambda agent: spaces.Box(0, 1, (9,))  # type: ignore[method-assign]
 
     def step(self, actions: Any) -> Any:
         observations, rewards, *rest = super().step(actions)
-        return observations, dict.fromkeys(rewards, float(self.task)), *rest
+        return observations, dict.fromkeys(rewards, float(np.sum(self.task))), *rest
 
 
 def make_env() -> TaskEnv:
@@ -81,6 +83,19 @@ def test_stages_advance_when_episodes_of_their_own_are_good_enough() -> None:
     made.learn(3 * 12, [curriculum, Keeps()])
     # 15 is there after the first episode; then one episode may be of the stage before, and four more fill the window.
     assert results == [(1, 0), *((n, 1) for n in range(2, 7)), *((n, 2) for n in range(7, 13))]
+
+
+def test_equal_stages_follow_one_another() -> None:
+    curriculum = CurriculumCallback(stages=[5, 5, 6], advance_at={"env_runners/episode_return_mean": 15})
+    learned(curriculum, steps=40, stats_window_size=1)
+    assert (curriculum.stage, curriculum.task) == (2, 6)
+
+
+def test_arrays_as_tasks_are_compared() -> None:
+    tasks = iter([np.array([1.0]), np.array([1.0]), np.array([3.0])])
+    curriculum = CurriculumCallback(lambda *_: next(tasks), stages=[np.array([1.0])])
+    learned(curriculum, steps=12)
+    assert (curriculum.stage, curriculum.task) == (1, [3.0])
 
 
 SETTINGS = {
@@ -150,8 +165,9 @@ def test_wrong_curricula_are_refused(arguments: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("curriculum", "error", "words"),
     [
-        (CurriculumCallback(stages=[1, 2], advance_at={"nope": 1}), ConfigError, "unknown metric 'nope'"),
+        (CurriculumCallback(stages=[1, 2], advance_at={"nope": 1}), ConfigError, "curriculum: .*unknown metric 'nope'"),
         (CurriculumCallback(stages=[1], setting="env.size"), ConfigError, "TaskEnv has set_task.task. alone: its size"),
+        (CurriculumCallback(stages=["x"]), EnvError, r"configure\(\) of a curriculum or a callback raised ValueError"),
         (CurriculumCallback(lambda *_: 1 / 0, stages=[1]), HookError, "failed after iteration 1: ZeroDiv"),
         (CurriculumCallback(lambda *_: object(), stages=[1]), ConfigError, "a task is <object"),
         (
@@ -159,7 +175,7 @@ def test_wrong_curricula_are_refused(arguments: dict[str, Any], words: str) -> N
             "env 0, episode 1, step 3, agent 'a': the new settings have changed a space; accepted: .*: it observes",
         ),
     ],
-    ids=["metric", "setting", "raises", "task", "space"],
+    ids=["metric", "setting", "value", "raises", "task", "space"],
 )  # fmt: skip
 def test_what_envs_cannot_do_is_refused(curriculum: CurriculumCallback, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
@@ -183,4 +199,8 @@ def test_batched_envs_take_tasks() -> None:
     env.configure([1], task={"max_timesteps": 3})
     env.reset()
     zeros: Sequence[Any] = [np.zeros((2, 2), np.int64)]
+    refused = make_vec_env("arena", 2, seed=0)
+    refused.configure([1], max_timesteps="few")
+    with pytest.raises(ConfigError, match=r"configure\(max_timesteps='few'\) of a curriculum or a callback: max_"):
+        refused.reset()
     assert [env.step(zeros).episode_done.tolist() for _ in range(3)] == [[False, False]] * 2 + [[False, True]]
