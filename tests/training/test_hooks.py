@@ -556,7 +556,7 @@ def test_trajectories_are_rewritten_in_shards(tmp_path: Path) -> None:
         more = {"runners": runners} if runners else {}
         run = marl_sb3.train(
             "arena", timesteps=64, n_envs=4, seed=1, settings=settings, run_dir=tmp_path / str(runners),
-            callback=[TeamReward()], progress_bar=False, **more,
+            callback=[TeamReward(), Drops([1, 29])], progress_bar=False, **more,
         )  # fmt: skip
         return weights(run.algorithm)
 
@@ -576,7 +576,7 @@ def test_rewritten_trajectories_are_the_same_with_every_layout(algo: str, tmp_pa
         settings = {"n_steps": 50, "batch_size": 50} if algo == "ppo" else {"learning_starts": 50, "train_freq": 10}
         run = marl_sb3.train(
             "arena", algo=algo, timesteps=800, n_envs=4, seed=1, settings={**settings, "env.max_timesteps": 30},
-            run_dir=tmp_path / name, callback=[TeamReward()], progress_bar=False, **layout,
+            run_dir=tmp_path / name, callback=[TeamReward(), Drops([1, 29])], progress_bar=False, **layout,
         )  # fmt: skip
         return weights(run.algorithm)
 

@@ -13,16 +13,20 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import stable_baselines3
 import torch as th
 from clients import answered, external
+from gymnasium import spaces
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import RolloutBuffer
-from toy_envs import NoisyEnv
+from stable_baselines3.common.vec_env import VecEnvWrapper
+from toy_envs import NoisyEnv, ScriptedEnv
 from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
@@ -521,6 +525,139 @@ def check_clients(plans: Any, algo: str, slots: int, leaves: set[int], share: fl
 
 CLIENTS = {"algo": st.sampled_from(["ppo", "recurrent_ppo", "dqn"]), "slots": st.integers(1, 4),
            "leaves": st.sets(st.integers(1, 20), max_size=4), "share": st.sampled_from([0.0, 0.4])}  # fmt: skip
+
+
+# --- By hand ----------------------------------------------------------------------------------------------------------
+
+
+class Changes(MultiAgentCallback):
+    """Does something to each trajectory, and keeps it."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change, self.shown = change, list[Trajectory]()
+
+    def on_trajectory(self, trajectory: Trajectory) -> None:
+        self.change(trajectory)
+        self.shown.append(trajectory)
+
+
+class Goals(ScriptedEnv):
+    """Episodes of 4 steps of an agent that is to get to 100."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": (4, "terminated")})
+        place = spaces.Box(-1000, 1000, (1,))
+        self._observation_space: Any = spaces.Dict(
+            dict.fromkeys(("observation", "achieved_goal", "desired_goal"), place)
+        )
+
+    def observation(self, agent: str) -> Any:
+        place = np.array([self.step_count], np.float32)
+        return {"observation": place, "achieved_goal": place, "desired_goal": np.array([100], np.float32)}
+
+    def compute_reward(self, agent: str, achieved: Any, desired: Any, infos: Any) -> Any:
+        return (achieved == desired)[:, 0] * 1.0
+
+
+def in_turns() -> ScriptedEnv:
+    return ScriptedEnv({"a": (9, "truncated"), "b": (9, "truncated")}, skips={"b": [2, 3, 4, 7, 8]})
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_weights_are_those_of_stock_sb3_with_the_rewards_that_the_hook_leaves(algo: str) -> None:
+    class Halved(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.venv.reset()
+
+        def step_wait(self) -> Any:
+            seen, rewards, *rest = self.venv.step_wait()
+            return seen, rewards / 2, *rest
+
+    def halve(trajectory: Trajectory) -> None:
+        trajectory.rewards /= 2
+
+    plans = [[({"a": (5, "truncated")}, {"a": 0}), ({"a": (4, "terminated")}, {"a": 0})]]
+    more: Any = {"n_steps": 16, "batch_size": 16, "n_epochs": 2} if algo == "ppo" else {"learning_starts": 30}
+    more = {**more, "policy_kwargs": {"net_arch": [4]}, "seed": 3, "device": "cpu"}
+    env = Halved(make_vec_env(NoisyEnv, 1, seed=1, plans=plans).as_sb3_vec_env())
+    stock: Any = {"ppo": stable_baselines3.PPO, "dqn": stable_baselines3.DQN}[algo]("MlpPolicy", env, **more)
+    stock.learn(64 if algo == "ppo" else 27)
+    changes = Changes(halve)
+    env_steps = {} if algo == "ppo" else {"n_steps": 27}
+    spec = PolicySpec(algo, **{name: value for name, value in more.items() if name not in ("seed", "device")})
+    env = make_vec_env(NoisyEnv, 1, seed=1, plans=plans)
+    made = MultiAgentAlgorithm(env, {"p": spec}, seed=3, device="cpu", update_path="torch", **env_steps)
+    made.learn(64 if algo == "ppo" else 27, changes)
+    assert {each.truncated for each in changes.shown} == {True, False}
+    own: Any = made.policies["p"]
+    if algo == "dqn":  # three pairs of episodes are over, and all of them are in the buffer
+        for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+            assert np.array_equal(*(getattr(each.replay_buffer, name)[:27] for each in (own, stock)))
+        return
+    for one, other in zip(own.policy.state_dict().values(), stock.policy.state_dict().values(), strict=True):
+        assert th.equal(one, other)
+
+
+def test_hindsight_learns_from_what_is_left_of_an_episode() -> None:
+    goals = {"replay_buffer_class": "HerReplayBuffer", "replay_buffer_kwargs": {"goal_selection_strategy": "final"}}
+    spec = PolicySpec("dqn", "MultiInputPolicy", learning_starts=4, buffer_size=40, batch_size=4, **goals)
+    for dropped, lengths in ((-1, [3, 3, 3] * 2), (1, [1, 2, 2] * 2)):  # without their end; in two pieces
+
+        def drop(trajectory: Trajectory, dropped: int = dropped) -> None:
+            trajectory.keep[dropped] = False
+
+        made = MultiAgentAlgorithm(make_vec_env(Goals), {"p": spec}, n_steps=8, seed=0, device="cpu")
+        made.learn(8, Changes(drop))
+        buffer: Any = made.policies["p"].replay_buffer
+        assert buffer.can_sample
+        assert buffer.ep_length[:6, 0].tolist() == lengths
+        assert bool(buffer.sample(50).dones.any()) == (dropped == 1)  # a dropped end is no termination
+
+
+def test_a_state_follows_from_nothing_that_was_dropped() -> None:
+    def drop(trajectory: Trajectory) -> None:
+        trajectory.keep[[0, 2]] = False
+
+    env = make_vec_env(ScriptedEnv, 2, seed=0, script={"a": (5, "terminated")})
+    spec = PolicySpec("recurrent_ppo", n_steps=10, batch_size=100, n_epochs=1, policy_kwargs={"lstm_hidden_size": 8})
+    made = MultiAgentAlgorithm(env, {"p": spec}, seed=0, device="cpu")
+    for weight in made.policies["p"].policy.lstm_actor.parameters():
+        weight.data.mul_(5)
+    results = []
+    changes = Changes(drop)
+    changes.on_iteration_end = lambda result: results.append(result) or True  # type: ignore[method-assign]
+    made.learn(20, changes)
+    # The first update finds the log-probabilities of the actions that were played, in the states in which they were.
+    assert abs(results[0]["learners"]["p"]["mean_kl_loss"]) < 1e-6
+
+
+def test_steps_are_counted_on_after_a_resume_and_waiting_agents_are_left_out(tmp_path: Path) -> None:
+    def trained(env: Any) -> MultiAgentAlgorithm:
+        made = MultiAgentAlgorithm(env, "per_agent", n_steps=3, batch_size=3, seed=0, device="cpu")
+        return made.learn(3 * env.num_envs, Changes(lambda trajectory: None))
+
+    for make, left_out, first in ((ScriptedEnv, None, 3), (in_turns, "on_trajectory has yet to see", 3)):
+        made = trained(make_vec_env(make, 2, seed=0))
+        assert str(made.get_state()[0]["env"]["left_out"]).startswith(str(left_out))
+        made.save(tmp_path / make.__name__)
+        resumed = MultiAgentAlgorithm.load(tmp_path / make.__name__, make_vec_env(make, 2, seed=0), device="cpu")
+        changes = Changes(lambda trajectory: None)
+        resumed.learn(6, changes, reset_num_timesteps=False)
+        assert min(int(each.steps[0]) for each in changes.shown) == first
+
+
+def test_a_hook_does_not_see_episodes_that_were_under_way_before_it() -> None:
+    for algo in ("a2c", "dqn"):
+        spec = PolicySpec(algo, **({"n_steps": 4} if algo == "a2c" else {"learning_starts": 100}))
+        env = make_vec_env(ScriptedEnv, 1, seed=0, script={"a": (5, "truncated")})
+        made = MultiAgentAlgorithm(env, {"p": spec}, n_steps=2, seed=0, device="cpu").learn(2)
+        changes = Changes(lambda trajectory: trajectory.keep.fill(False))
+        made.learn(18, changes, reset_num_timesteps=False)
+        shown = [each.steps.tolist() for each in changes.shown]
+        assert shown[0][0] == (4 if algo == "a2c" else 5)
+        buffer: Any = made.policies["p"].replay_buffer if algo == "dqn" else None
+        assert buffer is None or buffer.num_transitions == 5
 
 
 # --- All of it --------------------------------------------------------------------------------------------------------
