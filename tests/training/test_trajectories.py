@@ -622,8 +622,8 @@ def test_a_state_follows_from_nothing_that_was_dropped() -> None:
     env = make_vec_env(ScriptedEnv, 2, seed=0, script={"a": (5, "terminated")})
     spec = PolicySpec("recurrent_ppo", n_steps=10, batch_size=100, n_epochs=1, policy_kwargs={"lstm_hidden_size": 8})
     made = MultiAgentAlgorithm(env, {"p": spec}, seed=0, device="cpu")
-    for weight in made.policies["p"].policy.lstm_actor.parameters():
-        weight.data.mul_(5)
+    policy: Any = made.policies["p"].policy
+    policy.action_net.weight.data.mul_(100)  # so that actions depend on the state
     results = []
     changes = Changes(drop)
     changes.on_iteration_end = lambda result: results.append(result) or True  # type: ignore[method-assign]
