@@ -74,8 +74,8 @@ class RunningEpisode:
         agent_steps: number of actions so far, of each agent.
         custom: the custom metrics of the env's infos, at the end of the episode.
         duration_s: seconds that the episode took, at its end.
-        user_data: for hooks to keep what they like until the episode ends; a checkpoint does not hold it: an
-            episode that goes on from one has its start hook again.
+        user_data: for hooks to keep what they like until the episode ends. A checkpoint holds dicts, lists, strings,
+            numbers and arrays of it. An episode that goes on from one has its start hook again, and then its data.
         custom_metrics: name -> number; mean, least and largest value are among the `env_runners/custom_metrics`.
         hist_data: name -> numbers, all of which are in `env_runners/hist_stats` of the iteration.
         media: name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a film

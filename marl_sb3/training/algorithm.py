@@ -251,7 +251,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
         self._loop.begin(joined)
-        self.parts.callbacks.begin(joined)
+        self.parts.callbacks.begin(joined, self._loop.episode_hooks)
         while self.num_timesteps < total_timesteps:
             result = self._iterate(joined, total_timesteps)
             if result is None:

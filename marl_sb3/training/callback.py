@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -239,6 +239,23 @@ def _named_callback(entry: Any) -> BaseCallback:
 _PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
 
 
+_OF_EPISODES = "episodes"  # beside the names of callbacks, which end with a number
+
+
+class EpisodeStates(Protocol):
+    """What hooks have put into the episodes that run."""
+
+    def get_state(self) -> State:
+        """Return it, as plain data and arrays."""
+
+    def restore(self, state: StateReader) -> None:
+        """Give it to the episodes that go on.
+
+        Raises:
+            CheckpointError: the state does not fit.
+        """
+
+
 class CallbackStates:
     """The part of a checkpoint with the states of the callbacks of `learn`.
 
@@ -247,11 +264,15 @@ class CallbackStates:
 
     def __init__(self) -> None:
         self._callback: BaseCallback | None = None
+        self._episodes: EpisodeStates | None = None
         self._waiting: State | None = None
         self._was_loaded = False
 
-    def begin(self, callback: BaseCallback) -> None:
+    def begin(self, callback: BaseCallback, episodes: EpisodeStates | None = None) -> None:
         """Start a training with this callback, and give it the state that was loaded before.
+
+        Args:
+            episodes: what its hooks put into the episodes at hand; None: it has no hooks of episodes.
 
         Raises:
             ConfigError: a checkpoint cannot hold the state of a callback.
@@ -262,10 +283,13 @@ class CallbackStates:
             if not is_plain(own) or not isinstance(own, Mapping | None):
                 words = f"{type(each).__name__}.get_state() does not return a mapping of names to {_PLAIN}"
                 raise ConfigError(words, key="callback")
-        self._callback = callback
+        self._callback, self._episodes = callback, episodes
         if self._waiting is not None:
-            _set_states(callback, self._waiting)
-            self._waiting = None
+            waiting, self._waiting = dict(self._waiting), None
+            of_episodes = waiting.pop(_OF_EPISODES, None)
+            _set_states(callback, waiting)
+            if of_episodes is not None and episodes is not None:
+                episodes.restore(StateReader(of_episodes["own"] or {}, f"state/callbacks/{_OF_EPISODES}/own"))
         if self._was_loaded:
             self._was_loaded = False
             for each in training_callbacks(callback):
@@ -290,7 +314,10 @@ class CallbackStates:
         if self._waiting is not None:
             return self._waiting
         named = {} if self._callback is None else _by_name(self._callback)
-        return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
+        states: State = {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
+        if self._episodes is not None:
+            states[_OF_EPISODES] = {"n_calls": 0, "own": self._episodes.get_state()}
+        return states
 
     def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; callbacks check their own states when the next training starts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,14 +15,18 @@ from stable_baselines3.common.logger import Image, Logger
 
 from marl_sb3.acting.actor import Acted
 from marl_sb3.config.ids import file_names
+from marl_sb3.config.values import shown
 from marl_sb3.display.video import VideoFile
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.experience.trajectories import Trajectory
 from marl_sb3.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
+from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.training.callback import TrainingCallback, named_errors, training_callbacks
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
+
+_log = logging.getLogger(__name__)
 
 OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end")
 _OF_STEPS = ("on_episode_start", "on_episode_step")
@@ -67,6 +72,8 @@ class EpisodeHooks:
         self._of = {name: with_hook(callback, name) for name in OF_EPISODES}
         self._numbers = np.zeros(env.num_envs, dtype=np.int64)
         self._running: dict[int, RunningEpisode] = {}
+        self._saved: dict[int, StateReader] = {}  # of the episodes that a checkpoint has interrupted
+        self._warned = False
         self._actions: Sequence[Array] = ()
         self._histograms: dict[str, list[float]] = {}
         self._media: dict[str, Array] = {}
@@ -132,12 +139,55 @@ class EpisodeHooks:
 
     def _begin(self, env_indices: Sequence[int], step: VecStep) -> None:
         for index in env_indices:
+            saved, running = self._saved.pop(index, None), self._tracker.running(index)
             self._numbers[index] += 1
+            if saved is not None:
+                goes_on = saved.integer("length") == running[0]
+                self._numbers[index] = saved.integer("number", 1) + (not goes_on)
+                saved = saved if goes_on else None
             self._running.pop(index, None)
             episode = self._episode(index)
             episode.latest = LatestStep(self._env, index, step, None)
-            self._update(episode, *self._tracker.running(index))
+            self._update(episode, *running)
+            if saved is not None:  # the start hook sees what there was, and may not change it
+                _give_back(episode, saved)
             self._call("on_episode_start", episode)
+            if saved is not None:
+                _give_back(episode, saved)
+
+    def get_state(self) -> State:
+        """See `EpisodeStates.get_state`; what a checkpoint cannot hold exactly is named in a warning, once."""
+        return {str(index): self._state_of(episode) for index, episode in self._running.items()}
+
+    def _state_of(self, episode: RunningEpisode) -> State:
+        state: dict[str, Any] = {
+            "number": int(self._numbers[episode.env_index]),
+            "length": self._tracker.running(episode.env_index)[0],
+        }
+        for field in _OF_HOOKS:
+            data: Mapping[Any, Any] = getattr(episode, field)
+            held = {name: value for name, value in data.items() if isinstance(name, str) and _is_exact(value)}
+            state[field] = {"held": copy.deepcopy(held), "left_out": [str(name) for name in data if name not in held]}
+            for name in data if not self._warned else ():
+                if name not in held:
+                    self._warned = True
+                    words = "inexact: checkpoints are without %s[%r] of episodes, such as %s: %s"
+                    accepted = "accepted: dicts with strings as keys, lists, strings, finite numbers, arrays, None"
+                    _log.warning(words, field, name, shown(data[name]), accepted)
+        return state
+
+    def restore(self, state: StateReader) -> None:
+        """See `EpisodeStates.restore`; an episode gets it with its start hook."""
+        for name in state.names():
+            if name not in map(str, range(self._env.num_envs)):
+                raise state.error(name, name, f"the index of an env, below {self._env.num_envs}")
+            saved = state.fields(name)
+            saved.integer("number", 1)
+            saved.integer("length")
+            for field in _OF_HOOKS:
+                saved.fields(field).fields("held")
+                saved.fields(field).items("left_out")
+            self._saved[int(name)] = saved
 
     def _episode(self, index: int) -> RunningEpisode:
         if index not in self._running:
@@ -152,6 +202,26 @@ class EpisodeHooks:
         for callback in self._of[hook]:
             with named_errors(callback, hook, f"episode {episode.id} (env {episode.env_index}), step {episode.length}"):
                 getattr(callback, hook)(episode)
+
+
+_OF_HOOKS = ("user_data", "custom_metrics", "hist_data", "media")
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether a checkpoint gives a value back as it is: as the same types, too."""
+    if type(value) is dict:
+        return all(type(name) is str and _is_exact(each) for name, each in value.items())
+    if type(value) is list:
+        return all(map(_is_exact, value))
+    return type(value) in (str, int, float, bool, type(None), np.ndarray) and is_plain(value)
+
+
+def _give_back(episode: RunningEpisode, saved: StateReader) -> None:
+    """Put what hooks had put into an episode back; what could not be saved is as the start hook has left it."""
+    for field in _OF_HOOKS:
+        state, now = saved.fields(field), getattr(episode, field)
+        left_out = {name: now[name] for name in now if name in state.items("left_out")}
+        setattr(episode, field, {**copy.deepcopy(state.value("held")), **left_out})
 
 
 def custom_numbers(episode: RunningEpisode) -> dict[str, float]:

@@ -125,6 +125,9 @@ class TrainingLoop:
         counters: are kept up to date.
         n_steps: env steps of each env in an iteration.
         at_once: number of updates that run in parallel, if possible.
+
+    Attributes:
+        episode_hooks: of the training's callbacks; None: they have none.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class TrainingLoop:
         self.n_steps, self._at_once = n_steps, at_once
         self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
         self._steps_of_envs: Array | None = None
-        self._episode_hooks: EpisodeHooks | None = None
+        self.episode_hooks: EpisodeHooks | None = None
         self._update_hooks: Sequence[TrainingCallback] = ()
         self._restart_hooks: Sequence[TrainingCallback] = ()
 
@@ -158,21 +161,21 @@ class TrainingLoop:
         runner.rewrite_trajectories(trajectory_hooks(callback), self._counters.env_steps // env.num_envs)
         self._update_hooks = with_hook(callback, "on_update_start")
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
-        if isinstance(runner, LocalRunner) and self._episode_hooks in runner.watchers:
-            runner.watchers.remove(self._episode_hooks)
-        self._episode_hooks = None
+        if isinstance(runner, LocalRunner) and self.episode_hooks in runner.watchers:
+            runner.watchers.remove(self.episode_hooks)
+        self.episode_hooks = None
         if with_hook(callback, *OF_EPISODES):
-            self._episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
+            self.episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
             if isinstance(runner, LocalRunner):
-                runner.watchers.append(self._episode_hooks)
+                runner.watchers.append(self.episode_hooks)
         for each in with_hook(callback, "on_envs_created"):
             with named_errors(each, "on_envs_created"):
                 each.on_envs_created(env)
 
     def log_episodes(self, logger: Logger) -> None:
         """Record what hooks have added to the episodes of the iteration."""
-        if self._episode_hooks is not None:
-            self._episode_hooks.log(logger, self._counters.iteration)
+        if self.episode_hooks is not None:
+            self.episode_hooks.log(logger, self._counters.iteration)
 
     def iterate(self, callback: BaseCallback, budget: float = math.inf) -> IterationReport | None:
         """Run one iteration; returns None if the callback stopped it.
@@ -218,8 +221,8 @@ class TrainingLoop:
             self._steps_of_envs += step.stepped
         counters.agent_steps += step.acted.sum(axis=0)
         counters.episodes += len(episodes)
-        if self._episode_hooks is not None:
-            self._episode_hooks.finished(episodes, step)
+        if self.episode_hooks is not None:
+            self.episode_hooks.finished(episodes, step)
         for episode in episodes:
             for each in training_callbacks(self._callback):
                 if not has_hook(each, "on_episode_end"):

@@ -547,6 +547,58 @@ def test_an_episode_that_a_checkpoint_interrupts_has_its_start_hook_again(tmp_pa
     assert (counts.total, counts.starts) == (first.total + 16, counts.ends + 2)
 
 
+class Remembers(MultiAgentCallback):
+    """Adds up what an episode pays in its `user_data`, where a start hook puts the sums."""
+
+    def __init__(self, more: Any = None) -> None:
+        super().__init__()
+        self.more, self.ended = more, list[Any]()
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        episode.user_data.update(paid=[], sums={"a": 0.0}, array=np.zeros(2))
+        if self.more is not None:
+            episode.user_data["more"] = self.more
+
+    def on_episode_step(self, episode: RunningEpisode) -> None:
+        episode.user_data["paid"].append(episode.reward("agent1"))
+        episode.user_data["sums"]["a"] += episode.reward("agent1")
+        episode.user_data["array"] += 1
+        episode.custom_metrics["so_far"] = episode.custom_metrics.get("so_far", 0) + 1
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        data = episode.user_data
+        so_far = episode.custom_metrics["so_far"]
+        self.ended.append((episode.id, data["paid"], data["sums"], data["array"].tolist(), so_far))
+
+
+def in_arena(where: Path | None = None) -> MultiAgentAlgorithm:
+    env = make_vec_env("arena", 2, seed=3, max_timesteps=5)
+    return MultiAgentAlgorithm(env, **TINY) if where is None else MultiAgentAlgorithm.load(where, env, device="cpu")
+
+
+def test_what_hooks_keep_in_an_episode_is_in_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, first, second = Remembers(), Remembers(), Remembers()
+    in_arena().learn(48, whole)
+    in_arena().learn(16, first).save(tmp_path / "saved")  # 8 steps of each env, in episodes of 5
+    in_arena(tmp_path / "saved").learn(32, second, reset_num_timesteps=False)
+    assert first.ended + second.ended == whole.ended
+    assert [len(each[1]) for each in whole.ended] == [5] * 8
+    assert "inexact" not in caplog.text
+
+
+def test_what_no_checkpoint_can_keep_of_an_episode_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = in_arena().learn(16, Remembers(more={1, 2}))
+    made.save(tmp_path / "one")
+    made.save(tmp_path / "two")
+    assert caplog.text.count("inexact: checkpoints are without user_data['more'] of episodes, such as {1, 2}") == 1
+    again = Remembers(more={1, 2})
+    in_arena(tmp_path / "two").learn(16, again, reset_num_timesteps=False)
+    assert [len(each[1]) for each in again.ended] == [5] * 4
+    assert again.ended[0][0] == "0-2"
+
+
 # --- Shards -----------------------------------------------------------------------------------------------------------
 
 
