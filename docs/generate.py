@@ -1,7 +1,7 @@
 """Write the pages of the reference that follow from the code: `python docs/generate.py`.
 
 The commands come from their argparse parsers, the settings from `TrainConfig`, the checks from their registry, RLlib's
-names from the table of their translation. A test compares the pages.
+names from the table of their translation, the algorithms from their registry. A test compares the pages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
+
+from algorithm_pages import algorithm_pages
 
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Severity
@@ -201,6 +203,13 @@ PAGES = {
     "settings.md": settings_page,
 }
 
+
+def all_pages() -> dict[str, str]:
+    """All generated pages, by their file names below `docs/`."""
+    return {**{f"reference/{name}": page() for name, page in PAGES.items()}, **algorithm_pages()}
+
+
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (HERE / "reference" / name).write_text(page(), encoding="utf-8")
+    for name, text in all_pages().items():
+        (HERE / name).parent.mkdir(exist_ok=True)
+        (HERE / name).write_text(text, encoding="utf-8")

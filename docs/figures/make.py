@@ -60,7 +60,6 @@ def draw(runs: Mapping[str, Sequence[Path]], file: Path) -> None:
             words, (200_000, value), (0, 3), textcoords="offset points", ha="right", color="#555555", fontsize="small"
         )
     axes.set(ylabel="sum of both agents' returns", xlim=(0, 200_000))
-    axes.legend(loc="center right", bbox_to_anchor=(1, 0.42), frameon=False)
     figure.savefig(file)
 
 

@@ -1,0 +1,147 @@
+"""The page of each algorithm: what it takes, where it runs fused, its hyperparameters, and what it reached.
+
+`docs/generate.py` writes them. Defaults and accepted values are those of the code, figures those of `presets.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.config.algorithms import ALGORITHMS, AlgorithmInfo
+from marl_sb3.config.values import words
+from marl_sb3.learners.building import is_off_policy
+from marl_sb3.learners.spec import hyperparameter_defaults
+
+HERE = Path(__file__).parent
+
+_DISCRETE, _BOX = "Discrete", "Box"
+_ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDiscrete, MultiBinary"
+ACTIONS = {
+    **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
+    "maskable_ppo": _NOT_BOX,
+    **dict.fromkeys(("dqn", "qrdqn"), _DISCRETE),
+    **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
+}
+_WHOLE = "rollouts and updates of MLPs, on CPUs"
+FUSED = {
+    **dict.fromkeys(("ppo", "a2c", "maskable_ppo"), f"{_WHOLE}; also with layers that actor and critic share"),
+    **dict.fromkeys(("dqn", "qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
+    "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
+    "trpo": "rollouts of MLPs, on CPUs; updates are PyTorch's",
+    "crossq": "nowhere",
+}
+# When to take it, in two sentences at most.
+ADVICE = {
+    "ppo": "The default, and the first one to try: it takes all actions, and is the fastest here.",
+    "a2c": "One gradient step for each short rollout, with nothing clipped: each update is cheap, and uses its "
+    "experience once.",
+    "trpo": "Each update stays within a bound of the KL divergence, for which it searches the length of the step: "
+    "slower than PPO.",
+    "maskable_ppo": "For games with illegal moves: the env's masks leave only legal ones to choose from, in training "
+    "and afterwards.",
+    "recurrent_ppo": "For agents that have to remember: an LSTM carries what was seen through the episode. Where a few "
+    "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
+    "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",
+    "qrdqn": "DQN that learns quantiles of the return instead of its mean, which costs more arithmetic in each update.",
+    "sac": "The first one to try where actions are continuous and env steps are dear.",
+    "td3": "As SAC, with deterministic actors: the noise of its exploration has to be chosen (`action_noise`).",
+    "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
+    "tqc": "SAC whose critics learn quantiles; the most optimistic ones are left out. An update costs more arithmetic.",
+    "crossq": "Its class is sb3-contrib's own, and has no fused path.",
+}
+
+
+def algorithm_pages() -> dict[str, str]:
+    """All pages, by their file names below `docs/`."""
+    pages = {f"algorithms/{name}.md": _page(info) for name, info in ALGORITHMS.items()}
+    return {"algorithms/index.md": _overview(), **pages}
+
+
+def _overview() -> str:
+    rows = [
+        f"| [`{name}`]({name}.md) | {info.help} | {ACTIONS[name]} | {_experience(info)} |"
+        for name, info in ALGORITHMS.items()
+    ]
+    entries = "\n".join(ALGORITHMS)
+    return (
+        "# Algorithms\n\n"
+        "`--algo NAME` chooses one for all policies, and `--set POLICY.algo=NAME` for one of them; [choose the\n"
+        "algorithm](../how_to/algorithms.md) also says how to add one of your own. The classes are those of SB3\n"
+        "and sb3-contrib, or subclasses of these, and their files are SB3's.\n\n"
+        "| name | algorithm | actions | learns from |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+    )
+
+
+def _page(info: AlgorithmInfo) -> str:
+    facts = {
+        "class": _class(info),
+        "actions": ACTIONS[info.name],
+        "learns from": _experience(info),
+        "action masks": "needed, from the env" if info.takes_masks else _without_masks(info),
+        "memory": "an LSTM"
+        if info.has_memory
+        else "none; attention over the latest frames is a [network](../how_to/networks.md)",
+        "fused": f"{FUSED[info.name]}; see [speed](../how_to/speed.md#fused-updates)",
+    }
+    if info.aliases:
+        facts["also called"] = ", ".join(f"`{alias}`" for alias in info.aliases)
+    rows = "\n".join(f"| {name} | {_in_cell(text)} |" for name, text in facts.items())
+    return (
+        f"# {info.class_name}\n\n`--algo {info.name}`: {info.help}. {ADVICE[info.name]}\n\n"
+        f"| | |\n| --- | --- |\n{rows}\n\n## What it reached\n\n{_reached(info.name)}\n"
+        f"## Hyperparameters\n\n{_hyperparameters(info)}"
+    )
+
+
+def _class(info: AlgorithmInfo) -> str:
+    stock = str(info.stock).partition(":")[0].split(".")[0]
+    if info.stock == info.place:
+        return f"`{stock}.{info.class_name}`"
+    return f"`marl_sb3.{info.class_name}`, a subclass of `{stock}.{info.class_name}`"
+
+
+def _without_masks(info: AlgorithmInfo) -> str:
+    return "not used; `maskable_ppo` uses them" if ACTIONS[info.name] != _BOX else "not used: actions are continuous"
+
+
+def _experience(info: AlgorithmInfo) -> str:
+    return "a replay buffer" if is_off_policy(info.algorithm_class) else "rollouts"
+
+
+def _reached(name: str) -> str:
+    """The rows of the table of presets that are of an algorithm."""
+    lines = (HERE / "presets.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| arguments | env steps | CPU"))
+    table = lines[start : next(number for number in range(start, len(lines)) if not lines[number])]
+    rows, is_own = [], False
+    for line in table[2:]:
+        arguments = line.split("|")[1].strip()
+        if arguments:  # else it is a second row of the command above it
+            algo = re.search(r"--algo (\w+)", arguments)
+            is_own = name == (algo[1] if algo else "ppo")
+        rows += [line] if is_own else []
+    more = "[Presets](../presets.md) has the curves, and what stands beside these figures."
+    if not rows:
+        return f"No preset of it is measured over three seeds. {more}\n"
+    return "\n".join([*table[:2], *rows]) + f"\n\n{more}\n"
+
+
+def _hyperparameters(info: AlgorithmInfo) -> str:
+    defaults = hyperparameter_defaults(info.algorithm_class)
+    rows = [
+        f"| `{name}` | {_default(value)} | {_in_cell(words(info.kinds[name])) if name in info.kinds else ''} |"
+        for name, value in defaults.items()
+    ]
+    intro = "The defaults are SB3's; a [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
+    return intro + "\n".join(["| name | default | accepted |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def _default(value: Any) -> str:
+    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|")
