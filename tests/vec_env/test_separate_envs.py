@@ -286,7 +286,8 @@ def test_settings_reach_the_envs_own_configure_at_its_next_reset():
     vec.reset()
     assert vec.call("level", [0, 1]) == [1, 3]
     vec.configure([1], level=9)
-    with pytest.raises(EnvRaisedError, match=r"env 1, .*configure\(\) of a curriculum or a callback raised ValueError: there are five levels"):
+    words = r"env 1, .*configure\(\) of a curriculum or a callback raised ValueError: there are five levels"
+    with pytest.raises(EnvRaisedError, match=words):
         vec.reset()
 
 
