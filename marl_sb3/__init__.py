@@ -20,7 +20,8 @@ except FileNotFoundError as error:
     print(f"error: the working directory is not there any more: {error.strerror}; accepted: another", file=sys.stderr)
     sys.exit(2)
 
-import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
+import marl_sb3.envs
+import marl_sb3.extensions  # noqa: F401 - opens the doors of the core to the extensions
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 
 # From the bottom up; a module may import from layers below its own, and from its own.
 LAYERS = (
-    ("types", "errors"),
+    ("types", "errors", "doors"),
     ("output", "signals", "stacks", "startup"),
     ("storage",),
     ("config",),
@@ -43,7 +43,7 @@ LAYERS = (
     ("cli",),
     ("tuning",),
     ("train", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "tune", "doctor"),
-    ("__main__",),
+    ("extensions", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
