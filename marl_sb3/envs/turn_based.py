@@ -51,14 +51,14 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self.agents: list[AgentID] = []
         self.metadata = getattr(env, "metadata", None)
         self.render_mode = getattr(env, "render_mode", None)
-        self._in_play: set[AgentID] = set()  # have acted and have not ended
+        self._live: set[AgentID] = set()  # have not ended
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
         """Begin an episode; the observation and the info are those of the agent that acts first."""
         self.env.reset(seed=seed, options=options)
-        self._in_play = set()
+        self._live = set(self.env.agents)
         told: _Told = ({}, {}, {}, {}, {})
         self._go_to_next_turn(told)
         return told[0], told[4]
@@ -71,8 +71,8 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
             acts next. An agent that has acted and waits has the reward 0: it is paid at its next turn.
         """
         ((agent, action),) = actions.items()
+        self._live.update(self.env.agents)
         self.env.step(action)
-        self._in_play.add(agent)
         told: _Told = ({}, {agent: 0.0}, {agent: False}, {agent: False}, {})
         self._go_to_next_turn(told)
         self._report_removed(told)
@@ -90,20 +90,20 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
             _tell(told, agent, last)
             if last[2] or last[3]:
                 left.add(agent)
-                self._in_play.discard(agent)
+                self._live.discard(agent)
                 self.env.step(None)
             else:
                 self.agents = [agent]
 
     def _report_removed(self, told: _Told) -> None:
-        """Report the end of agents in play that the env has removed without a dead turn, if it flagged them."""
+        """Report the end of agents that the env has removed without a dead turn, if it flagged them."""
         env = self.env
-        for agent in self._in_play.difference(env.agents):
+        for agent in self._live.difference(env.agents):
             flags = env.terminations.get(agent, False), env.truncations.get(agent, False)
             if any(flags):
                 earned = env._cumulative_rewards.get(agent, 0.0)
                 _tell(told, agent, (env.observe(agent), earned, *flags, env.infos.get(agent, {})))
-                self._in_play.discard(agent)
+                self._live.discard(agent)
 
 
 def as_parallel(env: AECEnv) -> ParallelEnv:

@@ -132,7 +132,7 @@ class Episode:
     Attributes:
         env_index: index of the env.
         length: number of env steps.
-        agent_returns: undiscounted sum of rewards of each agent that acted.
+        agent_returns: undiscounted sum of rewards of each agent that acted or was paid.
         agent_steps: number of actions of each agent.
         custom: the custom metrics that have a value.
         duration_s: wall-clock seconds from its first to its last step, including updates in between.
@@ -216,10 +216,10 @@ class EpisodeTracker(Stateful):
         return finished
 
     def running(self, env_index: int) -> tuple[int, dict[AgentID, float], dict[AgentID, int]]:
-        """Return length, returns of the agents that have acted, and their actions, of an env's running episode."""
+        """Return length, returns of agents that have acted or were paid, and actions, of an env's running episode."""
         returns, agent_steps = self._returns[env_index].tolist(), self._agent_steps[env_index].tolist()
         acted = dict(zip(self._agents, agent_steps, strict=True))
-        paid = {agent: paid for agent, paid in zip(self._agents, returns, strict=True) if acted[agent]}
+        paid = {agent: paid for agent, paid in zip(self._agents, returns, strict=True) if acted[agent] or paid}
         return int(self._lengths[env_index]), paid, acted
 
     def add_custom(self, episode: Episode, numbers: Mapping[str, float]) -> None:

@@ -70,7 +70,7 @@ class RunningEpisode:
         env_index: index of the env.
         agents: all agents of the env.
         length: env steps so far.
-        agent_returns: sum of the rewards so far, of each agent that has acted.
+        agent_returns: sum of the rewards so far, of each agent that has acted or was paid.
         agent_steps: number of actions so far, of each agent.
         custom: the custom metrics of the env's infos, at the end of the episode.
         duration_s: seconds that the episode took, at its end.

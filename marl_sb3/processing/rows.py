@@ -86,8 +86,9 @@ class RowProcessing(Stateful):
     def _sum(self, step: VecStep, rewards: Array) -> tuple[Array, BoolArray]:
         """Add rewards, (rows,); returns the sums of the transitions that are over with this step, and which are."""
         stops = self._rows.of_agents(step.to_act | step.terminated | step.truncated)
-        over = self._rows.of_agents(step.in_play) & stops
-        paid = self._paid + rewards
+        in_play = self._rows.of_agents(step.in_play)
+        over = in_play & stops
+        paid = self._paid + np.where(in_play, rewards, np.float32(0))  # what comes before a first action is left out
         self._paid = np.where(over, np.float32(0), paid)
         return np.where(over, paid, np.float32(0)), over
 

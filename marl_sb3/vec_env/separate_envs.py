@@ -141,8 +141,9 @@ class SyncVecEnv(InProcessVecEnv):
                 terminated[row, column], truncated[row, column] = flags
                 if agent in step.final_observations:
                     finals[row, column] = step.final_observations[agent]
+            if in_play is acted and (step.waited or step.pays_early):
+                in_play = acted.copy()
             for agent in step.waited:
-                in_play = acted.copy() if in_play is acted else in_play
                 in_play[row, places[agent].column] = True
             if step.reset_infos is not None:
                 reset_infos[row] = step.reset_infos

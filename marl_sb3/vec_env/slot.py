@@ -42,6 +42,10 @@ class EndedAgents(set[AgentID]):
             self.difference_update(self._absent.intersection(present))
             self._absent = frozenset(self.difference(present))
 
+    def is_over(self, agent: AgentID, present: Collection[AgentID]) -> bool:
+        """Whether an agent has ended and, by the env's `agents` after a step that is not taken in yet, stays so."""
+        return agent in self and not (agent in self._absent and agent in present)
+
 
 @dataclass(slots=True)
 class SlotStep:
@@ -50,12 +54,14 @@ class SlotStep:
     Attributes:
         observations: agent -> observation, for the agents that act next; after an episode's last step, of the next
             reset.
-        rewards: agent -> reward, for the agents in play, whether or not they acted; 0 for an agent without an entry.
+        rewards: agent -> reward, for the agents that have not ended, whether or not they acted; 0 for an agent without
+            an entry.
         ends: agent -> (terminated, truncated), for the agents that ended in this step, whether or not they acted.
         final_observations: agent -> last observation, for the agents that ended, if the env returned one.
         infos: the infos of the step.
         reset_infos: the infos of the next episode's reset; None if the episode continues.
         waited: the agents in play that did not act.
+        pays_early: whether there is a reward for an agent that has not acted yet, and so belongs to no action.
         final_env_state: the env's state at the end of the episode; None if the episode continues or nobody asks.
     """
 
@@ -66,6 +72,7 @@ class SlotStep:
     final_observations: Mapping[AgentID, Any]
     reset_infos: Mapping[str, Any] | None = None
     waited: Collection[AgentID] = ()
+    pays_early: bool = False
     final_env_state: Array | None = None
 
 
@@ -207,10 +214,11 @@ class EnvSlot:
         observations, rewards, _, _, infos = returned
         if self.view.differs:
             observations, infos = self.view.of(observations, infos)
-        if len(rewards) > len(acting):
-            rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
         self.shown = observations
         step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # the usual case: no agent ends
+        if len(rewards) > len(acting):
+            step.rewards = {agent: reward for agent, reward in rewards.items() if self._is_paid(agent)}
+            step.pays_early = any(reward for agent, reward in step.rewards.items() if agent not in self.in_play)
         if len(self.in_play) > len(acting):
             step.waited = self.in_play.difference(acting)
         for agent, flags in ends.items():
@@ -285,7 +293,7 @@ class EnvSlot:
         """Check rewards and ends of agents that did not act: another agent's action, or none, may have ended them."""
         observations, rewards, terminated, truncated, _ = returned
         for agent, reward in rewards.items():
-            if agent in self.in_play and agent not in acting:
+            if agent not in acting and self._is_paid(agent):
                 self._check_reward(agent, reward)
         ends = {}
         for agent in {**terminated, **truncated}:
@@ -299,13 +307,19 @@ class EnvSlot:
         self._mention_unearned(rewards)
         return ends
 
+    def _is_paid(self, agent: AgentID) -> bool:
+        """Whether rewards of an agent count: from the reset to its end, also before its first action."""
+        return agent in self.in_play or (agent in self._spaces and not self.ended.is_over(agent, self.env.agents))
+
     def _mention_unearned(self, rewards: Mapping[AgentID, Any]) -> None:
         """Warn once per env about rewards of agents that have not acted or have ended: these belong to no action."""
         unearned = [agent for agent, reward in rewards.items() if reward and agent not in self.in_play]
         if unearned and not self._mentioned_unearned:
             self._mentioned_unearned = True
-            problem = f"reward {rewards[unearned[0]]} is not counted: the agent is not in play"
-            _log.warning("%s", self.error(problem, unearned[0]))
+            agent = unearned[0]
+            early = "counts in the return, but nothing is learned from it: the agent has not acted yet"
+            problem = early if self._is_paid(agent) else "is not counted: the agent is not in play"
+            _log.warning("%s", self.error(f"reward {rewards[agent]} {problem}", agent))
 
     def _check_reward(self, agent: AgentID, reward: Any) -> None:
         fault = reward_fault(reward)

@@ -148,7 +148,8 @@ class VecStep:
     """One step of E envs with A agents; or a reset, which is a first step without actions and rewards.
 
     Rewards and ends belong to an agent whether or not it acted: an agent that waits for its turn may get a reward, and
-    may end, by another agent's action. Rewards before an agent's first action or after its end are set to 0.
+    may end, by another agent's action. Rewards before an agent's first action count in its return, but are part of no
+    transition; those after its end are set to 0.
 
     The arrays are read-only: writing into one raises NumPy's error. The vec env may reuse their memory: they are valid
     until the next `send`, `step` or `reset`. `copy` makes a step to keep, whose arrays can be written to.
@@ -159,13 +160,14 @@ class VecStep:
         action_masks: per group, (E, A_group, n) bool, True where the agent's next action is allowed; all True where the
             agent does not act next. None for a group whose envs give no masks. n is laid out as sb3-contrib does it:
             `nvec` for MultiDiscrete, 2 k for MultiBinary(k).
-        rewards: (E, A) float32.
+        rewards: (E, A) float32; also of agents that are not in play, as long as they have not ended.
         terminated: (E, A) bool; True in the one step in which the agent was terminated.
         truncated: (E, A) bool; True in the one step in which the agent was truncated.
         acted: (E, A) bool; the agents that acted in this step.
         to_act: (E, A) bool; the agents that act in the next step.
-        in_play: (E, A) bool; the agents that the rewards and ends of this step belong to. They have acted in the
-            episode, in this step or in an earlier one, and had not ended before this step. The others have no rewards.
+        in_play: (E, A) bool; the agents whose transitions the rewards and ends of this step belong to. They have acted
+            in the episode, in this step or in an earlier one, and had not ended before this step. It is `acted` itself,
+            the same array, only if nobody else has rewards.
         stepped: (E,) bool; the envs that took this step. Env steps are counted by it.
         episode_done: (E,) bool; the envs in which the last agents ended in this step, and which have been reset.
         final_observations: {(env index, agent column): the observation that the agent ended on}.

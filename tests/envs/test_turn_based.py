@@ -35,6 +35,7 @@ def by_plain_loop(env: AECEnv, episodes: int, choose: Chooser) -> Transitions:
     for episode in range(episodes):
         env.reset(seed=episode_seed(7, 0, episode))
         waiting: dict[str, Transition] = {}
+        over: set[str] = set()
         for agent in env.agent_iter():
             observation, reward, terminated, truncated, info = env.last()
             mask = info.get("action_mask")
@@ -44,6 +45,10 @@ def by_plain_loop(env: AECEnv, episodes: int, choose: Chooser) -> Transitions:
             if agent in waiting:
                 final = plain(observation) if ended else None
                 done[agent].append((*waiting.pop(agent), reward, bool(terminated), bool(truncated), final))
+            elif reward and not (ended and agent in over):  # a second life without an action is not seen
+                done[agent].append(("early", None, reward))
+            if ended:
+                over.add(agent)
             action = None if ended else choose(observation, mask)
             if not ended:
                 waiting[agent] = (plain(observation), action)
@@ -77,7 +82,8 @@ def by_vec_env(factory: Any, episodes: int, choose: Chooser) -> Transitions:
         for other, name in enumerate(vec.agents):
             ends = bool(step.terminated[0, other]), bool(step.truncated[0, other])
             if name not in waiting:
-                assert step.rewards[0, other] == 0
+                if paid := float(step.rewards[0, other]):
+                    done[name].append(("early", None, paid))
                 continue
             waiting[name][2] += float(step.rewards[0, other])
             if any(ends):
@@ -116,7 +122,7 @@ def test_pettingzoos_envs_give_the_transitions_of_a_plain_loop(env_id: str) -> N
 
 
 def of(*moves: Move, **others: Any) -> dict[str, list[Any]]:
-    """(reward, terminated, truncated) of each agent's transitions in one episode."""
+    """(reward, terminated, truncated) of each agent's transitions in one episode; (reward,) before a first action."""
     plans = [[TurnPlan(moves, **others)]]
     transitions = by_vec_env(lambda: TurnEnv(plans), 1, lambda observation, mask: 1)
     return {agent: [transition[2:5] for transition in of_agent] for agent, of_agent in transitions.items()}
@@ -150,7 +156,7 @@ def test_an_agent_that_ended_and_lives_again_begins_a_new_transition() -> None:
     ends = Move("adam", {"dora": 1}, {"dora": "terminated"})
     moves = Move("dora"), ends, Move("adam", {"dora": 9}, joins=["dora"]), Move("dora", {"dora": 5}), Move("adam")
     adam = [(0, False, False), (0, False, False), (0, False, True)]
-    assert of(*moves) == {"dora": [(1, True, False), (5, False, True)], "adam": adam}
+    assert of(*moves) == {"dora": [(1, True, False), (9,), (5, False, True)], "adam": adam}
 
 
 def test_a_truncated_agent_keeps_what_it_saw_last() -> None:

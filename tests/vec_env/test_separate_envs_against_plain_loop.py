@@ -43,19 +43,22 @@ def plain_loop(env: NoisyEnv, env_index: int, run_seed: int, actions) -> Iterato
     )
     env.reset(seed=next(seeds))
     in_play: set[str] = set()
+    over: set[str] = set()  # have ended and not come back
     for chosen in actions:
         acted = set(env.agents)
         in_play |= acted
         by_agent = {agent: chosen[env.possible_agents.index(agent)] for agent in acted}
         shown, rewards, terminated, truncated, infos = env.step(by_agent)
-        paid = {agent: np.float32(reward) for agent, reward in rewards.items() if agent in in_play}
+        paid = {agent: np.float32(reward) for agent, reward in rewards.items() if agent not in over}
         playing = set(in_play)
         ended = {agent for agent in shown if terminated.get(agent) or truncated.get(agent)}
         final = {agent: shown[agent].tolist() for agent in ended}
         in_play -= ended
+        over = (over | ended) - set(env.agents)
         reset_infos = None
         if not env.agents:
             shown, reset_infos = env.reset(seed=next(seeds))
+            over = set()
         live = {agent: shown[agent].tolist() for agent in env.agents}
         yield OneEnvStep(acted, playing, live, paid, terminated, truncated, final, infos, reset_infos)
 

@@ -48,7 +48,7 @@ def _silent_ends(evidence: Evidence) -> Iterator[Seen]:
 
 
 @check("reward-not-counted", WARNING, "an agent gets a reward before it has acted or after it has ended",
-       why="The reward belongs to no action, so nothing is learned from it.",
+       why="The reward belongs to no action, so nothing is learned from it. After the end, no return counts it either.",
        remedy="Give rewards only between an agent's first action and its end; add later ones to its last step.",
        once_per_agent=True)  # fmt: skip
 def _unearned(evidence: Evidence) -> Iterator[Seen]:
