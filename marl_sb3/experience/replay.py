@@ -17,9 +17,9 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.experience.trajectories import NEVER, TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
 from marl_sb3.sb3.private import after_step, set_progress_remaining
+from marl_sb3.storage.checkpoint import form_of, pieces
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
-from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import joined, map_arrays, pairs, with_rows, zeros
 from marl_sb3.vec_env.slot_states import require_categories, require_observed

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.experience.replay import Lines, Transitions
+from marl_sb3.storage.checkpoint import pieces
 from marl_sb3.storage.parts import Fields, TensorFile, array
-from marl_sb3.storage.tensor_file import pieces
 from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards
 from marl_sb3.vec_env.observations import map_arrays
 

@@ -295,7 +295,7 @@ class Learner(Stateful, ABC):
     }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint_format.KINDS`."""
+        """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
 
     def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]

@@ -11,15 +11,14 @@ from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import build_for_acting, policy_rows, processing_of
-from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.spec import PolicySpec, specs_of_checkpoint
 from marl_sb3.policies.mapping import policy_of_agents, read_deterministic, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.sb3.private import set_progress_remaining
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.sb3.tensors import read_weights
-from marl_sb3.storage.checkpoint_folder import find_checkpoint, with_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint, find_file, find_files
+from marl_sb3.storage.checkpoint import Checkpoint, find_file, find_files, store_of
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.space_data import space_from_plain
 from marl_sb3.storage.state import StateReader
@@ -51,9 +50,7 @@ def load_policies(
         CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
         ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
     """
-    return with_checkpoint(
-        lambda: find_checkpoint(path, checkpoint), lambda found: read_bundle(found, policies, device, env)
-    )
+    return store_of(path).read(path, checkpoint, lambda found: read_bundle(found, policies, device, env))
 
 
 def read_bundle(
@@ -138,23 +135,3 @@ def _algorithm(
     if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
         algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
     return algorithm
-
-
-# --- The specs in a checkpoint ----------------------------------------------------------------------------------------
-
-
-def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    """Read the specs of the policies.
-
-    Raises:
-        CheckpointError: the specs are missing or not valid.
-        ConfigError: a policy was made of classes or functions, which the checkpoint does not hold.
-    """
-    specs = StateReader(checkpoint.state).fields("specs")
-    for policy_id in specs.names():
-        if specs.value(policy_id) is None:
-            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    try:
-        return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error

@@ -51,10 +51,11 @@ from marl_sb3.config.values import (
     require,
     shown,
 )
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.sb3.schedules import make_schedule
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
@@ -270,6 +271,26 @@ def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict
             raise given_twice(setting, name, setting)
         settings |= meant
     return settings
+
+
+# --- The specs in a checkpoint ----------------------------------------------------------------------------------------
+
+
+def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
+    """Read the specs of the policies.
+
+    Raises:
+        CheckpointError: the specs are missing or not valid.
+        ConfigError: a policy was made of classes or functions, which the checkpoint does not hold.
+    """
+    specs = StateReader(checkpoint.state).fields("specs")
+    for policy_id in specs.names():
+        if specs.value(policy_id) is None:
+            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
+    try:
+        return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
 
 
 # --- Hyperparameters -------------------------------------------------------------------------------------------------

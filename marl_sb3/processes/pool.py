@@ -25,7 +25,7 @@ from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import Failed, ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import Worker, WorkerLostError, stacks_of
-from marl_sb3.storage.checkpoint_format import versions as package_versions
+from marl_sb3.storage.checkpoint import versions as package_versions
 
 _CLOSE_S = 5.0  # how long processes that owe no answer may take to close what they serve
 

@@ -26,8 +26,8 @@ from marl_sb3.metrics.statistics import table
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.checkpoint_folder import with_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import is_regular
 from marl_sb3.storage.state import StateReader
 from marl_sb3.training.algorithm import MultiAgentAlgorithm

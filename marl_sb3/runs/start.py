@@ -34,8 +34,8 @@ from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.tracking import require_trackers
 from marl_sb3.storage.atomic import write_whole
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG
-from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import StateReader
 from marl_sb3.training.callback import named_callbacks

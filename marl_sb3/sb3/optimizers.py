@@ -16,9 +16,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import CheckpointError
 from marl_sb3.sb3.private import torch_members
 from marl_sb3.sb3.tensors import Arrays, form_of_tensor, require_same_names
+from marl_sb3.storage.checkpoint import Form, copies, form_of
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, is_plain
-from marl_sb3.storage.tensor_file import Form, copies, form_of
 
 
 def _optimizers(algorithm: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:

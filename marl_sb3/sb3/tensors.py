@@ -13,8 +13,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.sb3.private import torch_members, torch_variables
+from marl_sb3.storage.checkpoint import Form, copies, form_of
 from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.tensor_file import Form, copies, form_of
 from marl_sb3.types import Array
 
 Arrays = dict[str, Array]

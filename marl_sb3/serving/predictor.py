@@ -24,8 +24,8 @@ from marl_sb3.errors import CheckpointError, ConfigError, ExportError, install_w
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.sb3.inference import initial_states, takes_masks
 from marl_sb3.serving.weights import pack_weights
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.checkpoint_folder import with_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.observations import joined, map_arrays

@@ -18,7 +18,8 @@ from safetensors.numpy import load, save
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.load import read_bundle
-from marl_sb3.storage.checkpoint_format import Checkpoint, parse_json, state_from_json, state_to_json
+from marl_sb3.storage.checkpoint import Checkpoint
+from marl_sb3.storage.checkpoint_format import parse_json, state_from_json, state_to_json
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 

@@ -11,16 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from marl_sb3.doors import Store
 from marl_sb3.errors import CheckpointError, ConfigError, as_path
 from marl_sb3.storage.atomic import remove_folder, remove_unfinished
-from marl_sb3.storage.checkpoint_format import (
-    MANIFEST,
-    Checkpoint,
-    Tensors,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
+from marl_sb3.storage.checkpoint import Checkpoint, Tensors
+from marl_sb3.storage.checkpoint_format import MANIFEST, read_checkpoint, read_manifest, write_checkpoint
 from marl_sb3.storage.regular import is_regular, require_folder
 from marl_sb3.storage.state import State, StateReader
 
@@ -257,6 +252,29 @@ def with_checkpoint(find: Callable[[], Checkpoint], use: Callable[[Checkpoint], 
         with suppress(CheckpointError):  # it may be removed, too: `use` will say so
             found = found.with_weights()
     return use(found)
+
+
+class FolderStore:
+    """The store of checkpoints in folders; it takes every path. See `marl_sb3.doors.Store`."""
+
+    def takes(self, path: str | Path) -> bool:
+        """See `Store.takes`."""
+        return True
+
+    def place(self, path: str | Path) -> Path:
+        """See `Store.place`: without `.zip`; a folder that is new, empty or a checkpoint."""
+        return require_replaceable(without_zip(path))
+
+    def write(self, place: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> None:
+        """See `Store.write`."""
+        write_checkpoint(place, state, tensors, about)
+
+    def read(self, path: str | Path, which: str | None, use: Callable[[Checkpoint], T]) -> T:
+        """See `Store.read`; a checkpoint that a running training has removed meanwhile is replaced by another."""
+        return with_checkpoint(lambda: find_checkpoint(path, which), use)
+
+
+STORE: Store = FolderStore()
 
 
 def newest_run(folder: Path) -> Path | None:

@@ -24,72 +24,38 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import marl_sb3
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.atomic import replaced_folder, with_filename
-from marl_sb3.storage.parts import Arrays, TensorFile
-from marl_sb3.storage.regular import read_bytes
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.storage.tensor_file import (
-    SUFFIX,
-    StoredTensors,
-    copies,
+from marl_sb3.storage.checkpoint import (
+    KINDS,
+    OPTIONAL_KINDS,
+    Checkpoint,
+    Tensors,
     form_of,
     require_finite,
     require_storable,
-    tensor_chunks,
 )
+from marl_sb3.storage.regular import read_bytes
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import SUFFIX, StoredTensors, tensor_chunks
 from marl_sb3.types import Array
-
-Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
 
 FORMAT = "marl_sb3 checkpoint 7"
 _ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
 
-# Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
-KINDS = ("policy", "optimizer")  # weights; state of the optimizers
-OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
-
 _PATTERN = rf"(?:{'|'.join((*KINDS, *OPTIONAL_KINDS))})-[0-9]{{3,6}}"  # matches their names without suffix
-
-OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
 _TENSOR_FILE = re.compile(rf"({_ARRAYS}|{_PATTERN})\.safetensors")
 _ARRAY_KEY = "$array"
 
 _MAX_JSON_BYTES = 2**28  # a tree takes many times as much memory; files of tensors may be as large as the memory
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The verified content of a checkpoint."""
-
-    folder: Path  # where it was; a running training may have removed it since
-    about: StateReader  # its description: iteration, env steps, score, versions
-    state: State  # everything but weights and optimizer state
-    tensors: Tensors  # weights and optimizer state, by file; `StoredTensors` if read from a folder
-    # One sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
-    why: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return self.folder.name
-
-    def with_weights(self) -> Checkpoint:
-        """The same with the weights of all policies in memory, for when the folder is removed."""
-        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if name.startswith("policy-")}
-        return replace(self, tensors={**self.tensors, **weights})
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
@@ -315,48 +281,3 @@ def _require_sound(name: str, tree: Any) -> None:
         if not level:
             return
     raise CheckpointError(f"{name} is nested too deep")
-
-
-# --- The files of each policy ----------------------------------------------------------------------------------------
-
-
-def _file_name(kind: str, number: int) -> str:
-    return f"{kind}-{number:03d}"
-
-
-def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
-    """Return the tensors of all policies by file name, given those of each policy, in order, by kind of file."""
-    return {_file_name(kind, n): arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
-
-
-def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
-    """Return one file of a policy.
-
-    Raises:
-        CheckpointError: it is missing.
-    """
-    name = _file_name(kind, number)
-    return TensorFile(name, StateReader(tensors, where).value(name))
-
-
-def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> list[OfPolicy]:
-    """Return the files of each policy, by kind.
-
-    Raises:
-        CheckpointError: a file is missing, or there are files of further policies.
-    """
-    names = [{kind: _file_name(kind, number) for kind in (*KINDS, *OPTIONAL_KINDS)} for number in range(num_policies)]
-    there = [{kind: name for kind, name in of.items() if kind in KINDS or name in tensors} for of in names]
-    StateReader(tensors, where).require_names([name for of in there for name in of.values()])
-    return [{kind: TensorFile(name, tensors[name]) for kind, name in of.items()} for of in there]
-
-
-# --- Versions --------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def versions() -> dict[str, str]:
-    """Return version by package; with other versions, a resumed run may not be exact."""
-    others = ("stable-baselines3", "torch", "numpy", "gymnasium")
-    # Not by its metadata: a checkout that is not installed has none.
-    return {"marl_sb3": marl_sb3.__version__, **{name: version(name) for name in others}}

@@ -24,7 +24,7 @@ class TensorFile(NamedTuple):
     """Tensors of a part in a file of their own."""
 
     name: str  # of the file, without suffix, for messages
-    arrays: Arrays  # the tensors by name; `StoredTensors` if they are read from a folder
+    arrays: Arrays  # the tensors by name; `LazyTensors` if a store has read them
 
 
 class SavedPart(StateReader):
@@ -33,7 +33,7 @@ class SavedPart(StateReader):
     Attributes:
         num_envs: number of envs of the training that was saved. If it differs from the current number, a part does not
             restore the state of running episodes.
-        files: the tensors that have files of their own, by kind of file; see `checkpoint_format.KINDS`.
+        files: the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`.
     """
 
     def __init__(self, values: Any, where: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> None:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from marl_sb3.errors import CheckpointError, NumericError
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.checkpoint import DTYPES, Form, LazyTensors, form_of, is_finite
 from marl_sb3.storage.regular import opened
 from marl_sb3.types import Array
 
@@ -30,67 +30,10 @@ _PIECE_BYTES = 2**24  # tensors are verified in pieces of this size
 _MAX_DIMENSIONS = 32  # of an array, in NumPy 1
 _MOST_SHOWN = 300  # characters of the reason why a file is refused
 
-_DTYPES = {
-    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
-    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
-    "BOOL": np.dtype(np.bool_),
-}
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Form(NamedTuple):
-    """Dtype and shape of a tensor."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}"
-
-
-def form_of(tensors: Mapping[str, Array], name: str) -> Form:
-    """Dtype and shape of a tensor; a stored tensor is not read."""
-    if isinstance(tensors, StoredTensors):
-        return tensors.forms[name]
-    return Form(tensors[name].dtype, tensors[name].shape)
-
-
-def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies of the tensors, in memory."""
-    if isinstance(tensors, StoredTensors):
-        return tensors.load()
-    return {name: array.copy() for name, array in tensors.items()}
-
-
-def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[tuple[int, Array]]:
-    """Slices of a tensor's first axis, each with the index where it begins; a stored tensor is not read as a whole."""
-    if isinstance(tensors, StoredTensors):
-        yield from tensors.pieces(name)
-    else:
-        yield 0, tensors[name]
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
-
-
-def require_storable(file: str, forms: Mapping[str, Form]) -> None:
-    """Refuse tensors that the format cannot hold."""
-    accepted = list(_DTYPES.values())
-    for name, form in forms.items():
-        if form.dtype.newbyteorder("=") not in accepted:
-            raise CheckpointError(f"{file}: {name} has dtype {form.dtype}; accepted: {', '.join(map(str, accepted))}")
-
-
-def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
-    """Refuse to write arrays that are not finite."""
-    for name, array in arrays.items():
-        if not _is_finite(array):
-            raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")
 
 
 def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
@@ -119,15 +62,10 @@ def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
             yield numbers[begin : begin + _PIECE_BYTES].data
 
 
-def _is_finite(array: Array) -> bool:
-    """Uses minimum and maximum, which need no temporary array."""
-    return array.dtype.kind != "f" or not array.size or bool(np.isfinite((array.min(), array.max())).all())
-
-
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-class StoredTensors(Mapping[str, Array]):
+class StoredTensors(LazyTensors):
     """The tensors of a file. `forms` are read at once, a tensor when it is accessed.
 
     The file is untrusted and may be large: compare `forms` with what is expected before reading numbers.
@@ -160,18 +98,6 @@ class StoredTensors(Mapping[str, Array]):
         # One after the other behind the header, as the library has checked.
         ends = accumulate((form.nbytes for form in self.forms.values()), initial=begin)
         self._begins = dict(zip(self.forms, ends, strict=False))
-
-    def __getitem__(self, name: str) -> Array:
-        return self.load([name])[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.forms)
-
-    def __len__(self) -> int:
-        return len(self.forms)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.forms  # Mapping's own would read the tensor
 
     def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The numbers of some tensors, or of all; the hash of the file is verified first."""
@@ -226,9 +152,9 @@ class StoredTensors(Mapping[str, Array]):
 
     def _form(self, name: str, tensor: Any) -> Form:
         where = f"{self._path.name}: {name[:80]!r}"
-        dtype = _DTYPES.get(tensor.get_dtype())
+        dtype = DTYPES.get(tensor.get_dtype())
         if dtype is None:
-            raise CheckpointError(f"{where} has dtype {tensor.get_dtype()}; accepted: {', '.join(_DTYPES)}")
+            raise CheckpointError(f"{where} has dtype {tensor.get_dtype()}; accepted: {', '.join(DTYPES)}")
         form = Form(dtype, tuple(tensor.get_shape()))
         if len(form.shape) > _MAX_DIMENSIONS:
             raise CheckpointError(f"{where} has {len(form.shape)} dimensions; accepted: up to {_MAX_DIMENSIONS}")
@@ -241,7 +167,7 @@ class StoredTensors(Mapping[str, Array]):
 
     def _require_valid(self, name: str, array: Array) -> None:
         fault = None
-        if not _is_finite(array):
+        if not is_finite(array):
             fault = "is not finite"
         elif array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
             fault = "holds bytes that are neither true nor false"

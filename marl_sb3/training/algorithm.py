@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +26,7 @@ from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runners.runner import LocalRunner
-from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, with_checkpoint, without_zip
-from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
+from marl_sb3.storage.checkpoint import Checkpoint, store_of, versions
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import TrainingCallback, accepted_callbacks, named_errors
@@ -339,10 +339,11 @@ class MultiAgentAlgorithm(PolicyByAgent):
             ConfigError: the path exists, and is neither an empty folder nor a checkpoint.
             NumericError: a weight is not finite.
         """
-        folder = without_zip(path)
+        store = store_of(path)
+        folder = store.place(path)
         if not self.between_iterations:
             _log.warning("inexact: %s is saved in the middle of an iteration, whose steps are not in it", folder)
-        write_checkpoint(require_replaceable(folder), *self.get_state(), self.about())
+        store.write(folder, *self.get_state(), self.about())
         return folder
 
     @classmethod
@@ -370,9 +371,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
             CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
             ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
         """
-        return with_checkpoint(  # which a running training may remove
-            lambda: find_checkpoint(path, checkpoint), lambda found: cls._loaded(found, path, env, policies, settings)
-        )
+        use = partial(cls._loaded, path=path, env=env, policies=policies, settings=settings)
+        return store_of(path).read(path, checkpoint, use)
 
     @classmethod
     def _loaded(

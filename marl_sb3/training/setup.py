@@ -17,8 +17,7 @@ from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import is_off_policy
 from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
-from marl_sb3.learners.load import specs_of_checkpoint
-from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.mapping import (
@@ -40,12 +39,11 @@ from marl_sb3.sb3.optimizers import optimizer_forms
 from marl_sb3.sb3.private import progress_remaining, set_progress_remaining
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.sb3.tensors import weight_forms
-from marl_sb3.storage.checkpoint_format import Checkpoint, OfPolicy, by_file, find_files
+from marl_sb3.storage.checkpoint import Checkpoint, OfPolicy, by_file, find_files, require_storable
 from marl_sb3.storage.parts import Arrays, Part, SavedPart, in_order
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.space_data import space_to_plain
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.training.callback import CallbackStates
 from marl_sb3.training.loop import Counters
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch as th
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.load import specs_of_checkpoint
+from marl_sb3.learners.spec import specs_of_checkpoint
 from marl_sb3.policies.networks import activation_name
 from marl_sb3.sb3.files import sb3_weights
 from marl_sb3.sb3.optimizers import reset_optimizers
+from marl_sb3.storage.checkpoint import Checkpoint, copies, find_file
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint, find_file
 from marl_sb3.storage.state import StateReader
-from marl_sb3.storage.tensor_file import copies
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.metrics import flatten
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.storage.checkpoint_format import Checkpoint
 
 # Names that begin so tell how long something took.
 WALL_CLOCK_METRICS = ("timers/", "throughput/", "perf/", "time_total_s", "env_runners/episode_duration_sec_mean")

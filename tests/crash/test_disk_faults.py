@@ -22,8 +22,9 @@ from trials import Case
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage import checkpoint_format
+from marl_sb3.storage.checkpoint import Checkpoint
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint, write_checkpoint
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.train import main
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 

@@ -134,7 +134,8 @@ def checkpoints(folder: Path) -> tuple[Reader, list[bytes]]:
     from checkpoint_source import read_files
 
     from marl_sb3.learners.spec import PolicySpec
-    from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint, read_manifest, state_from_json
+    from marl_sb3.storage.checkpoint import Checkpoint
+    from marl_sb3.storage.checkpoint_format import read_checkpoint, read_manifest, state_from_json
     from marl_sb3.storage.space_data import space_from_plain
     from marl_sb3.storage.state import StateReader
     from marl_sb3.storage.tensor_file import StoredTensors

@@ -16,7 +16,8 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint
+from marl_sb3.storage.checkpoint import Checkpoint
+from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import StateReader

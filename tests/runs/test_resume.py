@@ -22,7 +22,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resume_run
 from marl_sb3.signals import handled
-from marl_sb3.storage import checkpoint_format
+from marl_sb3.storage import checkpoint
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -259,7 +259,7 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
 
 def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken("run")
-    others = {**checkpoint_format.versions(), "torch": "1.0"}
+    others = {**checkpoint.versions(), "torch": "1.0"}
     monkeypatch.setattr("marl_sb3.training.algorithm.versions", lambda: others)
     marl_sb3.train(resume="run")
     entry = json.loads((in_tmp / "run" / "resumes.jsonl").read_text())
@@ -267,8 +267,8 @@ def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.Mo
 
 
 def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_format, "version", lambda name: "1")
-    assert checkpoint_format.versions.__wrapped__()["marl_sb3"] == marl_sb3.__version__
+    monkeypatch.setattr(checkpoint, "version", lambda name: "1")
+    assert checkpoint.versions.__wrapped__()["marl_sb3"] == marl_sb3.__version__
 
 
 def test_a_checkpoint_names_the_versions_that_decide_what_is_computed(run_folder: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.storage import checkpoint_folder, checkpoint_format, tensor_file
+from marl_sb3.storage.checkpoint import Checkpoint, pieces
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder, find_checkpoint, with_checkpoint
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
@@ -233,7 +234,7 @@ def test_the_last_piece_of_a_tensor_may_be_smaller(tmp_path, monkeypatch):
     lines = np.arange(70, dtype=np.float32).reshape(7, 10)
     write_checkpoint(tmp_path / "ckpt", {}, {"policy-000": {"a": lines}}, {})
     stored = read_checkpoint(tmp_path / "ckpt").tensors["policy-000"]
-    read = [*tensor_file.pieces(stored, "a")]
+    read = [*pieces(stored, "a")]
     assert [begin for begin, _ in read] == [0, 3, 6]
     np.testing.assert_array_equal(np.concatenate([piece for _, piece in read]), lines)
 
@@ -399,7 +400,7 @@ class Overtaken:
             self.times -= 1
             self.save()
 
-    def use(self, found: checkpoint_format.Checkpoint) -> float:
+    def use(self, found: Checkpoint) -> float:
         self.step()
         return float(found.tensors["policy-000"]["w"][0])
 

@@ -13,7 +13,8 @@ from toy_envs import NoisyEnv
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage import process_rng
-from marl_sb3.storage.checkpoint_format import Checkpoint, find_files, read_checkpoint
+from marl_sb3.storage.checkpoint import Checkpoint, find_files
+from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.storage.parts import Part, SavedPart
 from marl_sb3.storage.state import StateReader
 
