@@ -16,7 +16,7 @@ from marl_sb3.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
 from marl_sb3.serving.ui import ui_routes
 
 HERE = Path(__file__).parent
-SIZE = {"width": 1120, "height": 730}
+SIZE = {"width": 1120, "height": 888}
 
 
 def picture(run: SavedRun, path: Path) -> None:
