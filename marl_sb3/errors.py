@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +138,20 @@ def as_path(name: str, value: Any) -> Path:
     if not isinstance(value, (str, Path)) or "\0" in str(value):
         raise ConfigError(f"{name} is {value!r:.200}; accepted: a path, as a string or a pathlib.Path", key=name)
     return Path(value)
+
+
+def require_text(option: str, path: Path, key: str) -> None:
+    """Refuse a folder whose name is no text: TensorBoard cannot write there, and no file of a run can name it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:  # bytes that are not text of the encoding are read as surrogates
+        words = f"the path {str(path)!a} is not text in the encoding {sys.getfilesystemencoding()}"
+        accepted = "a path of characters, and for others than ASCII a locale of UTF-8, or PYTHONUTF8=1"
+        raise ConfigError(f"{option}: {words}; accepted: {accepted}", key=key) from error
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -45,7 +45,7 @@ from marl_sb3.data.dataset import (
     recording_counts,
 )
 from marl_sb3.data.episode_files import MAIN, SHARD
-from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.errors import ConfigError, path_is_usable, require_text
 from marl_sb3.storage.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
 from marl_sb3.storage.regular import read_regular, require_own
 from marl_sb3.storage.state import State, StateReader
@@ -270,9 +270,10 @@ def require_recordable(directory: Path, *, continues: bool) -> bool:
         Whether nothing is recorded there yet.
 
     Raises:
-        ConfigError: Minari is not installed, or the folder holds something else.
+        ConfigError: Minari is not installed, the folder's name is no text, or it holds something else.
     """
     minari_storage()
+    require_text("record", directory.absolute(), "record")
     with path_is_usable("cannot record into", directory, "record"):
         if not directory.exists() or not any(directory.iterdir()):
             return True

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import secrets
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,7 @@ from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
 from marl_sb3.config.ids import EXTERNAL
 from marl_sb3.config.values import shown
-from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable
+from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable, require_text
 from marl_sb3.metrics.result_log import RESULT_FILE
 from marl_sb3.storage.atomic import unfinished_path, write_whole
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
@@ -133,17 +132,16 @@ class RunFolder:
         else:
             files = cls(as_path("run_dir", run_dir))
             files._require_new()
-        files.require_text()
+        require_text("--run-dir", files.path, "run_dir")
         return files
 
-    def require_text(self) -> None:
-        """Refuse a folder whose name is no text: TensorBoard cannot write there."""
-        try:
-            str(self.path).encode()
-        except UnicodeEncodeError as error:  # bytes that are not text of the encoding are read as surrogates
-            words = f"the path {str(self.path)!a} is not text in the encoding {sys.getfilesystemencoding()}"
-            accepted = "a path of characters, and for others than ASCII a locale of UTF-8, or PYTHONUTF8=1"
-            raise ConfigError(f"--run-dir: {words}; accepted: {accepted}", key="run_dir") from error
+    def require_apart(self, record: Path) -> None:
+        """Refuse to record into the folder of a new run, which has to be empty when the run begins."""
+        if Path(os.path.realpath(record)).is_relative_to(os.path.realpath(self.path)):
+            words = (
+                f"--record is {record}, which would fill the folder of --run-dir, {self.shown}, before the run begins"
+            )
+            raise ConfigError(f"{words}; accepted: a folder outside of it", key="record")
 
     def _require_new(self) -> None:
         with path_is_usable("--run-dir: cannot use", self.shown, "run_dir"):

@@ -20,7 +20,7 @@ from marl_sb3.display.screen import standard_console
 from marl_sb3.display.tables import progress_bars
 from marl_sb3.display.text import number
 from marl_sb3.envs.registry import EnvFactory, named_factory
-from marl_sb3.errors import ConfigError, as_path, path_is_usable
+from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.experience.demonstrations import EpisodesOfSpaces, require_episodes
 from marl_sb3.learners.cloning import Cloning, CloningOptions
 from marl_sb3.learners.recorded_data import read_data
@@ -125,6 +125,7 @@ def clone(
     Returns:
         The run, which is closed. A signal ends the passes over the data: `resume_clone` goes on.
     """
+    require_text("data", data.absolute(), "data")
     run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
     with ExitStack() as cleanup:
         cleanup.callback(run.close)

@@ -26,7 +26,7 @@ from marl_sb3.config.resume import changes_between, continued, is_complete, phas
 from marl_sb3.config.settings import name_of_callback, require_trusted, with_arguments
 from marl_sb3.config.values import as_bytes, counted, shown
 from marl_sb3.envs.registry import EnvFactory, attribute_from_here
-from marl_sb3.errors import ConfigError, NumericError, path_is_usable
+from marl_sb3.errors import ConfigError, NumericError, path_is_usable, require_text
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
@@ -95,7 +95,10 @@ def prepare(
     require_trusted(config)
     require_trackers(config)
     files = RunFolder.new(config.env, run_dir)
-    recorder = None if record is None else record.recorder(config.env, continues=False)
+    recorder = None
+    if record is not None:
+        recorder = record.recorder(config.env, continues=False)
+        files.require_apart(Path(record.directory))
     config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
@@ -183,7 +186,7 @@ def resume_run(
     with undone_on_error(files.unlock):
         with path_is_usable("cannot resume", files.shown, "run"):
             require_own(files.path, WRITTEN)
-        files.require_text()
+        require_text("--run-dir", files.path, "run_dir")
         before = files.read_config(env)
         changed = before
         if settings and settings.get("stop", 0) is None:  # as `--stop none`

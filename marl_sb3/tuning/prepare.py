@@ -18,7 +18,7 @@ from marl_sb3.config import TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.config.settings import as_integer, canonical_settings, require_kinds, require_trusted
 from marl_sb3.config.values import Named, plain_numbers, require
 from marl_sb3.envs.registry import EnvFactory, factory_id
-from marl_sb3.errors import ConfigError, as_path, path_is_usable
+from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.runs.build import build, check_device, resolved
@@ -60,6 +60,7 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     notes: list[str] = []
     env_id, given = _fields(named or _env_of(name, root, given.get("storage")), named, given, notes)
     folder = study_folder(env_id, name, root)
+    require_text("the study folder", folder.absolute(), "root")
     before = read_search(folder, env_id, given.get("storage"))
     if study is not None:
         _require_meant(name, folder, named, new_study)

@@ -158,8 +158,16 @@ def test_folders_that_hold_something_else_are_refused_before_a_run_is_made(recor
         train(tmp_path / "run", record=tmp_path / "other")
     with pytest.raises(ConfigError, match="rolled out in shards"):
         train(tmp_path / "run", record=tmp_path / "new", settings={"n_shards": 3})
-    assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "new").exists()
+    for place in ("run", "run/episodes", "new/../run"):
+        with pytest.raises(
+            ConfigError, match=r"would fill the folder of --run-dir, .*accepted: a folder outside of it"
+        ):
+            train(tmp_path / "run", record=tmp_path / place)
+    with pytest.raises(
+        ConfigError, match=r"record: the path '.*a\\udcff' is not text in the encoding utf-8; accepted: "
+    ):
+        train(tmp_path / "run", record=tmp_path / "a\udcff")
+    assert {path.name for path in tmp_path.iterdir()} == {"other"}
     train(tmp_path / "run", 60)
     with pytest.raises(ConfigError, match="the checkpoint knows nothing of it"):
         marl_sb3.train(resume=tmp_path / "run", record=directory, timesteps=60, progress_bar=False)

@@ -113,6 +113,10 @@ def test_the_command_prints_a_line_for_each_epoch(
 
 
 WRONG = {
+    "no text": (
+        ["a\udcff", "--env", "Pendulum-v1"],
+        "a\\udcff' is not text in the encoding utf-8; accepted: a path of characters",
+    ),
     "no dataset": (["nowhere", "--env", "Pendulum-v1"], "data: nowhere is no dataset"),
     "other spaces": (["DATA", "--env", "MountainCarContinuous-v0"], "has observations of Box"),
     "epochs": (["DATA", "--env", "Pendulum-v1", "--epochs", "0"], "epochs is 0; accepted: an integer of at least 1"),

@@ -217,6 +217,10 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
             {"root": "/proc/none"},
             "cannot write to the study folder /proc/none/tune/arena/.*: No such file or directory",
         ),
+        (
+            {"root": "a\udcff"},
+            r"the study folder: the path '.*a\\udcff/tune/arena/.*' is not text in the encoding utf-8",
+        ),
         ({"hparams": 3}, "hparams is 3; accepted: the path of a settings file, or a mapping"),
         ({"settings": {1: 2}}, "settings has the key 1; accepted: strings"),
         ({"over": f"mean_of_last_{'9' * 5000}"}, "accepted: last, best or mean_of_last_K"),
