@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
+    from marl_sb3.experience.turns import LearnedExperience
+    from marl_sb3.learners.learner import Learner, LearnerPart
+    from marl_sb3.metrics import EpisodeTracker
+    from marl_sb3.runners.runner import Runner
+    from marl_sb3.sb3.schedules import Progress
     from marl_sb3.storage.checkpoint import Checkpoint, Tensors
     from marl_sb3.storage.state import State
+    from marl_sb3.training.setup import Setup
+    from marl_sb3.types import PolicyID
+    from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 T = TypeVar("T")
 
@@ -119,3 +127,107 @@ class Store(Protocol):
 
 
 STORES: Door[Store] = Door("store of checkpoints")
+
+
+# --- Where policies act and learn -------------------------------------------------------------------------------------
+
+
+class ExperienceMaker(Protocol):
+    """Says where a policy acts and where it learns, and makes what its learner learns from."""
+
+    @property
+    def acts_here(self) -> bool:
+        """Whether the learner's own actor chooses the actions; if not, copies of the policy act elsewhere."""
+
+    @property
+    def learns_here(self) -> bool:
+        """Whether the policy is updated in this process; if not, it is such a copy."""
+
+    def make(self, learner: Learner) -> LearnedExperience | None:
+        """Make the experience of a learner that has its actor; None if there is nothing to record."""
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """Set what an SB3 algorithm with a replay buffer needs to act as a copy, where `learns_here` is False."""
+
+
+class Execution(Protocol):
+    """Where the envs of a training are stepped, and its policies act; a vec env names it in `stepped_by`."""
+
+    @property
+    def experience(self) -> ExperienceMaker:
+        """For the learners of the training."""
+
+    def make_runner(
+        self,
+        env: MultiAgentVecEnv,
+        setup: Setup,
+        tracker: EpisodeTracker,
+        progress_after: Callable[[int], Progress],
+        *,
+        update_path: str,
+        n_threads: int,
+    ) -> Runner:
+        """Make the runner of a training.
+
+        Args:
+            env: the envs, whose `stepped_by` names this execution.
+            setup: the policies and their learners.
+            tracker: of finished episodes.
+            progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
+            update_path: see `marl_sb3.PPO`.
+            n_threads: threads of one operation of PyTorch or BLAS.
+        """
+
+
+EXECUTIONS: Door[Execution] = Door("way to step envs")
+
+
+# --- How a policy learns ----------------------------------------------------------------------------------------------
+
+
+class PreparedUpdate(Protocol):
+    """An update of one policy for which all random numbers are drawn.
+
+    Attributes:
+        samples_drawn: transitions in its minibatches, counted once for each time that one is used.
+    """
+
+    samples_drawn: int
+
+    def run(self) -> None:
+        """Compute the update; it may run in a thread, at the same time as those of other policies."""
+
+
+class Engine(Protocol):
+    """Computes the updates of one policy, in place of the `train()` of its SB3 algorithm."""
+
+    def prepare_update(self) -> PreparedUpdate | None:
+        """Draw the random numbers of the next update; None: the algorithm's `train()` computes this one."""
+
+    def finish_update(self, update: Any) -> None:
+        """Write the results of an update that has run into SB3's objects, and record its metrics in SB3's logger."""
+
+
+class EngineMaker(Protocol):
+    """Prepares the SB3 algorithm of a policy for an engine."""
+
+    def __call__(
+        self, policy_id: PolicyID, algorithm: Any, update_path: str, *, has_more_losses: bool
+    ) -> Engine | None:
+        """Return the engine of a policy; None if the algorithm trains by itself.
+
+        Args:
+            policy_id: for messages and the log.
+            algorithm: the SB3 algorithm, which has not acted yet.
+            update_path: the user's choice; see `marl_sb3.PPO`.
+            has_more_losses: whether parts of the learner add to the loss; see `LearnerPart`.
+
+        Raises:
+            ConfigError: the user has chosen the engine, and it does not cover this policy.
+        """
+
+
+ENGINES: Door[EngineMaker] = Door("engine")
+
+# By the setting of a policy that asks for the part, such as `replay_data`.
+LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")

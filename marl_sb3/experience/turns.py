@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,27 @@ from marl_sb3.types import Array, BoolArray
 from marl_sb3.vec_env.step import VecStep
 
 
-class Experience(Stateful, ABC):
+class LearnedExperience(Stateful, ABC):
+    """What a learner learns from, wherever it is recorded."""
+
+    @abstractmethod
+    def due_in(self) -> int:
+        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
+
+    @abstractmethod
+    def begin_episodes(self) -> None:
+        """Note that all envs have just been reset."""
+
+    @abstractmethod
+    def begin_rollout(self) -> None:
+        """Begin a new rollout."""
+
+    def due_updates(self) -> Iterator[None]:
+        """Go through what was recorded since the last update, and pause wherever one is due: here, at its end."""
+        yield
+
+
+class Experience(LearnedExperience):
     """What a policy learns from, recorded in this process: a rollout, or transitions in a replay buffer.
 
     A transition of an agent runs from its action to its next turn or its end, with all that it is paid meanwhile.
@@ -33,18 +54,6 @@ class Experience(Stateful, ABC):
         self.actor = actor
         self.algorithm: Any = actor.policy.algorithm
         self.steps = 0
-
-    @abstractmethod
-    def due_in(self) -> int:
-        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
-
-    @abstractmethod
-    def begin_episodes(self) -> None:
-        """Note that all envs have just been reset."""
-
-    @abstractmethod
-    def begin_rollout(self) -> None:
-        """Begin a new rollout."""
 
     @abstractmethod
     def give_up(self, rows: BoolArray) -> None:

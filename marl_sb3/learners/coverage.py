@@ -320,7 +320,7 @@ def update_coverage(algorithm: Any) -> Reliance | str:
     buffer = type(algorithm.rollout_buffer)
     reason = _why_not_actor_critic(algorithm) or first_reason(
         {
-            "imitation_data": algorithm.imitates,
+            "imitation_data": algorithm.has_more_losses,
             "target_kl": getattr(algorithm, "target_kl", None) is not None,
             "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
             f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,

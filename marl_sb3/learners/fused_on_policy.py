@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,20 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from marl_sb3.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.learners.coverage import Reliance, acting_coverage, update_coverage
-from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.threads import blas_threads, load_blas
 from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.sb3.optimizers import count_steps
 from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from marl_sb3.learners.fused_policy import FusedPolicy, FusedRolloutUpdate
+
+
+_log = logging.getLogger(__name__)
 
 
 class FusedActing(TwoPaths, OnPolicyAlgorithm):
@@ -114,6 +118,45 @@ class FusedOnPolicy(FusedActing):
                 counted.remove()
 
 
+class KernelUpdates:
+    """The `Engine` of a `FusedOnPolicy`; not where a user's subclass or instance trains in its own way."""
+
+    def __init__(self, algorithm: FusedOnPolicy) -> None:
+        self._algorithm = algorithm
+
+    def prepare_update(self) -> FusedRolloutUpdate | None:
+        """See `Engine.prepare_update`; the kernels release the GIL."""
+        train = getattr(self._algorithm.train, "__func__", None)
+        return self._algorithm.prepare_update() if train is FusedOnPolicy.train else None
+
+    def finish_update(self, update: FusedRolloutUpdate) -> None:
+        """See `Engine.finish_update`."""
+        self._algorithm.finish_update(update)
+
+
+def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_losses: bool) -> Engine | None:
+    """Set the path of a policy's algorithm, check that it covers the policy, and log which path is taken.
+
+    An `EngineMaker`. Only a `FusedOnPolicy` has an engine: the other algorithms with two paths have kernels within
+    their own `train()`.
+
+    Raises:
+        ConfigError: see `TwoPaths.takes_fused_path`.
+    """
+    if not isinstance(algorithm, TwoPaths):
+        return None
+    algorithm.has_more_losses = has_more_losses
+    algorithm.known_as = f"policy {policy_id}"
+    if update_path != "auto":  # otherwise a subclass may have set its own
+        algorithm.update_path = update_path
+    fused = algorithm.takes_fused_path()
+    if fused:
+        load_blas()
+    reason = "" if fused or algorithm.update_path != "auto" else f" ({algorithm.why_not_fused()})"
+    _log.info("%s: %s update%s", algorithm.known_as, "fused" if fused else "torch", reason)
+    return KernelUpdates(algorithm) if isinstance(algorithm, FusedOnPolicy) else None
+
+
 _RECORDED_BY_PPO = {
     "entropy_loss": "entropy_loss",
     "policy_loss": "policy_gradient_loss",
@@ -123,16 +166,6 @@ _RECORDED_BY_PPO = {
     "last_loss": "loss",
     "explained_variance": "explained_variance",
 }
-
-
-def count_steps(algorithm: Any) -> RemovableHandle | None:
-    """Count the optimizer's steps in `num_grad_updates` of its algorithm; not those of a wrapper without hooks."""
-
-    def count(*_: Any) -> None:
-        algorithm.num_grad_updates += 1
-
-    optimizer = algorithm.policy.optimizer
-    return optimizer.register_step_post_hook(count) if isinstance(optimizer, th.optim.Optimizer) else None
 
 
 # --- Rollouts of `learn` ---------------------------------------------------------------------------------------------

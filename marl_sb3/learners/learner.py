@@ -6,17 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.acting.exploration import Exploration, Explorer, choosing_policy
 from marl_sb3.config.algorithms import info_of
+from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
 from marl_sb3.errors import ConfigError
-from marl_sb3.experience.shards import ShardedExperience
-from marl_sb3.experience.turns import Experience
+from marl_sb3.experience.turns import Experience, LearnedExperience
 from marl_sb3.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
@@ -28,7 +29,18 @@ from marl_sb3.sb3.optimizers import (
 from marl_sb3.sb3.private import COUNTS, set_progress_remaining, set_up_logging
 from marl_sb3.sb3.schedules import Progress, Schedule
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
-from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
+from marl_sb3.storage.parts import (
+    Commit,
+    Field,
+    Fields,
+    Part,
+    SavedPart,
+    Stateful,
+    TensorFile,
+    computed,
+    in_order,
+    part,
+)
 from marl_sb3.storage.space_data import generators
 from marl_sb3.types import GoalRewards, PolicyID
 
@@ -82,6 +94,22 @@ def joined_metrics(of_updates: Sequence[Result]) -> Result:
 L = TypeVar("L", bound="Learner")
 
 
+class ActsAndLearnsHere:
+    """The `ExperienceMaker` of a training in one process: the learner records what its own actor experiences."""
+
+    acts_here = learns_here = True
+
+    def make(self, learner: Learner) -> Experience | None:
+        """See `ExperienceMaker.make`; a policy that is not trained records nothing."""
+        return learner.make_experience() if learner.trained else None
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`: there are no copies."""
+
+
+HERE: Final = ActsAndLearnsHere()
+
+
 @dataclass(frozen=True)
 class LearnerOptions:
     """What the learners of all policies of a training are made with.
@@ -89,21 +117,59 @@ class LearnerOptions:
     Attributes:
         device: as in SB3.
         n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
-        update_path: see `TwoPaths`; SB3's own classes have no such choice.
+        update_path: see `marl_sb3.PPO`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
-        sharded: whether the policies act in shards, which send their experience.
-        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: of no use in shards.
-        num_shards: the number of shards, for the copies of the policies that act in one of them; they are on the CPU,
-            and their weights come with the order of each round. None: for the policies themselves.
+        experience: where the policies act, and what they learn from.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: nothing is learned here.
     """
 
     device: str
     n_steps: int | None
     update_path: str
     progress_remaining: Callable[[], Progress]
-    sharded: bool = False
+    experience: ExperienceMaker = HERE
     goal_rewards: GoalRewards | None = None
-    num_shards: int | None = None
+
+
+class LearnerPart:
+    """Takes part in the learning of one policy, beside its SB3 algorithm: by a loss, or by transitions.
+
+    It is made, after the learner, for a policy whose settings ask for it; see `LEARNER_PARTS`.
+
+    Args:
+        learner: of the policy.
+        spec: of the policy, with the settings of the part.
+        seed: of the policy; None: random draws are not seeded.
+        options: what the learners of all policies are made with.
+
+    Attributes:
+        adds_loss: whether it adds to the loss that the algorithm minimises.
+        metrics: names below `learners/{policy}/` -> the names under which `recorded` returns them.
+        states: parts of checkpoints, by name in the state of the learner.
+        first_updates: gradient steps that the first update of the learner takes in addition.
+    """
+
+    adds_loss: ClassVar[bool] = False
+    metrics: Mapping[str, str] = MappingProxyType({})
+    states: Mapping[str, Part] = MappingProxyType({})
+    first_updates: int = 0
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        """Raise `ConfigError` if the policy cannot learn so."""
+
+    def read(self) -> None:
+        """Read what it needs from files, before the first iteration; called before every one.
+
+        Raises:
+            ConfigError: the files cannot be read, or do not fit the policy.
+        """
+
+    def before_update(self) -> None:
+        """Prepare for an update of the policy, which is about to begin."""
+
+    def recorded(self) -> Mapping[str, float]:
+        """Return what is to be recorded of the update that is over, under names of SB3's logger."""
+        return {}
 
 
 class Learner(Stateful, ABC):
@@ -121,13 +187,21 @@ class Learner(Stateful, ABC):
         metric_names: the names of its metrics, in order; see `AlgorithmInfo.metrics`.
         schedules: of attributes of the algorithm that SB3 takes as numbers; they are set before each update.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
-        actor: acts for the rows of the policy, unless it acts in shards.
+        takes_parts: the settings whose `LearnerPart` it takes.
+        refusal: why it takes no other one, and what is accepted instead.
+        engine: computes its updates; None: its algorithm does.
+        parts: the parts that its settings ask for.
+        actor: acts for the rows of the policy, unless copies of it act elsewhere.
         experience: what the policy learns from; None if it is not trained and acts in this process.
     """
 
     takes_common_steps: ClassVar[bool] = False
+    takes_parts: ClassVar[Sequence[str]] = ()
+    refusal: ClassVar[tuple[str, str]] = ("it cannot learn from recorded episodes", "no such setting")
     schedules: Mapping[str, Schedule] = MappingProxyType({})
-    experience: Experience | ShardedExperience | None
+    engine: Engine | None = None
+    parts: Sequence[LearnerPart] = ()
+    experience: Any  # a LearnedExperience or None; subclasses know more
 
     def __init__(
         self, rows: PolicyRows, algorithm: Any, trained: bool, processing: Processing, options: LearnerOptions
@@ -142,12 +216,11 @@ class Learner(Stateful, ABC):
         self._recorded_as = info.all_metrics
         self.metric_names = list(self._recorded_as)
         set_up_logging(algorithm)
-        self._is_sharded = options.sharded
+        self.progress_remaining = options.progress_remaining
+        self._states: dict[str, Part] = {}  # of parts of checkpoints that only this learner has
         self.actor = self._make_actor()
-        if options.sharded:
-            self.experience = (self._sharded if trained else ShardedExperience)(self.actor, processing)
-        else:
-            self.experience = self._make_experience(options.progress_remaining) if trained else None
+        self._acts_here = options.experience.acts_here
+        self.experience = options.experience.make(self)
 
     @classmethod
     def make(
@@ -169,14 +242,19 @@ class Learner(Stateful, ABC):
             spec = spec.with_defaults({"n_steps": options.n_steps})
         processing = processing_of(rows, spec.processing)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
-        explores_in_shard = options.num_shards is not None and is_off_policy(spec.algorithm)
-        learns_here = trained and options.num_shards is None
-        if isinstance(algorithm, TwoPaths) and not explores_in_shard:
-            algorithm.imitates = learns_here and spec.data.imitation_data is not None
-            choose_path(rows.policy_id, algorithm, options.update_path)
+        learns_here = options.experience.learns_here
+        parts = cls._parts_of(rows.policy_id, spec) if trained and learns_here else []
+        engine: Engine | None = None
+        if learns_here or not is_off_policy(spec.algorithm):
+            more_losses = any(each.adds_loss for each in parts)
+            made = (
+                make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses) for make in ENGINES
+            )
+            engine = next((each for each in made if each is not None), None)
         learner = cls(rows, algorithm, trained, processing, options)
-        if learns_here and spec.data.changed():
-            learner.take_data(spec, seed, options)
+        learner.engine = engine
+        for part_class in parts:
+            learner.take_part(part_class(learner, spec, seed, options))
         learner.schedules = coefficients(spec)
         if spec.exploration is not None:
             learner.explore_by(spec.exploration, seed, options)
@@ -189,18 +267,16 @@ class Learner(Stateful, ABC):
     ) -> Any:
         """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts.
 
-        It is not checked whether the hyperparameters fit the rows of a shard: the learner has more.
+        A copy that acts elsewhere is not checked: its learner has more rows.
         """
-
-    _sharded: ClassVar[type[ShardedExperience]]
 
     @abstractmethod
     def _make_actor(self) -> Actor:
         """Make what acts for the rows."""
 
     @abstractmethod
-    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
-        """Make what records the experience in this process."""
+    def make_experience(self) -> Experience:
+        """Make what records the experience of the actor in this process."""
 
     @property
     @abstractmethod
@@ -214,15 +290,15 @@ class Learner(Stateful, ABC):
             ConfigError: it cannot, for this algorithm and these actions, or in shards.
         """
         self.explorer = Explorer(exploration, seed, options.progress_remaining)
-        policy = None if options.sharded else choosing_policy(self.actor.policy, self.explorer)
+        policy = choosing_policy(self.actor.policy, self.explorer) if options.experience.acts_here else None
         if policy is None:
             name, space = type(self.algorithm).__name__, self.algorithm.action_space
-            why = "in shards or on Ray" if options.sharded else f"with {name} and actions {space}"
+            why = f"with {name} and actions {space}" if options.experience.acts_here else "in shards or on Ray"
             accepted = "DQN, QRDQN, or an algorithm with rollouts and without memory, with Discrete actions; no shards"
             words = f"policy {self.policy_id!r}: exploration is {type(exploration).__name__} {why}"
             raise ConfigError(f"{words}; accepted: {accepted}", key="exploration")
         self.actor.policy = policy
-        self.fields = {**self.fields, "exploration": part("explorer")}  # type: ignore[misc]
+        self._states["exploration"] = self.explorer
 
     def follow_schedules(self, progress_remaining: float) -> None:
         """Set what the algorithm's own schedules take, and the values of those that it does not have itself."""
@@ -242,22 +318,29 @@ class Learner(Stateful, ABC):
         """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
         return 0 if self.experience is None else self.experience.due_in()
 
-    # --- Recorded data -----------------------------------------------------------------------------------------------
+    # --- Parts -------------------------------------------------------------------------------------------------------
 
-    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        """Prepare to learn from the recorded episodes that the settings name; they are read by `read_data`.
-
-        Raises:
-            ConfigError: the algorithm cannot learn from them.
-        """
-        raise data_refused(self.policy_id, spec, "it cannot learn from recorded episodes", "no such setting")
-
-    def read_data(self) -> None:
-        """Read recorded episodes, if there are any and they were not read yet.
+    @classmethod
+    def _parts_of(cls, policy_id: PolicyID, spec: PolicySpec) -> list[type[LearnerPart]]:
+        """Return the parts that the settings of a policy ask for.
 
         Raises:
-            ConfigError: they cannot be read, or are not of such a policy.
+            ConfigError: they ask for one that this learner does not take.
         """
+        given = spec.data.changed()
+        asked = [name for name in LEARNER_PARTS.names() if name in given]
+        if given and (not asked or not set(asked) <= set(cls.takes_parts)):
+            (why, accepted), names = cls.refusal, ", ".join(given)
+            words = f"policy {policy_id!r}: {names} is set, but {spec.algorithm.__name__}: {why}; accepted: {accepted}"
+            raise ConfigError(words, key=next(iter(given)))
+        return [LEARNER_PARTS[name] for name in asked]
+
+    def take_part(self, part: LearnerPart) -> None:
+        """Let something take part in the learning."""
+        self.parts = [*self.parts, part]
+        self._states.update(part.states)
+        self._recorded_as = {**self._recorded_as, **part.metrics}
+        self.metric_names = list(self._recorded_as)
 
     # --- Metrics -----------------------------------------------------------------------------------------------------
 
@@ -281,8 +364,8 @@ class Learner(Stateful, ABC):
             lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.value(name)),
         ),
         "actor": computed(
-            lambda self: None if self._is_sharded else self.actor.get_state(),
-            lambda self, saved, name: self._read_acting(saved, name, None if self._is_sharded else self.actor),
+            lambda self: self.actor.get_state() if self._acts_here else None,
+            lambda self, saved, name: self._read_acting(saved, name, self.actor if self._acts_here else None),
         ),
         "experience": computed(
             lambda self: None if self.experience is None else self.experience.get_state(),
@@ -294,6 +377,10 @@ class Learner(Stateful, ABC):
         **COUNTS,
     }
 
+    @override
+    def all_fields(self) -> Fields:
+        return {**self.fields, **{name: _of_part(each) for name, each in self._states.items()}}
+
     def get_tensors(self) -> Mapping[str, Arrays]:
         """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
@@ -303,7 +390,7 @@ class Learner(Stateful, ABC):
         return in_order([self.read_weights(saved.files), super().read_state(saved)])
 
     def _read_acting(
-        self, saved: SavedPart, name: str, own: Actor | Experience | ShardedExperience | None
+        self, saved: SavedPart, name: str, own: Actor | LearnedExperience | None
     ) -> Callable[[], object] | None:
         """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
         if own is None:
@@ -316,11 +403,9 @@ class Learner(Stateful, ABC):
         return read_weights(self.algorithm, files["policy"])
 
 
-def data_refused(policy_id: PolicyID, spec: PolicySpec, why: str, accepted: str) -> ConfigError:
-    """Return the error for settings of recorded data that an algorithm does not take."""
-    names = ", ".join(spec.data.changed())
-    words = f"policy {policy_id!r}: {names} is set, but {spec.algorithm.__name__}: {why}; accepted: {accepted}"
-    return ConfigError(words, key=next(iter(spec.data.changed())))
+def _of_part(of_learner: Part) -> Field:
+    """Return the field of a part of checkpoints that only one learner has."""
+    return computed(lambda _: of_learner.get_state(), lambda _, saved, name: of_learner.read_state(saved.fields(name)))
 
 
 def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
@@ -24,10 +20,9 @@ from marl_sb3.experience.replay import (
     TransitionReplayBuffer,
     read_resized,
 )
-from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.building import build, mention_flat_images, policy_rows, stored_space
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, data_refused, joined_metrics
+from marl_sb3.learners.building import build, mention_flat_images, stored_space
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.replay_settings import check_replay, replay_buffer
 from marl_sb3.learners.spec import PolicySpec
@@ -39,10 +34,7 @@ from marl_sb3.sb3.optimizers import num_optimized
 from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates
 from marl_sb3.sb3.spaces import check_spaces
 from marl_sb3.sb3.tensors import Arrays
-from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order, part
-
-if TYPE_CHECKING:
-    from marl_sb3.learners.recorded_data import RecordedData
+from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +49,8 @@ class OffPolicyLearner(Learner):
     """
 
     algorithm: OffPolicyAlgorithm
-    _sharded: ClassVar[type[ShardedExperience]] = ShardedReplay
-    experience: ReplayExperience | ShardedReplay | None
-    recorded: RecordedData | None = None
-
-    _data_share: float | None = None
-    _data_updates: int = 0
-    _has_data: bool = False  # whether it was read since this object was made
+    takes_parts = ("replay_data",)
+    refusal = ("it has no rollouts", "replay_data")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -78,8 +65,11 @@ class OffPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
-        if options.num_shards is not None:
-            return cls._build_for_shard(rows, spec, processing, options.num_shards)
+        if not options.experience.learns_here:
+            copy: Any = build(rows, spec, processing, options.device)
+            copy.replay_buffer = None
+            options.experience.prepare_copy(copy)
+            return copy  # type: ignore[no-any-return]
         check_spaces(rows)
         check_replay(rows, spec, processing)
         mention_flat_images(rows, spec)
@@ -87,15 +77,6 @@ class OffPolicyLearner(Learner):
         assert options.goal_rewards is not None
         stored = stored_space(processing, algorithm)
         algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored, options.goal_rewards)
-        return algorithm  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _build_for_shard(rows: PolicyRows, spec: PolicySpec, processing: Processing, num_shards: int) -> BaseAlgorithm:
-        algorithm: Any = build(rows, spec, processing, "cpu")
-        algorithm.replay_buffer = None  # see `RecordingExperience`
-        algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
-        # The random actions before `learning_starts` are shared out to the shards.
-        algorithm.learning_starts = math.ceil(algorithm.learning_starts / num_shards)
         return algorithm  # type: ignore[no-any-return]
 
     def _make_actor(self) -> Actor:
@@ -106,60 +87,15 @@ class OffPolicyLearner(Learner):
         row_noise = RowNoise(noise, self.rows.num_rows) if explores else None  # type: ignore[arg-type]
         return Actor(self.rows, ExploringPolicy(algorithm, row_noise, warms_up=self.trained), processed)
 
-    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
-        made = RecordingExperience if self.algorithm.replay_buffer is None else ReplayExperience
-        return made(self.actor, stored_space(self.processing, self.algorithm), progress_remaining)
+    def make_experience(self) -> Experience:
+        """See `Learner.make_experience`."""
+        return ReplayExperience(self.actor, stored_space(self.processing, self.algorithm), self.progress_remaining)
 
     @property
     @override
     def pace(self) -> Pace:
         every: Any = self.algorithm.train_freq
         return Pace(max(_ENV_STEPS_PER_REPORT // self.rows.num_envs, int(every.frequency), 1))
-
-    # --- Recorded data -----------------------------------------------------------------------------------------------
-
-    @override
-    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        from marl_sb3.learners.recorded_data import RecordedData
-
-        settings, goal_rewards = spec.data, options.goal_rewards
-        if settings.imitation_data is not None or settings.replay_data is None:
-            raise data_refused(self.policy_id, spec, "it has no rollouts", "replay_data")
-        assert goal_rewards is not None
-        self.recorded = RecordedData(settings.replay_data, "replay_data", self.rows)
-        self._data_share, self._data_updates = settings.replay_data_share, settings.replay_data_updates
-        rows, stored = policy_rows(self.rows, self.processing), stored_space(self.processing, self.algorithm)
-        self._make_buffer = partial(replay_buffer, rows, spec, self.algorithm, stored, goal_rewards)
-        self.fields = {**type(self).fields, "recorded": part("recorded")}  # type: ignore[misc]
-
-    @override
-    def read_data(self) -> None:
-        if self.recorded is None or self._has_data:
-            return
-        is_new = self.algorithm.num_timesteps == 0 and self.buffer.num_transitions == 0
-        if is_new or self._data_share is not None:
-            self._add_data(self.recorded, learn=is_new)
-        self._has_data = True
-
-    def _add_data(self, recorded: RecordedData, *, learn: bool) -> None:
-        """Put recorded transitions into the replay buffer, or beside it.
-
-        Args:
-            learn: whether running statistics take them in, as those of the policy's own.
-        """
-        from marl_sb3.learners.recorded_data import add_demonstrations, columns_of, drawing_from_both
-
-        data = recorded.read(self.processing, self.algorithm, learn=learn, normalize=False)
-        recorded.forget()
-        columns, buffer = columns_of(data, self.rows), self.buffer
-        if self._data_share is not None:
-            buffer = self._make_buffer(size=max(map(len, columns)) * self.rows.num_rows)
-            self.buffer.sample = drawing_from_both(self.buffer, buffer, self._data_share)
-        capacity = buffer.buffer_size * self.rows.num_rows
-        if len(data) > capacity:
-            words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
-            _log.warning(words, self.policy_id, len(data), capacity)
-        add_demonstrations(buffer, data, columns)
 
     # --- Update ------------------------------------------------------------------------------------------------------
 
@@ -169,8 +105,7 @@ class OffPolicyLearner(Learner):
         metrics: list[Result] = []
 
         def run() -> None:
-            experience = self.experience  # of shards: all that were due within the round
-            for _ in experience.due_updates() if isinstance(experience, ShardedReplay) else [None]:
+            for _ in self.experience.due_updates():
                 metrics.append(self._train())
 
         return Update(run, lambda: joined_metrics(metrics or [self._finish_update(0)]))
@@ -190,7 +125,7 @@ class OffPolicyLearner(Learner):
             # -1: as many as agent steps in the rollout
             gradient_steps = algorithm.gradient_steps if algorithm.gradient_steps >= 0 else experience.agent_steps
         if gradient_steps > 0 and num_updates(algorithm) == 0:
-            gradient_steps += self._data_updates
+            gradient_steps += sum(each.first_updates for each in self.parts)
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
                 algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -14,28 +14,18 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor, not_finite_refused
 from marl_sb3.acting.policy import RolloutPolicy
-from marl_sb3.config.schema import DATA
+from marl_sb3.doors import PreparedUpdate
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
-from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import build, check_rollout, mention_flat_images
-from marl_sb3.learners.fused_on_policy import FusedOnPolicy, count_steps
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, data_refused
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update
 from marl_sb3.learners.numeric_faults import check_update, check_weights
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.sb3.schedules import make_schedule
-from marl_sb3.storage.parts import Fields, integer, part
-
-if TYPE_CHECKING:
-    from marl_sb3.learners.fused_policy import FusedRolloutUpdate
-    from marl_sb3.learners.imitation import ImitationLoss
-    from marl_sb3.learners.recorded_data import RecordedData
-
-
-_OF_IMITATION = ("imitation_loss", "imitation_coefficient")  # metrics
+from marl_sb3.sb3.optimizers import count_steps
+from marl_sb3.storage.parts import Fields, integer
 
 
 class OnPolicyLearner(Learner):
@@ -49,15 +39,14 @@ class OnPolicyLearner(Learner):
     rollouts_per_report: ClassVar[int] = 1
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
+    takes_parts: ClassVar[Sequence[str]] = ("imitation_data",)
+    refusal = ("it has no replay buffer", "imitation_data")
     algorithm: OnPolicyAlgorithm
-    imitation: ImitationLoss | None = None
-    recorded: RecordedData | None = None
-    _sharded: ClassVar[type[ShardedExperience]] = ShardedRollout
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.buffer.least_minibatch = self.least_minibatch
-        if not isinstance(self.algorithm, FusedOnPolicy):  # which count by themselves
+        if not hasattr(self.algorithm, "num_grad_updates"):  # some of marl_sb3's own count by themselves
             self.algorithm.num_grad_updates = 0  # type: ignore[attr-defined]
             count_steps(self.algorithm)
 
@@ -70,7 +59,7 @@ class OnPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
-        if options.num_shards is None:
+        if options.experience.learns_here:
             check_rollout(rows, spec)
             mention_flat_images(rows, spec)
         buffer_class = cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
@@ -80,7 +69,8 @@ class OnPolicyLearner(Learner):
         processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)
         return Actor(self.rows, self._make_policy(), processed, bootstraps=self.trained)
 
-    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
+    def make_experience(self) -> Experience:
+        """See `Learner.make_experience`."""
         return RolloutExperience(self.actor)
 
     def _make_policy(self) -> RolloutPolicy:
@@ -93,42 +83,6 @@ class OnPolicyLearner(Learner):
         n_steps = self.algorithm.n_steps
         return Pace(n_steps * self.rollouts_per_report, n_steps)
 
-    # --- Recorded data -----------------------------------------------------------------------------------------------
-
-    @override
-    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        from marl_sb3.learners.imitation import ImitationLoss, action_loss
-        from marl_sb3.learners.recorded_data import RecordedData
-
-        path, settings = spec.data.imitation_data, spec.data
-        if settings.replay_data is not None or path is None:
-            raise data_refused(self.policy_id, spec, "it has no replay buffer", "imitation_data")
-        name = "imitation_coefficient"
-        coefficient = make_schedule(settings.imitation_coefficient, name, DATA[name])
-        self.recorded = RecordedData(path, "imitation_data", self.rows)
-        loss = action_loss(self.policy_id, self.algorithm)
-        self.imitation = ImitationLoss(loss, coefficient, self.actor.policy.takes_masks, seed)
-        self._recorded_as = {**self._recorded_as, **{name: f"train/{name}" for name in _OF_IMITATION}}
-        self.metric_names = list(self._recorded_as)
-        self.fields = {**type(self).fields, "imitation": part("imitation"), "recorded": part("recorded")}  # type: ignore[misc]
-
-    @override
-    def read_data(self) -> None:
-        if self.imitation is None or self.recorded is None or self.imitation.data is not None:
-            return
-        from marl_sb3.learners.imitation import require_masks
-
-        data = self.recorded.read(self.processing, self.algorithm)
-        require_masks(self.policy_id, self.algorithm, data, self.actor.policy.takes_masks)
-        self.imitation.data = data
-        if self.processing.normalizer is None:
-            self.recorded.forget()
-
-    def _read_data_anew(self) -> None:
-        """Normalise recorded observations by the present statistics."""
-        if self.imitation is not None and self.recorded is not None and self.processing.normalizer is not None:
-            self.imitation.data = self.recorded.read(self.processing, self.algorithm)
-
     # --- Update ------------------------------------------------------------------------------------------------------
 
     @override
@@ -136,25 +90,22 @@ class OnPolicyLearner(Learner):
         self.follow_schedules(progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
             return Update(lambda: None, self._finish_update)
-        self._read_data_anew()
-        algorithm: Any = self.algorithm
-        own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
-        fused = isinstance(algorithm, FusedOnPolicy) and own is FusedOnPolicy.train
-        by_kernels: FusedRolloutUpdate | None = algorithm.prepare_update() if fused else None
+        for each in self.parts:
+            each.before_update()
+        prepared = None if self.engine is None else self.engine.prepare_update()
 
         def run() -> None:
             with not_finite_refused(self.policy_id, "update"):
-                (algorithm.train if by_kernels is None else by_kernels.run)()
+                (self.algorithm.train if prepared is None else prepared.run)()
 
-        # The kernels release the GIL.
-        return Update(run, partial(self._finish_update, by_kernels), parallel=by_kernels is not None)
+        return Update(run, partial(self._finish_update, prepared), parallel=prepared is not None)
 
-    def _finish_update(self, by_kernels: FusedRolloutUpdate | None = None) -> Result:
+    def _finish_update(self, prepared: PreparedUpdate | None = None) -> Result:
         """Return the metrics that `train()` has recorded; raises if a number is not finite."""
-        if by_kernels is not None:
-            self.algorithm.finish_update(by_kernels)  # type: ignore[attr-defined]
-            self.buffer.samples_drawn += by_kernels.samples_drawn
-        for name, value in ({} if self.imitation is None else self.imitation.recorded()).items():
+        if prepared is not None and self.engine is not None:
+            self.engine.finish_update(prepared)
+            self.buffer.samples_drawn += prepared.samples_drawn
+        for name, value in (item for each in self.parts for item in each.recorded().items()):
             self.algorithm.logger.record(name, value)
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()

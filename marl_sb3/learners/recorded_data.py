@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
+from typing_extensions import override
 
+from marl_sb3.config.schema import DATA
 from marl_sb3.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
 from marl_sb3.errors import ConfigError, as_path
 from marl_sb3.experience.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.learners.building import policy_rows, stored_space
+from marl_sb3.learners.imitation import ImitationLoss, action_loss, require_masks
+from marl_sb3.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.learners.replay_settings import replay_buffer
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
+from marl_sb3.sb3.schedules import make_schedule
 from marl_sb3.storage.parts import Fields, Stateful, integer, optional
 from marl_sb3.types import Array
 
@@ -141,3 +151,90 @@ def _joined(one: Any, other: Any) -> Any:
     if isinstance(one, dict):
         return {key: th.cat([part, other[key]]) for key, part in one.items()}
     return None if one is None else th.cat([one, other])
+
+
+# --- Parts of learners ------------------------------------------------------------------------------------------------
+
+
+class ImitationData(LearnerPart):
+    """Recorded actions as a part of the loss of an algorithm with rollouts; see `ImitationLoss`."""
+
+    adds_loss = True
+    metrics = MappingProxyType({name: f"train/{name}" for name in ("imitation_loss", "imitation_coefficient")})
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        name = "imitation_coefficient"
+        coefficient = make_schedule(spec.data.imitation_coefficient, name, DATA[name])
+        self._learner = learner
+        self._recorded = RecordedData(str(spec.data.imitation_data), "imitation_data", learner.rows)
+        self.takes_masks = learner.actor.policy.takes_masks
+        self.loss = ImitationLoss(
+            action_loss(learner.policy_id, learner.algorithm), coefficient, self.takes_masks, seed
+        )
+        self.states = {"imitation": self.loss, "recorded": self._recorded}
+
+    @override
+    def read(self) -> None:
+        if self.loss.data is not None:
+            return
+        learner, data = self._learner, self._read()
+        require_masks(learner.policy_id, learner.algorithm, data, self.takes_masks)
+        self.loss.data = data
+        if learner.processing.normalizer is None:
+            self._recorded.forget()
+
+    @override
+    def before_update(self) -> None:
+        if self._learner.processing.normalizer is not None:  # by the present statistics
+            self.loss.data = self._read()
+
+    def _read(self) -> Demonstrations:
+        return self._recorded.read(self._learner.processing, self._learner.algorithm)
+
+    @override
+    def recorded(self) -> Mapping[str, float]:
+        return self.loss.recorded()
+
+
+class ReplayData(LearnerPart):
+    """Recorded transitions in the replay buffer, or beside it."""
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        assert options.goal_rewards is not None
+        self._learner = learner
+        self._recorded = RecordedData(str(spec.data.replay_data), "replay_data", learner.rows)
+        self._share, self.first_updates = spec.data.replay_data_share, spec.data.replay_data_updates
+        rows, algorithm = policy_rows(learner.rows, learner.processing), learner.algorithm
+        stored = stored_space(learner.processing, algorithm)
+        self._make_buffer = partial(replay_buffer, rows, spec, algorithm, stored, options.goal_rewards)
+        self._has_read = False
+        self.states = {"recorded": self._recorded}
+
+    @override
+    def read(self) -> None:
+        if self._has_read:
+            return
+        learner = self._learner
+        is_new = learner.algorithm.num_timesteps == 0 and learner.buffer.num_transitions == 0
+        if is_new or self._share is not None:
+            self._add(learn=is_new)
+        self._has_read = True
+
+    def _add(self, *, learn: bool) -> None:
+        """Put the transitions into the replay buffer, or into one beside it.
+
+        Args:
+            learn: whether running statistics take them in, as those of the policy's own.
+        """
+        learner = self._learner
+        data = self._recorded.read(learner.processing, learner.algorithm, learn=learn, normalize=False)
+        self._recorded.forget()
+        columns, buffer = columns_of(data, learner.rows), learner.buffer
+        if self._share is not None:
+            buffer = self._make_buffer(size=max(map(len, columns)) * learner.rows.num_rows)
+            learner.buffer.sample = drawing_from_both(learner.buffer, buffer, self._share)
+        capacity = buffer.buffer_size * learner.rows.num_rows
+        if len(data) > capacity:
+            words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
+            _log.warning(words, learner.policy_id, len(data), capacity)
+        add_demonstrations(buffer, data, columns)

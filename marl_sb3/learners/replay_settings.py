@@ -24,7 +24,6 @@ from marl_sb3.experience.row_rings import (
     goal_spaces,
 )
 from marl_sb3.learners.building import check_action_space, is_off_policy, processing_of
-from marl_sb3.learners.coverage import first_reason
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
@@ -109,7 +108,7 @@ def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> N
         f"ends by a time limit need their own observation: set replay_buffer_kwargs to {{{_TIMEOUTS}: false}} to treat "
         "them as terminations": given.get(_TIMEOUTS, True),
     }
-    reason = first_reason(reasons)
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is not None:
         words = f"{where}: optimize_memory_usage is true, but {reason}"
         raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")

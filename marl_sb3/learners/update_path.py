@@ -7,7 +7,6 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.coverage import Reliance
-from marl_sb3.learners.threads import load_blas
 
 UPDATE_PATHS = ("auto", "fused", "torch")
 _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
@@ -27,12 +26,12 @@ class TwoPaths:
         update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
             one. May be set at any time between updates.
         known_as: the name of the policy in the log.
-        imitates: whether recorded actions are a part of its loss, which the kernels do not have.
+        has_more_losses: whether recorded actions are a part of its loss, which the kernels do not have.
     """
 
     update_path: str = "auto"
     known_as: str = "policy"
-    imitates: bool = False
+    has_more_losses: bool = False
     _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
 
     def coverage(self) -> Reliance | str:
@@ -96,20 +95,4 @@ class TwoPaths:
         return {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "known_as", "imitates", *_MADE_ANEW]  # type: ignore[misc]
-
-
-def choose_path(policy_id: str, algorithm: TwoPaths, update_path: str) -> None:
-    """Set the path of a policy's algorithm, check that it covers the policy, and log which path is taken.
-
-    Raises:
-        ConfigError: see `TwoPaths.takes_fused_path`.
-    """
-    algorithm.known_as = f"policy {policy_id}"
-    if update_path != "auto":  # otherwise a subclass may have set its own
-        algorithm.update_path = update_path
-    fused = algorithm.takes_fused_path()
-    if fused:
-        load_blas()
-    reason = "" if fused or algorithm.update_path != "auto" else f" ({algorithm.why_not_fused()})"
-    _log.info("%s: %s update%s", algorithm.known_as, "fused" if fused else "torch", reason)
+        return [*super()._excluded_save_params(), "known_as", "has_more_losses", *_MADE_ANEW]  # type: ignore[misc]

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from marl_sb3.errors import VecEnvOrderError
-from marl_sb3.experience.shards import PolicyOrder, PolicyRollout
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Episode, InfoMetric
+from marl_sb3.runners.shard_experience import PolicyOrder, PolicyRollout
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, Array, PolicyID

@@ -10,10 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.acting.actor import Acted, ActingWatcher, Actor
-from marl_sb3.experience.shards import ShardPolicy
 from marl_sb3.experience.trajectories import NEVER, TrajectoryHook, TrajectoryRewriter
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.storage.parts import Part, SavedPart
@@ -39,13 +37,27 @@ class StepListener(Protocol):
         """Note a step of all envs, and the episodes that it ended; return False to stop the rollout."""
 
 
+class ActingPart(Protocol):
+    """What acts for the rows of one policy and records what they experience: a learner, or a copy of its policy.
+
+    Attributes:
+        actor: chooses the actions.
+        experience: an `Experience`; None: nothing is recorded.
+    """
+
+    actor: Actor
+    experience: Any
+
+
 class Runner(Part, Protocol):
     """Steps the envs with the policies' actions, and records the experience.
 
     Attributes:
+        watchers: see every step of the envs; None: the envs are not stepped together, and nobody can.
         episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """
 
+    watchers: list[ActingWatcher] | None = None
     episodes_left_out: bool = False
 
     @property
@@ -139,18 +151,17 @@ class LocalRunner(Runner):
 
     Args:
         env: the envs.
-        policies: policy id -> the policy that acts: a learner, or its copy in a shard.
+        policies: policy id -> what acts for it.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
-
-    Attributes:
-        watchers: see every step of the envs.
     """
+
+    watchers: list[ActingWatcher]
 
     def __init__(
         self,
         env: MultiAgentVecEnv,
-        policies: Mapping[PolicyID, Learner | ShardPolicy],
+        policies: Mapping[PolicyID, ActingPart],
         tracker: EpisodeTracker,
         *,
         warns: bool = True,
@@ -160,8 +171,7 @@ class LocalRunner(Runner):
         self.watchers: list[ActingWatcher] = []
         self._rewriter: TrajectoryRewriter | None = None
         self._pairs: list[tuple[Actor, Experience | None]] = [
-            (each.actor, each.experience)  # type: ignore[misc]  # not a `ShardedExperience`, which is filled elsewhere
-            for each in policies.values()
+            (each.actor, each.experience) for each in policies.values()
         ]
         self._no_actions = zero_actions(env)
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes

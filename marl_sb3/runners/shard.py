@@ -15,7 +15,6 @@ import torch as th
 
 from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError
-from marl_sb3.experience.shards import ShardPolicy
 from marl_sb3.learners.learner import LearnerOptions
 from marl_sb3.learners.threads import limited_threads, start_without_dynamo
 from marl_sb3.metrics import Episode, EpisodeTracker
@@ -24,6 +23,7 @@ from marl_sb3.processes.messages import known_error
 from marl_sb3.processes.pool import versions
 from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
 from marl_sb3.runners.runner import LocalRunner
+from marl_sb3.runners.shard_experience import OfCopy, ShardPolicy
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import SavedPart, read_states
 from marl_sb3.storage.process_rng import preserve_rng
@@ -67,8 +67,8 @@ class Shard:
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
         rows = rows_of_policy(self._env, policy_id, plan.policy_of)
-        shards = plan.envs.n_shards
-        options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, num_shards=shards)
+        copies = OfCopy(plan.envs.n_shards)
+        options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, copies)
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
         return ShardPolicy(learner.actor, learner.experience, learner.processing)
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from typing_extensions import override
 
+from marl_sb3.config.ray import AnyRunners, RaySettings
+from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import ConfigError, RunnersLostError, described
-from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.trajectories import TrajectoryHook
+from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.processes.messages import by_value
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
 from marl_sb3.runners.runner import Runner, StepListener
+from marl_sb3.runners.shard_experience import OfLearner, ShardedExperience, ShardedRollout
 from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State
 from marl_sb3.types import PolicyID
-from marl_sb3.vec_env.interface import Health, shard_seed
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, shard_seed
+from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
+
+if TYPE_CHECKING:
+    from marl_sb3.processes.pool import Pool
+    from marl_sb3.training.setup import Setup
 
 
 class ShardedRunner(Runner):
@@ -201,3 +209,73 @@ class ShardedRunner(Runner):
         if gone and seed is not None:
             self.start()
             self._runners.restore({shard: SavedShard(None, shard_seed(seed, shard)) for shard in gone})
+
+
+# --- The execution ---------------------------------------------------------------------------------------------------
+
+
+class InShards:
+    """The `Execution` of a `ShardedVecEnv`."""
+
+    experience = OfLearner()
+
+    def make_runner(
+        self,
+        env: MultiAgentVecEnv,
+        setup: Setup,
+        tracker: EpisodeTracker,
+        progress_after: Callable[[int], Progress],
+        *,
+        update_path: str,
+        n_threads: int,
+    ) -> Runner:
+        """See `Execution.make_runner`; nothing is started."""
+        envs = cast("ShardedVecEnv", env)
+
+        def plan() -> ShardPlan:
+            return ShardPlan(
+                envs.plan,
+                env.agents,
+                setup.specs,
+                setup.bundle.policy_of,
+                frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
+                setup.rollout_steps,
+                update_path,
+                n_threads,
+                tracker.custom_metrics,
+                imported_modules(),
+            )
+
+        sources = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
+        runners = shard_runners(envs.runners, envs.plan.n_shards)
+        runner = ShardedRunner(plan, runners, sources, tracker, progress_after)
+        envs.attach(runner)
+        return runner
+
+
+IN_SHARDS: Final = InShards()
+
+
+def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
+    """Return what rolls out the shards of a training. Nothing is started before its `start`.
+
+    Args:
+        settings: which processes do; None: this one.
+        n_shards: number of shards.
+    """
+    from marl_sb3.processes.pool import InProcessPool, LocalPool
+    from marl_sb3.runners.shard import ShardHost, host_in_a_process_of_its_own
+
+    if settings is None:
+        return ShardRunners(partial(InProcessPool, ShardHost))
+    number = settings.runners or min(n_shards, available_cores())
+
+    def make_pool() -> Pool:
+        if isinstance(settings, RaySettings):
+            from marl_sb3.processes.ray import Connection, RayPool
+
+            return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
+        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+        return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
+
+    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

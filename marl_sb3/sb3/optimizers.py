@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
+from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.sb3.private import torch_members
@@ -33,6 +34,16 @@ def num_optimized(algorithm: BaseAlgorithm) -> int:
 def parameter_addresses(algorithm: BaseAlgorithm) -> list[int]:
     """Return where the parameters that the optimizers step begin in memory."""
     return [parameter.data_ptr() for each in _optimizers(algorithm).values() for parameter in _parameters(each)]
+
+
+def count_steps(algorithm: Any) -> RemovableHandle | None:
+    """Count the optimizer's steps in `num_grad_updates` of its algorithm; not those of a wrapper without hooks."""
+
+    def count(*_: Any) -> None:
+        algorithm.num_grad_updates += 1
+
+    optimizer = algorithm.policy.optimizer
+    return optimizer.register_step_post_hook(count) if isinstance(optimizer, th.optim.Optimizer) else None
 
 
 def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:

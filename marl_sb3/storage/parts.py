@@ -101,7 +101,7 @@ class Stateful:
 
     def get_state(self) -> State:
         """Return the state as plain data and arrays."""
-        return {name: field.get(self) for name, field in self.fields.items()}
+        return {name: field.get(self) for name, field in self.all_fields().items()}
 
     def read_state(self, state: StateReader) -> Commit:
         """Check a saved state; nothing changes yet.
@@ -117,16 +117,21 @@ class Stateful:
 
     def read_fields(self, state: StateReader) -> dict[str, Any]:
         """Check a saved state; returns what `set_fields` takes, by the names of the fields."""
-        state.require_names(list(self.fields))
-        values = {name: field.read(self, state, name) for name, field in self.fields.items()}
+        fields = self.all_fields()
+        state.require_names(list(fields))
+        values = {name: field.read(self, state, name) for name, field in fields.items()}
         self.check_state(values, state)
         return values
 
     def set_fields(self, values: Mapping[str, Any]) -> None:
         """Set all fields."""
-        for name, field in self.fields.items():
+        for name, field in self.all_fields().items():
             field.put(self, values[name])
         self.state_was_set()
+
+    def all_fields(self) -> Fields:
+        """Return `fields`, and those that only this object has."""
+        return self.fields
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """Refuse values of fields that contradict each other."""

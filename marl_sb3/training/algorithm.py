@@ -20,12 +20,12 @@ from marl_sb3.acting.actor import ActingWatcher
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.config.values import PositiveInt, Seed, require
+from marl_sb3.doors import EXECUTIONS
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
-from marl_sb3.runners.runner import LocalRunner
 from marl_sb3.storage.checkpoint import Checkpoint, store_of, versions
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State, StateReader
@@ -38,7 +38,7 @@ from marl_sb3.training.results import (
     machine_load,
     progress_bar_callback,
 )
-from marl_sb3.training.setup import TrainingParts, constructor_arguments, make_runner, set_up
+from marl_sb3.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
@@ -134,6 +134,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self.verbose = verbose
         self.seed = seed
         self._counters = Counters(len(env.agents))
+        execution = EXECUTIONS[env.stepped_by]
         self._setup = set_up(
             env,
             policies,
@@ -146,6 +147,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             update_path=update_path,
             evaluation_deterministic=evaluation_deterministic,
             progress_remaining=self._counters.progress_remaining,
+            experience=execution.experience,
         )
         bundle = self._setup.bundle
         self.policies, self.policy_of = bundle.policies, bundle.policy_of
@@ -156,7 +158,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env.seed(seed)
         learners = self._setup.learners
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
-        self._runner = make_runner(
+        self._runner = execution.make_runner(
             env,
             self._setup,
             self.tracker,
@@ -421,7 +423,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
             ConfigError: they cannot be read, or are not of such policies.
         """
         for learner in self.parts.learners.values():
-            learner.read_data()
+            for part in learner.parts:
+                part.read()
 
     def require_watchable(self) -> None:
         """Refuse watchers where the envs are not stepped together.
@@ -429,7 +432,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         Raises:
             ConfigError: the envs are rolled out in shards.
         """
-        if not isinstance(self._runner, LocalRunner):
+        if self._runner.watchers is None:
             words = "the envs are rolled out in shards, where nobody can follow the steps of all envs"
             raise ConfigError(f"{words}; accepted: n_shards=0, without runners and Ray", key="n_shards")
 
@@ -440,13 +443,13 @@ class MultiAgentAlgorithm(PolicyByAgent):
             ConfigError: see `require_watchable`.
         """
         self.require_watchable()
-        assert isinstance(self._runner, LocalRunner)
+        assert self._runner.watchers is not None
         self._runner.watchers.append(watcher)
 
     def remove_watcher(self, watcher: ActingWatcher) -> None:
         """Let a watcher see nothing any more; nothing happens if it saw nothing."""
-        if isinstance(self._runner, LocalRunner) and watcher in self._runner.watchers:
-            self._runner.watchers.remove(watcher)
+        if watcher in (watchers := self._runner.watchers or []):
+            watchers.remove(watcher)
 
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes, because the envs were stepped by other code."""

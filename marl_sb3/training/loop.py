@@ -15,7 +15,7 @@ from stable_baselines3.common.logger import Logger
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.threads import run_in_threads
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.runners.runner import LocalRunner, Runner
+from marl_sb3.runners.runner import Runner
 from marl_sb3.sb3.optimizers import parameter_addresses
 from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.sb3.schedules import Progress
@@ -156,18 +156,18 @@ class TrainingLoop:
             ConfigError: a hook cannot run where the envs are stepped.
         """
         env, runner = self._model.env, self._runner
-        takes_steps = isinstance(runner, LocalRunner)
-        require_possible(callback, sharded=not takes_steps)
+        watchers = runner.watchers
+        require_possible(callback, sharded=watchers is None)
         runner.rewrite_trajectories(trajectory_hooks(callback), self._counters.env_steps // env.num_envs)
         self._update_hooks = with_hook(callback, "on_update_start")
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
-        if isinstance(runner, LocalRunner) and self.episode_hooks in runner.watchers:
-            runner.watchers.remove(self.episode_hooks)
+        if watchers is not None and self.episode_hooks in watchers:
+            watchers.remove(self.episode_hooks)
         self.episode_hooks = None
         if with_hook(callback, *OF_EPISODES):
             self.episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
-            if isinstance(runner, LocalRunner):
-                runner.watchers.append(self.episode_hooks)
+            if watchers is not None:
+                watchers.append(self.episode_hooks)
         for each in with_hook(callback, "on_envs_created"):
             with named_errors(each, "on_envs_created"):
                 each.on_envs_created(env)
@@ -273,7 +273,7 @@ def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner
 
     Those that share no parameters with another one are all in the first group.
     """
-    if len(learners) < 2 or not any(hasattr(learner.algorithm, "prepare_update") for learner in learners):
+    if len(learners) < 2 or all(learner.engine is None for learner in learners):
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicySpaces
-from marl_sb3.config.ray import AnyRunners, RaySettings
-from marl_sb3.envs.registry import imported_modules
+from marl_sb3.doors import EXECUTIONS, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
+from marl_sb3.learners.learner import HERE, Learner, LearnerOptions, common_steps, iteration_steps
 from marl_sb3.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
-from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.mapping import (
     Deterministic,
@@ -29,11 +26,7 @@ from marl_sb3.policies.mapping import (
     resolve_policies,
 )
 from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.processes.pool import Pool
-from marl_sb3.runners.rounds import ShardPlan
 from marl_sb3.runners.runner import LocalRunner, Runner
-from marl_sb3.runners.shard_runners import ShardRunners
-from marl_sb3.runners.sharded import ShardedRunner
 from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import optimizer_forms
 from marl_sb3.sb3.private import progress_remaining, set_progress_remaining
@@ -48,7 +41,6 @@ from marl_sb3.training.callback import CallbackStates
 from marl_sb3.training.loop import Counters
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
-from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
 
 
 @dataclass(frozen=True)
@@ -114,8 +106,13 @@ def set_up(
     update_path: str,
     evaluation_deterministic: Deterministic,
     progress_remaining: Callable[[], Progress],
+    experience: ExperienceMaker,
 ) -> Setup:
-    """Make the policies and their learners; the arguments are those of `MultiAgentAlgorithm`.
+    """Make the policies and their learners; most arguments are those of `MultiAgentAlgorithm`.
+
+    Args:
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        experience: of the `Execution` of the envs.
 
     Raises:
         ConfigError: an argument is wrong, or a policy could not be saved.
@@ -132,8 +129,8 @@ def set_up(
 
         require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
     learners: dict[PolicyID, Learner] = {}
-    sharded = isinstance(env, ShardedVecEnv)
-    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, sharded, goal_rewards_of(env))
+    goal_rewards = goal_rewards_of(env)
+    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, experience, goal_rewards)
     for index, policy_id in enumerate(policy_ids):
         # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
         own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
@@ -294,65 +291,23 @@ def constructor_arguments(
 # --- The runner ------------------------------------------------------------------------------------------------------
 
 
-def make_runner(
-    env: MultiAgentVecEnv,
-    setup: Setup,
-    tracker: EpisodeTracker,
-    progress_after: Callable[[int], Progress],
-    *,
-    update_path: str,
-    n_threads: int,
-) -> Runner:
-    """Make the runner of a training.
+class InThisProcess:
+    """The `Execution` of vec envs that this process steps."""
 
-    Args:
-        progress_after: see `ShardedRunner`.
-        update_path: see `marl_sb3.PPO`.
-        n_threads: threads of one operation of PyTorch or BLAS.
-    """
-    if not isinstance(env, ShardedVecEnv):
+    experience = HERE
+
+    def make_runner(
+        self,
+        env: MultiAgentVecEnv,
+        setup: Setup,
+        tracker: EpisodeTracker,
+        progress_after: Callable[[int], Progress],
+        *,
+        update_path: str,
+        n_threads: int,
+    ) -> Runner:
+        """See `Execution.make_runner`."""
         return LocalRunner(env, setup.learners, tracker)
 
-    def plan() -> ShardPlan:
-        return ShardPlan(
-            env.plan,
-            env.agents,
-            setup.specs,
-            setup.bundle.policy_of,
-            frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
-            setup.rollout_steps,
-            update_path,
-            n_threads,
-            tracker.custom_metrics,
-            imported_modules(),
-        )
 
-    sources: Any = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
-    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), sources, tracker, progress_after)
-    env.attach(runner)
-    return runner
-
-
-def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
-    """Return what rolls out the shards of a training. Nothing is started before its `start`.
-
-    Args:
-        settings: which processes do; None: this one.
-        n_shards: number of shards.
-    """
-    from marl_sb3.processes.pool import InProcessPool, LocalPool
-    from marl_sb3.runners.shard import ShardHost, host_in_a_process_of_its_own
-
-    if settings is None:
-        return ShardRunners(partial(InProcessPool, ShardHost))
-    number = settings.runners or min(n_shards, available_cores())
-
-    def make_pool() -> Pool:
-        if isinstance(settings, RaySettings):
-            from marl_sb3.processes.ray import Connection, RayPool
-
-            return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
-        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
-        return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
-
-    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)
+EXECUTIONS.add(MultiAgentVecEnv.stepped_by, InThisProcess())

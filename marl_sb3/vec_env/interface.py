@@ -82,9 +82,11 @@ class MultiAgentVecEnv(ABC):
         groups: the agents by their spaces, in order of first appearance.
         metadata: the env's own metadata.
         render_mode: the env's render mode, or None.
+        stepped_by: the name of the `Execution` that steps the envs in a training.
         steps_apart: whether a step may leave out envs, because clients step them; see `VecStep.stepped`.
     """
 
+    stepped_by: ClassVar[str] = "this process"
     steps_apart: ClassVar[bool] = False
     num_envs: int
     agents: tuple[AgentID, ...]

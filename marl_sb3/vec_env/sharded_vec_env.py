@@ -106,6 +106,8 @@ class ShardedVecEnv(MultiAgentVecEnv):
         ConfigError: an argument is wrong, or a factory cannot be given to other processes.
     """
 
+    stepped_by = "shards"
+
     def __init__(self, plan: EnvPlan, runners: AnyRunners | None = None) -> None:
         if plan.n_envs % plan.n_shards:
             fitting = [n for n in range(1, plan.n_envs + 1) if plan.n_envs % n == 0]

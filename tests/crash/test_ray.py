@@ -27,8 +27,8 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback, Trajectory
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, RunnersLostError
+from marl_sb3.runners.sharded import shard_runners
 from marl_sb3.train import main
-from marl_sb3.training.setup import shard_runners
 from marl_sb3.tuning.finals import candidates
 
 ROOT = Path(__file__).parent.parent.parent

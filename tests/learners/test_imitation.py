@@ -228,8 +228,8 @@ def test_the_gradient_is_that_of_both_losses(pushes: str) -> None:
         learner: Any = algorithm.parts.learners["shared"]
         if coefficient == 0.5:
             algorithm.read_data()
-            drawn = np.random.default_rng([4, 0x1417A7E]).integers(len(learner.imitation.data), size=16)
-            batch = minibatch(learner.imitation.data, drawn, learner.algorithm)
+            drawn = np.random.default_rng([4, 0x1417A7E]).integers(len(learner.parts[0].loss.data), size=16)
+            batch = minibatch(learner.parts[0].loss.data, drawn, learner.algorithm)
             loss = -policy.evaluate_actions(batch.observations, batch.actions)[1].mean()
             gradients = th.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
         algorithm.learn(16)

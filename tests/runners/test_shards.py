@@ -20,10 +20,10 @@ from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostE
 from marl_sb3.metrics import Episode
 from marl_sb3.processes.pool import InProcessPool
 from marl_sb3.processing.normalize import RunningStatistics, add_recent, recent_state
+from marl_sb3.runners import sharded
 from marl_sb3.runners.shard import ShardHost
 from marl_sb3.runners.shard_runners import ShardRunners, balanced
 from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.training import setup as training_setup
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
 
 E, SHARDS, STEPS = 4, 2, 8
@@ -77,7 +77,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MultiAgentAlgorithm]:
 
     def made(kind: str = "ppo", runners: Any = None, env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
         monkeypatch.setattr(
-            training_setup, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
+            sharded, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
         )
         settings = env_kwargs or {"plans": PLANS}
         return MultiAgentAlgorithm(

@@ -30,9 +30,7 @@ from marl_sb3.learners.coverage import (
     memory_coverage,
 )
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
-from marl_sb3.learners.learner import LearnerOptions, data_refused
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.sb3.private import calls_lstm_as_sb3
 
@@ -136,6 +134,12 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
 class TRPOLearner(OnPolicyLearner):
     """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
+    takes_parts = ()
+    refusal = (
+        "it moves its actor by a line search, to which no loss can be added",
+        "ppo, a2c, maskable_ppo or recurrent_ppo",
+    )
+
     def _make_actor(self) -> Actor:
         algorithm: Any = self.algorithm
         if algorithm.sub_sampling_factor > 1 and isinstance(algorithm.observation_space, spaces.Dict):
@@ -145,11 +149,6 @@ class TRPOLearner(OnPolicyLearner):
                 key="sub_sampling_factor",
             )
         return super()._make_actor()
-
-    @override
-    def take_data(self, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        why = "it moves its actor by a line search, to which no loss can be added"
-        raise data_refused(self.policy_id, spec, why, "ppo, a2c, maskable_ppo or recurrent_ppo")
 
 
 class QRDQN(QLearning, sb3_contrib.QRDQN):

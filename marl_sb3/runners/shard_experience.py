@@ -5,6 +5,7 @@ A shard is a fixed share of the envs. In each round, all shards act with the wei
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from typing_extensions import override
 
 from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.replay import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.experience.turns import Experience
+from marl_sb3.experience.turns import Experience, LearnedExperience
+from marl_sb3.learners.building import stored_space
+from marl_sb3.learners.learner import Learner
 from marl_sb3.processing import Processing
 from marl_sb3.processing.normalize import add_recent, recent_state
 from marl_sb3.sb3.private import after_step, set_progress_remaining
@@ -161,7 +164,7 @@ class RecordingExperience(ReplayExperience):
 # --- Beside the learner ----------------------------------------------------------------------------------------------
 
 
-class ShardedExperience(Stateful):
+class ShardedExperience(LearnedExperience):
     """The experience of a learner whose policy acts in shards. This one is of a policy that is not trained.
 
     Args:
@@ -320,3 +323,52 @@ class ShardedReplay(ShardedExperience):
     def state_was_set(self) -> None:
         self.algorithm.policy.set_training_mode(False)
         self._round = []
+
+
+# --- Which of them a learner has --------------------------------------------------------------------------------------
+
+
+class OfLearner:
+    """The `ExperienceMaker` of learners whose policies act in shards."""
+
+    acts_here = False
+    learns_here = True
+
+    def make(self, learner: Learner) -> ShardedExperience:
+        """See `ExperienceMaker.make`."""
+        replays = isinstance(learner.algorithm, OffPolicyAlgorithm)
+        kind = ShardedExperience if not learner.trained else ShardedReplay if replays else ShardedRollout
+        return kind(learner.actor, learner.processing)
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`: the copies are in the shards."""
+
+
+class OfCopy:
+    """The `ExperienceMaker` of the copies of policies that act in one shard.
+
+    They are on the CPU, and their weights come with the order of each round.
+
+    Args:
+        num_shards: number of shards.
+    """
+
+    acts_here = True
+    learns_here = False
+
+    def __init__(self, num_shards: int) -> None:
+        self._num_shards = num_shards
+
+    def make(self, learner: Learner) -> Experience | None:
+        """See `ExperienceMaker.make`."""
+        if not learner.trained:
+            return None
+        if not isinstance(learner.algorithm, OffPolicyAlgorithm):
+            return learner.make_experience()
+        stored = stored_space(learner.processing, learner.algorithm)
+        return RecordingExperience(learner.actor, stored, learner.progress_remaining)
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`; the random actions before `learning_starts` are shared out."""
+        algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
+        algorithm.learning_starts = math.ceil(algorithm.learning_starts / self._num_shards)
