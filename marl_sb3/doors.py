@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     from marl_sb3.experience.turns import LearnedExperience
     from marl_sb3.learners.learner import Learner, LearnerPart
-    from marl_sb3.metrics import EpisodeTracker
+    from marl_sb3.metrics import EpisodeTracker, Result
     from marl_sb3.runners.runner import Runner
     from marl_sb3.sb3.schedules import Progress
     from marl_sb3.storage.checkpoint import Checkpoint, Tensors
     from marl_sb3.storage.state import State
     from marl_sb3.training.setup import Setup
-    from marl_sb3.types import PolicyID
+    from marl_sb3.types import Array, PolicyID
     from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 T = TypeVar("T")
@@ -231,3 +231,43 @@ ENGINES: Door[EngineMaker] = Door("engine")
 
 # By the setting of a policy that asks for the part, such as `replay_data`.
 LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")
+
+
+# --- What is seen of a training --------------------------------------------------------------------------------------
+
+
+class View(Protocol):
+    """Shows a training while it runs: `learn(progress_bar=True)` makes one view by each of `VIEWS`.
+
+    All counts are env steps. The first method that raises ends the view, which is closed then, and not the training.
+    """
+
+    def begin(self, done: int, total: int) -> None:
+        """Start at `done` of `total` env steps."""
+
+    def advance(self, done: int) -> None:
+        """Note that all envs have taken a step; it is called after each step and must be quick."""
+
+    def add(self, result: Result) -> None:
+        """Show the result of an iteration, nested as in `result.jsonl`; it must not be changed."""
+
+    def close(self) -> None:
+        """Give the terminal back, or what else it has; there may be a second call, which has no effect."""
+
+
+class WriteFilm(Protocol):
+    """Writes a film, such as those of the `media` of episodes; its name in `FILMS` is the suffix of the file."""
+
+    def __call__(self, path: Path, frames: Array, /) -> None:
+        """Write the file in one piece, or leave what was there before.
+
+        Args:
+            frames: (T, height, width, 3) uint8, of at least one picture.
+
+        Raises:
+            EnvError: they are something else.
+        """
+
+
+VIEWS: Door[Callable[[], View]] = Door("view of a training")
+FILMS: Door[WriteFilm] = Door("kind of film")

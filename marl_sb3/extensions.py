@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from marl_sb3.doors import ENGINES, EXECUTIONS, LEARNER_PARTS, STORES
+from marl_sb3.doors import ENGINES, EXECUTIONS, FILMS, LEARNER_PARTS, STORES, VIEWS
 
 ENGINES.add("kernels", "marl_sb3.learners.fused_on_policy:kernel_engine")
 EXECUTIONS.add("shards", "marl_sb3.runners.sharded:IN_SHARDS")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.learners.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.learners.recorded_data:ReplayData")
 STORES.add("folder", "marl_sb3.storage.checkpoint_folder:STORE")
+
+VIEWS.add("terminal", "marl_sb3.display.training_view:standard_view")
+FILMS.add("gif", "marl_sb3.display.video:write_film")

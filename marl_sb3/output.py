@@ -1,13 +1,19 @@
-"""Standard output and error that never raise, so that a failing console does not end a training."""
+"""Standard output and error that never raise, and views that fail: neither ends a training."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from typing import Any, Generic, ParamSpec, TextIO, TypeVar, cast
+
+_log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class LenientStream:
@@ -93,3 +99,25 @@ def lenient_output() -> Iterator[LenientStream]:
         for stream in streams:
             stream.flush()
             stream.discard()
+
+
+class Guard(Generic[_T]):
+    """Call functions of a view; after the first one that fails, log a warning and call no more."""
+
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+        self._has_failed = False
+
+    def __call__(self, show: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """Call `show`; returns its result, or None if this call or an earlier one failed."""
+        if self._has_failed:
+            return None
+        try:
+            return show(*args, **kwargs)
+        except Exception as error:  # of any kind: a training run must not end because of its display
+            self._has_failed = True
+            with suppress(Exception):
+                self._close()
+            _log.warning("the display has failed, and shows nothing more: %s: %s", type(error).__name__, error)
+            _log.debug("where the display failed", exc_info=error)
+            return None

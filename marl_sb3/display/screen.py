@@ -1,50 +1,20 @@
-"""Screens for live views: a terminal, or the output of a notebook cell; errors of a view end nothing but the view."""
+"""Screens for live views: a terminal, or the output of a notebook cell."""
 
 from __future__ import annotations
 
 import importlib
 import io
-import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from marl_sb3.output import LenientStream
-
-_log = logging.getLogger(__name__)
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-class Guard(Generic[_T]):
-    """Call functions of a view; after the first one that fails, log a warning and call no more."""
-
-    def __init__(self, close: Callable[[], object]) -> None:
-        self._close = close
-        self._has_failed = False
-
-    def __call__(self, show: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """Call `show`; returns its result, or None if this call or an earlier one failed."""
-        if self._has_failed:
-            return None
-        try:
-            return show(*args, **kwargs)
-        except Exception as error:  # of any kind: a training run must not end because of its display
-            self._has_failed = True
-            with suppress(Exception):
-                self._close()
-            _log.warning("the display has failed, and shows nothing more: %s: %s", type(error).__name__, error)
-            _log.debug("where the display failed", exc_info=error)
-            return None
-
+from marl_sb3.output import Guard, LenientStream
 
 _PER_SECOND = 2  # redraws of a terminal; each holds the run up for 5 ms
 _NOTEBOOK_S = 0.5  # least time between redraws in a notebook

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.config.values import counted
-from marl_sb3.display.screen import ScreenSize, cut_line, screen_for
+from marl_sb3.display.screen import ScreenSize, cut_line, screen_for, standard_console
 from marl_sb3.display.tables import (
     AGENTS,
     MOST_AGENTS,
@@ -436,3 +436,8 @@ def training_view(console: Console, title: str, goals: Goals, *, keep: bool = Fa
     """
     live = LiveView(console, title, goals, keep=keep)
     return live if live.is_possible else PlainLines(console, goals)
+
+
+def standard_view() -> TrainingView:
+    """Make the view of `learn(progress_bar=True)`: on standard output; it keeps its last picture."""
+    return training_view(standard_console(), "training", Goals(), keep=True)

@@ -100,6 +100,14 @@ class VideoFile:
         self._encoder = None
 
 
+def write_film(path: Path, frames: Array) -> None:
+    """Write a video of pictures, (T, height, width, 3) uint8; see `marl_sb3.doors.WriteFilm`."""
+    with VideoFile(path) as video:
+        for frame in frames:
+            video.add(frame)
+        video.finish()
+
+
 def _require_writable(path: Path) -> None:
     """Refuse a path that cannot be written before anything is rendered; missing folders are made later."""
     with path_is_usable("video: cannot write to", path, "video"):

@@ -20,7 +20,7 @@ from marl_sb3.acting.actor import ActingWatcher
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.config.values import PositiveInt, Seed, require
-from marl_sb3.doors import EXECUTIONS
+from marl_sb3.doors import EXECUTIONS, VIEWS
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
@@ -34,9 +34,9 @@ from marl_sb3.training.hooks import with_hook
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.training.results import (
     Reporter,
+    ShowProgress,
     iteration_result,
     machine_load,
-    progress_bar_callback,
 )
 from marl_sb3.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -231,7 +231,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             ConfigError: a number is not accepted, or a callback cannot work here.
             EnvError: an env broke the `ParallelEnv` contract.
         """
-        progress = [progress_bar_callback()] if progress_bar else []
+        progress = [ShowProgress(make()) for make in VIEWS] if progress_bar else []
         joined = CallbackList([*accepted_callbacks(callback), *progress])
         total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
         log_interval = require("log_interval", log_interval, PositiveInt | None)

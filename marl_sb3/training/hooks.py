@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import Image, Logger
 from marl_sb3.acting.actor import Acted
 from marl_sb3.config.ids import file_names
 from marl_sb3.config.values import shown
-from marl_sb3.display.video import VideoFile
+from marl_sb3.doors import FILMS
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.experience.trajectories import Trajectory
 from marl_sb3.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
@@ -134,7 +134,7 @@ class EpisodeHooks:
             folder = Path(str(logger.get_dir())) / "media"
             folder.mkdir(exist_ok=True)
             for name, file_name in file_names(list(self._media), f"-{iteration:06}.gif").items():
-                _write_film(folder / file_name, self._media[name])
+                FILMS["gif"](folder / file_name, self._media[name])
         self._histograms, self._media = {}, {}
 
     def _begin(self, env_indices: Sequence[int], step: VecStep) -> None:
@@ -258,13 +258,6 @@ def checked_frames(episode: RunningEpisode, name: Any) -> Array:
         words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}"
         raise HookError(f"episode {episode.id}: {words}; accepted: (T, H, W, 3) of uint8, of one size, under a text")
     return frames
-
-
-def _write_film(path: Path, frames: Array) -> None:
-    with VideoFile(path) as video:
-        for frame in frames:
-            video.add(frame)
-        video.finish()
 
 
 def require_possible(callback: BaseCallback, *, sharded: bool) -> None:

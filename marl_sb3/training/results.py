@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import psutil
 from stable_baselines3.common.callbacks import BaseCallback
@@ -18,18 +18,15 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from marl_sb3.display.screen import Guard, standard_console
+from marl_sb3.doors import View
 from marl_sb3.learners.learner import joined_metrics
 from marl_sb3.metrics import Result, finite_or_none, flatten
-from marl_sb3.output import LenientStream
+from marl_sb3.output import Guard, LenientStream
 from marl_sb3.training.callback import TrainingCallback, training_callbacks
 from marl_sb3.training.hooks import call_hook
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.setup import TrainingParts
 from marl_sb3.types import AgentID, Array
-
-if TYPE_CHECKING:
-    from marl_sb3.display.training_view import TrainingView
 
 
 def iteration_result(report: IterationReport, parts: TrainingParts, agents: Sequence[AgentID]) -> Result:
@@ -213,10 +210,10 @@ class ShowProgress(TrainingCallback):
     """Passes the progress of the training to a view. An error of the view ends the view, but not the training.
 
     Args:
-        view: from `marl_sb3.display.training_view.training_view`.
+        view: what shows it.
     """
 
-    def __init__(self, view: TrainingView) -> None:
+    def __init__(self, view: View) -> None:
         super().__init__()
         self._view = view
         self._show: Guard[None] = Guard(view.close)
@@ -239,10 +236,3 @@ class ShowProgress(TrainingCallback):
     def close(self) -> None:
         """Close the view and release the terminal."""
         self._show(self._view.close)
-
-
-def progress_bar_callback() -> ShowProgress:
-    """Make the callback of `learn(progress_bar=True)`: a view on standard output that keeps its last picture."""
-    from marl_sb3.display.training_view import Goals, training_view
-
-    return ShowProgress(training_view(standard_console(), "training", Goals(), keep=True))

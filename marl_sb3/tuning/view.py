@@ -15,9 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from marl_sb3.display.screen import Guard, Screen, ScreenSize, cut_line, screen_for
+from marl_sb3.display.screen import Screen, ScreenSize, cut_line, screen_for
 from marl_sb3.display.text import duration, number, one_line, packed, short_path
 from marl_sb3.display.training_view import ProgressClock
+from marl_sb3.output import Guard
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.finals import HEADER, outcome_words, race_of, rows
 from marl_sb3.tuning.space import edge_warnings

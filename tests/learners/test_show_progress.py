@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+from marl_sb3.doors import VIEWS
 from marl_sb3.training.results import ShowProgress
 
 
@@ -52,6 +54,23 @@ def test_a_view_hears_of_everything() -> None:
     assert [call for call in view.calls if call[0] == "add"] == [("add", 1), ("add", 2)]
     assert [call for call in view.calls if call[0] == "advance"] == [("advance", n) for n in range(1, 13)]
     assert view.calls[-1] == ("close",)
+
+
+@pytest.fixture
+def view() -> Iterator[Recorder]:
+    """A view at the door, beside the one that comes with the package."""
+    recorder = Recorder()
+    VIEWS.add("recorder", lambda: recorder)
+    yield recorder
+    VIEWS.remove("recorder")
+
+
+def test_a_view_at_the_door_is_shown_when_a_progress_bar_is_asked_for(view: Recorder) -> None:
+    algorithm().learn(12)
+    assert view.calls == []
+    algorithm().learn(12, progress_bar=True)
+    assert view.calls[0] == ("begin", 0, 12)
+    assert view.calls[-2:] == [("close",)] * 2  # at the end of the training, and when `learn` returns
 
 
 @pytest.mark.parametrize("fails_in", ["begin", "advance", "add", "close"])
