@@ -124,11 +124,14 @@ class Runner(Part, Protocol):
         """Return the running episodes for a checkpoint; or None, and the reason why they are left out of it."""
         if is_plain(running):
             return running, None
-        why = "an env's get_state() returned something other than plain data"
+        return None, self.leave_out("an env's get_state() returned something other than plain data")
+
+    def leave_out(self, why: str) -> str:
+        """Note that checkpoints are without the running episodes, and warn of it once; returns the reason."""
         if not self.episodes_left_out:
             self.episodes_left_out = True
-            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
-        return None, why
+            _log.warning("inexact: %s: a run that is resumed from a checkpoint begins new ones", why)
+        return why
 
     def without_episodes(self, saved: SavedPart, num_envs: int) -> Callable[[], dict[int, str]] | None:
         """Return what `read_state` returns for a checkpoint that has no episodes of so many envs; None: it has some."""
@@ -331,7 +334,7 @@ class LocalRunner(Runner):
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
         if self._rewriter is not None and self._held_from().min() < NEVER:
-            return {"running": None, "left_out": "on_trajectory has yet to see the running episodes"}
+            return {"running": None, "left_out": self.leave_out("on_trajectory has yet to see the running episodes")}
         running, why = self.episodes_to_save(self.env.get_state())
         return {"running": running, "left_out": why}
 

@@ -632,7 +632,7 @@ def test_a_state_follows_from_nothing_that_was_dropped() -> None:
     assert abs(results[0]["learners"]["p"]["mean_kl_loss"]) < 1e-6
 
 
-def test_steps_are_counted_on_after_a_resume_and_waiting_agents_are_left_out(tmp_path: Path) -> None:
+def test_steps_are_counted_on_after_a_resume_and_waiting_agents_are_left_out(tmp_path: Path, caplog: Any) -> None:
     def trained(env: Any) -> MultiAgentAlgorithm:
         made = MultiAgentAlgorithm(env, "per_agent", n_steps=3, batch_size=3, seed=0, device="cpu")
         return made.learn(3 * env.num_envs, Changes(lambda trajectory: None))
@@ -641,6 +641,7 @@ def test_steps_are_counted_on_after_a_resume_and_waiting_agents_are_left_out(tmp
         made = trained(make_vec_env(make, 2, seed=0))
         assert str(made.get_state()[0]["env"]["left_out"]).startswith(str(left_out))
         made.save(tmp_path / make.__name__)
+        assert caplog.text.count("begins new ones") == (left_out is not None)  # once, however many states are made
         resumed = MultiAgentAlgorithm.load(tmp_path / make.__name__, make_vec_env(make, 2, seed=0), device="cpu")
         changes = Changes(lambda trajectory: None)
         resumed.learn(6, changes, reset_num_timesteps=False)
