@@ -26,7 +26,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-from odd_files import PUT, content, in_time, put
 
 from marl_sb3.data.dataset import RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
 from marl_sb3.data.store import EpisodeStore, PolicyKind
@@ -35,6 +34,10 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.recorded_data import read_data
 from marl_sb3.runs.estimates import _read as read_for_estimates
 from marl_sb3.storage.state import StateReader
+
+sys.path.append(str(Path(__file__).parents[1]))  # where this is a command
+
+from odd_files import PUT, content, in_time, put
 
 MEMORY = 2**30  # bytes of address space that reading may need beyond those that the process has
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"

@@ -1,10 +1,11 @@
-"""Load thousands of mutated checkpoints and see that nothing but `CheckpointError` comes of it.
+"""Load thousands of mutated checkpoints and data sets and see that nothing but errors in words comes of it.
 
     python tests/hostile/fuzz.py --mutants 10000 [--seed S] [--workers 2]
 
-Each is loaded in one of five ways: by `MultiAgentAlgorithm.load`, by `set_state` of an algorithm that is built, by
-`--init-from`, by `restore` and by `resume_run`. What loads has to train for an iteration, or say why not with an error
-of marl_sb3. Hangs, crashes of the interpreter and what an audit hook sees are found. Exits with 1 on any finding.
+A checkpoint is loaded in one of five ways: by `MultiAgentAlgorithm.load`, by `set_state` of an algorithm that is built,
+by `--init-from`, by `restore` and by `resume_run`. What loads has to train for an iteration, or say why not with an
+error of marl_sb3. A tenth of the mutants are data sets, read in the ways of `data_sets.py`. Hangs, crashes of the
+interpreter and what an audit hook sees are found. Exits with 1 on any finding.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from typing import Any
 from audit import watched
 from bases import BASES, Base, make_run
 from checkpoint_source import Files, Source, read_files, write_files
-from mutants import CONFIG, Dice, Mutant, make_config_mutant, make_mutant
+from data_sets import FUNCTIONS, make_outside, make_recording
+from mutants import CONFIG, Dice, Mutant, make_config_mutant, make_mutant, spoil_data_set
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.acting.bundle import PolicyBundle
@@ -93,6 +95,8 @@ class Workplace:
         for number, base in enumerate(BASES):
             base.save(folder / f"base-{number}")
         make_run(folder / "run")
+        make_recording(folder / "episodes")
+        make_outside(folder / "outside")
 
     def source(self, files: Files) -> Source:
         """A checkpoint to mutate, and those of other trainings."""
@@ -112,6 +116,8 @@ def trial(place: Workplace, seed: int, index: int, scratch: Path) -> Outcome:
         mutant = make_mutant(place.source(place.run), seed, index // 10)
         way = dice.one_of(["restore", "restore best", "resume", "policies", "policies by the configuration"])
         return load_as_run(place, mutant, way, scratch)
+    if index % 10 == 7:
+        return read_data_set(place, dice, scratch)
     number = dice.number(len(BASES))
     mutant = make_mutant(place.source(place.bases[number]), seed, index)
     way = dice.one_of(["load", "load", "load", "set_state", "set_state", "init_from"])
@@ -166,6 +172,15 @@ def load_as_run(place: Workplace, mutant: Mutant, way: str, scratch: Path) -> Ou
     return outcome
 
 
+def read_data_set(place: Workplace, dice: Dice, scratch: Path) -> Outcome:
+    """Read recorded episodes in one way."""
+    folder, way = scratch / "episodes", dice.one_of([*FUNCTIONS])
+    shutil.copytree(place.folder / "episodes", folder)
+    outcome = Outcome("data set", f"{way}; {spoil_data_set(folder, place.folder / 'outside', dice)}")
+    attempt(outcome, lambda: (FUNCTIONS[way](folder), None)[1], (ConfigError,), folder)
+    return outcome
+
+
 def attempt(
     outcome: Outcome, load: Callable[[], Any], accepted: tuple[type[Exception], ...], writable: Path | None = None
 ) -> None:
@@ -178,7 +193,8 @@ def attempt(
             raised = error
     outcome.seen = list(seen)
     if raised is None:
-        use(outcome, loaded)
+        if loaded is not None:
+            use(outcome, loaded)
         return
     message = str(raised)
     outcome.result = "refused"
@@ -261,6 +277,9 @@ def warm_up(place: Workplace) -> None:
         with tempfile.TemporaryDirectory(dir=place.folder) as scratch:
             outcome = load_as_run(place, Mutant("valid", "", {CONFIG: place.config.encode()}), way, Path(scratch))
             assert outcome.result == "loaded", outcome
+    for read in FUNCTIONS.values():
+        with tempfile.TemporaryDirectory(dir=place.folder) as scratch:
+            read(shutil.copytree(place.folder / "episodes", Path(scratch) / "episodes"))
     for index in range(25):
         one(place, 2**31, index)
 

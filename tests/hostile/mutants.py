@@ -1,17 +1,21 @@
-"""Mutants of a checkpoint or of a run's `config.yaml`: what damage, ignorance or malice may make of them, by a seed.
+"""Mutants of checkpoints, `config.yaml` and data sets: what damage, ignorance or malice may make of them, by a seed.
 
-Most of them bring a manifest that agrees with what they did, so that they reach what lies behind size and SHA-256.
+Most checkpoints bring a manifest that agrees with what they did, so that they reach what lies behind size and SHA-256.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import yaml
 from checkpoint_source import (
@@ -32,6 +36,8 @@ from checkpoint_source import (
     to_safetensors,
     unpack,
 )
+from data_sets import CASES, MAIN
+from guided import changed
 
 CONFIG = "config.yaml"
 
@@ -403,3 +409,58 @@ def make_config_mutant(text: str, seed: int, index: int) -> Mutant:
             at(tree, path[:-1])[name] = value
         what, content = _shown([name], value), yaml.safe_dump(tree, sort_keys=False).encode("utf-8", "surrogatepass")
     return Mutant(f"{CONFIG}: {how}", what[:80], {CONFIG: content})
+
+
+# --- Data sets -------------------------------------------------------------------------------------------------------
+
+_SHAPES = ((), (0,), (1,), (4,), (5,), (3, 4), (4, 1), (5, 2), (5, 9, 9), (2**20,), (10**12,), (4, 10**12), (1,) * 32)
+_TYPES = ("f2", "f4", "f8", "i1", "i8", "u8", "?", "S3", "i4,f4", "c16", h5py.string_dtype(), h5py.ref_dtype)
+
+
+def spoil_data_set(folder: Path, outside: Path, dice: Dice) -> str:
+    """Make a valid data set a hostile one, of which a part is damaged besides; returns what was done."""
+    case = dice.one_of([*CASES, *["valid"] * len(CASES)])
+    CASES[case].spoil(folder, outside)
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    files = [path for path in found if path.stat().st_size < 10**6]
+    file = dice.one_of(files) if files else None
+    if file is None or dice.number(5) == 0:
+        return case
+    if file.suffix == ".hdf5" and file.name != MAIN and dice.number(2):
+        return f"{case}; {file.name}: {_other_array(file, dice)}"
+    if file.suffix == ".json" and dice.number(2):
+        return f"{case}; {file.name}: {_other_json(file, dice)}"
+    data = changed(file.read_bytes(), random.Random(dice.number(2**32)))
+    file.write_bytes(data)
+    return f"{case}; {file.name}: {len(data)} bytes"
+
+
+def _other_array(file: Path, dice: Dice) -> str:
+    """Put an array, or an attribute, of any shape and type in the place of something."""
+    shape, kind, fill = dice.one_of(_SHAPES), dice.one_of(_TYPES), dice.one_of([None, None, 0, -1, np.nan, 1e308])
+    try:
+        with h5py.File(file, "r+") as opened:
+            names = list[str]()
+            opened.visit(names.append)
+            name = dice.one_of(names)
+            if dice.number(4) == 0:
+                opened[name].attrs[dice.one_of(["id", "total_steps", "seed", "x"])] = dice.one_of([-1, 2**63, "x", 0.5])
+                return f"attribute of {name}"
+            del opened[name]
+            opened.create_dataset(name, shape, kind, fillvalue=fill)
+    except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        return f"HDF5 refuses {shape} {kind}: {error!r:.60}"  # the file is what was made of it so far
+    return f"{name}: {shape} {kind} of {fill}"
+
+
+def _other_json(file: Path, dice: Dice) -> str:
+    """Put a hostile value in the place of any value."""
+    try:
+        tree = json.loads(file.read_bytes())
+        path, _ = dice.one_of(list(nodes(tree)))
+    except (ValueError, IndexError, RecursionError):
+        return "no JSON any more"
+    value = dice.one_of(HOSTILE)
+    at(tree, path[:-1])[path[-1]] = value
+    file.write_bytes(to_json(tree))
+    return _shown(path, value)
