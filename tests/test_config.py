@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
-from marl_sb3.config.files import require_few_values
+from marl_sb3.config.plain_yaml import require_few_values
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, CheckpointSettings, Source
 from marl_sb3.config.settings import FLAT_NAMES
 from marl_sb3.errors import ConfigError

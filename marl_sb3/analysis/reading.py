@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marl_sb3.analysis.exchange import read_marl_eval
 from marl_sb3.analysis.records import RunRecord
-from marl_sb3.config.files import read_yaml
+from marl_sb3.config.plain_yaml import read_yaml
 from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.result_log import readable_results

@@ -2,12 +2,12 @@
 
 from .files import Hparams as Hparams
 from .files import entry_of as entry_of
-from .files import parse_value as parse_value
-from .files import plain_data as plain_data
 from .files import preset_path as preset_path
-from .files import read_yaml as read_yaml
 from .files import require_named as require_named
 from .files import to_yaml as to_yaml
-from .files import yaml_text as yaml_text
+from .plain_yaml import parse_value as parse_value
+from .plain_yaml import plain_data as plain_data
+from .plain_yaml import read_yaml as read_yaml
+from .plain_yaml import yaml_text as yaml_text
 from .schema import TrainConfig as TrainConfig
 from .settings import load_config as load_config

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from marl_sb3.config.files import read_yaml
+from marl_sb3.config.plain_yaml import read_yaml
 from marl_sb3.config.values import Named, PositiveFloat, PositiveInt, require
 from marl_sb3.errors import ConfigError
 

@@ -13,7 +13,7 @@ import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
 from marl_sb3.config import TrainConfig, load_config, preset_path, to_yaml
 from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.files import read_yaml
+from marl_sb3.config.plain_yaml import read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
 from marl_sb3.learners.spec import hyperparameter_defaults
