@@ -6,12 +6,16 @@ user's own implementation is added in the same way, from a module that `--import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
+    from pettingzoo import ParallelEnv
+
     from marl_sb3.experience.turns import LearnedExperience
     from marl_sb3.learners.learner import Learner, LearnerPart
     from marl_sb3.metrics import EpisodeTracker, Result
@@ -71,8 +75,50 @@ class Door(Generic[T]):
         """Return the names, without importing anything."""
         return list(self._added)
 
+    def added(self) -> dict[str, T | str]:
+        """Return what was added, places as such, so that another process can add it."""
+        return dict(self._added)
+
     def __iter__(self) -> Iterator[T]:
         return (self[name] for name in self.names())
+
+
+# --- Envs ------------------------------------------------------------------------------------------------------------
+
+
+class EnvKind(Protocol):
+    """The envs of a library, and how one of them becomes a `ParallelEnv`, which all else is made for.
+
+    A factory of envs is the user's and may return anything. The first kind that recognises what it has returned makes
+    a `ParallelEnv` of it: those at the door `ENV_KINDS` in their order, then those of the core, which are
+    `ParallelEnv`, `AECEnv` and `gymnasium.Env`. Every env is shown to every kind, so that `recognises` should look at
+    names and classes, and import no library for that. `envs.registry.EnvClass` is the kind of the envs of one class.
+
+    Attributes:
+        what: one of the envs in words, for messages.
+    """
+
+    what: str
+
+    def recognises(self, env: Any) -> bool:
+        """Whether an env is of this kind."""
+
+    def as_parallel(self, env: Any) -> ParallelEnv:
+        """Return the env as a `ParallelEnv`; it is closed with it."""
+
+    def arguments(
+        self, factory: Any, signature: Signature, env_kwargs: Mapping[str, Any], env_index: int
+    ) -> Sequence[Any] | None:
+        """Return the positional arguments of a factory that the kind calls in a way of its own.
+
+        Returns:
+            None: this factory takes `env_kwargs` by name, as most do.
+        """
+        return None
+
+
+ENV_KINDS: Door[EnvKind] = Door("kind of envs")
+BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by the id of their envs
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from marl_sb3.doors import ENGINES, EXECUTIONS, FILMS, LEARNER_PARTS, STORES, VIEWS
+from marl_sb3.doors import (
+    BUILTIN_ENVS,
+    ENGINES,
+    ENV_KINDS,
+    EXECUTIONS,
+    FILMS,
+    LEARNER_PARTS,
+    STORES,
+    VIEWS,
+)
 
+BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
+BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
+BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
 ENGINES.add("kernels", "marl_sb3.learners.fused_on_policy:kernel_engine")
+ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.runners.sharded:IN_SHARDS")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.learners.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.learners.recorded_data:ReplayData")

@@ -10,8 +10,9 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +24,10 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
 from marl_sb3.config.ids import EXTERNAL
+from marl_sb3.doors import BUILTIN_ENVS, ENV_KINDS, EnvKind
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
-from marl_sb3.envs.rllib import EnvContext, RLlibEnv, is_rllib_env, takes_context
 from marl_sb3.envs.turn_based import as_parallel
 from marl_sb3.errors import ConfigError, described
 
@@ -36,15 +37,42 @@ GROUP = "marl_sb3.envs"
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
 _ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
 
-EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv
-
-# Id on the command line -> PettingZoo's id.
-BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0", "waterworld": "marl_sb3/waterworld-v0"}
+EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 
 _SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 
 _registered: dict[str, EnvFactory] = {}
 _imports: list[str] = []  # modules that the user has named after `--import`
+
+
+@dataclass(frozen=True)
+class EnvClass(EnvKind):
+    """The envs of a class; see `EnvKind`.
+
+    Attributes:
+        cls: the class.
+        convert: makes a `ParallelEnv` of one of its envs.
+    """
+
+    what: str
+    cls: type
+    convert: Callable[[Any], ParallelEnv]
+
+    def recognises(self, env: Any) -> bool:
+        """Whether it is an instance of the class."""
+        return isinstance(env, self.cls)
+
+    def as_parallel(self, env: Any) -> ParallelEnv:
+        """Convert it."""
+        return self.convert(env)
+
+
+# Those that the core knows, asked after those at the door.
+_OWN = (
+    EnvClass("a pettingzoo.ParallelEnv", ParallelEnv, lambda env: env),
+    EnvClass("a pettingzoo.AECEnv", AECEnv, as_parallel),
+    EnvClass("a gymnasium.Env", gymnasium.Env, SingleAgentEnv),
+)
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
@@ -58,7 +86,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
     """
-    if name in (*BUILTIN_ENVS, EXTERNAL):
+    if name in BUILTIN_ENVS:
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
     if not callable(factory):
         raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
@@ -75,22 +103,15 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     """
     if not isinstance(env, str):
         if not callable(env):
-            raise ConfigError(
-                f"env is {env!r}; accepted: an id or a factory of a ParallelEnv, an AECEnv, a gymnasium.Env "
-                "or an RLlib MultiAgentEnv",
-                key="env",
-            )
+            raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
         return env
     if env in _registered:
         return _registered[env]
-    if env == EXTERNAL:
-        from marl_sb3.envs.external import ExternalEnv
-
-        return ExternalEnv
+    if env in BUILTIN_ENVS:
+        return BUILTIN_ENVS[env]
     if ":" in env:
         return _imported_factory(env)
-    pettingzoo_id = BUILTIN_ENVS.get(env, env)
-    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env) or _of_module(env) or _of_entry_point(env)
+    factory = _pettingzoo_factory(env) or _gymnasium_factory(env) or _of_module(env) or _of_entry_point(env)
     if factory is None:
         raise ConfigError(_unknown(env), key="env")
     return factory
@@ -136,26 +157,16 @@ def takes_argument(factory: EnvFactory, name: str) -> bool:
 
 
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
-    """Make an env by its factory and check its type.
+    """Make an env by its factory, and a `ParallelEnv` of it as its kind says.
 
-    An `AECEnv` becomes a `ParallelEnv` as `envs.turn_based.as_parallel` says, a `gymnasium.Env` one with one agent, and
-    RLlib's `MultiAgentEnv` one as `envs.rllib.RLlibEnv` says. What takes one `config` gets the arguments as RLlib's
-    envs do, in a dictionary.
+    An `AECEnv` becomes one as `envs.turn_based.as_parallel` says, and a `gymnasium.Env` one with one agent.
 
     Raises:
-        ConfigError: the factory does not take these arguments, or returns another type.
+        ConfigError: the factory does not take these arguments, or returns what is of no kind.
     """
-    arguments = dict(env_kwargs)
-    contexts: list[EnvContext] = []
-    signature = _signature(factory)
-    if signature is not None and takes_context(factory, signature, arguments):
-        arguments, contexts = {}, [EnvContext(arguments, env_index)]
-    elif signature is not None:
-        if "env_index" in signature.parameters:
-            arguments.setdefault("env_index", env_index)
-        _check_arguments(factory, signature, arguments)
+    positional, arguments = _arguments(factory, env_index, env_kwargs)
     try:
-        env = factory(*contexts, **arguments)
+        env = factory(*positional, **arguments)
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
     except RAISED as error:
@@ -163,18 +174,35 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
         raise
-    if is_rllib_env(env):  # before the others: it is a gymnasium.Env, too
-        return RLlibEnv(env)
-    if isinstance(env, ParallelEnv):
-        return env
-    if isinstance(env, AECEnv):
-        return as_parallel(env)
-    if isinstance(env, gymnasium.Env):
-        return SingleAgentEnv(env)
-    accepted = "a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv"
+    for kind in (*ENV_KINDS, *_OWN):
+        if kind.recognises(env):
+            return kind.as_parallel(env)
     raise ConfigError(
-        f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {accepted}", key="env"
+        f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {_accepted()}", key="env"
     )
+
+
+def _arguments(
+    factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return what a factory is called with: as a kind of envs calls it, or else by name."""
+    arguments, signature = dict(env_kwargs), _signature(factory)
+    if signature is None:
+        return (), arguments
+    for kind in ENV_KINDS:
+        positional = kind.arguments(factory, signature, arguments, env_index)
+        if positional is not None:
+            return positional, {}
+    if "env_index" in signature.parameters:
+        arguments.setdefault("env_index", env_index)
+    _check_arguments(factory, signature, arguments)
+    return (), arguments
+
+
+def _accepted() -> str:
+    """The envs that a factory may make, in words."""
+    *first, last = (kind.what for kind in (*_OWN, *ENV_KINDS))
+    return f"{', '.join(first)} or {last}"
 
 
 def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
@@ -303,7 +331,8 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
 
 
 def _unknown(name: str) -> str:
-    mine = [*BUILTIN_ENVS, *_registered, *(point.name for point in entry_points(group=GROUP))]
+    builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
+    mine = [*builtin, *_registered, *(point.name for point in entry_points(group=GROUP))]
     known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
     other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_sb3.doors import EnvKind
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 
@@ -26,29 +27,6 @@ class EnvContext(dict[str, Any]):
     def __init__(self, settings: Mapping[str, Any], vector_index: int) -> None:
         super().__init__(settings)
         self.vector_index = vector_index
-
-
-def is_rllib_env(env: Any) -> bool:
-    """Whether an env, or a class of envs, has the interface of RLlib's `MultiAgentEnv`."""
-    cls = env if isinstance(env, type) else type(env)
-    if issubclass(cls, (ParallelEnv, AECEnv)):
-        return False
-    has_agents = any(hasattr(env, name) for name in ("possible_agents", "get_agent_ids"))
-    asks_by_agent = any(callable(getattr(env, name, None)) for name in ("get_observation_space", "with_agent_groups"))
-    return has_agents and (asks_by_agent or all(isinstance(getattr(env, name, None), Mapping) for name in _SPACES))
-
-
-def takes_context(factory: Any, signature: inspect.Signature, arguments: Mapping[str, Any]) -> bool:
-    """Whether a factory is called as RLlib calls it, with all settings in one dictionary: `MyEnv(config)`.
-
-    A factory of other envs that has a default for its `config` keeps it, unless settings are given.
-    """
-    if len(signature.parameters) != 1:
-        return False
-    ((name, parameter),) = signature.parameters.items()
-    if name not in _CONFIG or name in arguments or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-        return False
-    return bool(arguments) or parameter.default is parameter.empty or is_rllib_env(factory)
 
 
 class RLlibEnv(ParallelEnv):  # type: ignore[misc]
@@ -155,6 +133,43 @@ class RLlibEnv(ParallelEnv):  # type: ignore[misc]
         """Close the env, if it can be closed."""
         if hasattr(self.env, "close"):
             self.env.close()
+
+
+class RLlibKind(EnvKind):
+    """What RLlib trains in. Its envs are instances of `gymnasium.Env`, too: this kind is asked first."""
+
+    what = "an RLlib MultiAgentEnv"
+
+    def recognises(self, env: Any) -> bool:
+        """Whether an env, or a class of envs, has the interface of RLlib's `MultiAgentEnv`."""
+        cls = env if isinstance(env, type) else type(env)
+        if issubclass(cls, (ParallelEnv, AECEnv)):
+            return False
+        has_agents = any(hasattr(env, name) for name in ("possible_agents", "get_agent_ids"))
+        by_agent = any(callable(getattr(env, name, None)) for name in ("get_observation_space", "with_agent_groups"))
+        return has_agents and (by_agent or all(isinstance(getattr(env, name, None), Mapping) for name in _SPACES))
+
+    def as_parallel(self, env: Any) -> RLlibEnv:
+        """Wrap it."""
+        return RLlibEnv(env)
+
+    def arguments(
+        self, factory: Any, signature: inspect.Signature, env_kwargs: Mapping[str, Any], env_index: int
+    ) -> Sequence[Any] | None:
+        """All settings in one dictionary, as RLlib calls `MyEnv(config)` and creators.
+
+        A factory of other envs that has a default for its `config` keeps it, unless settings are given.
+        """
+        if len(signature.parameters) != 1:
+            return None
+        ((name, parameter),) = signature.parameters.items()
+        if name not in _CONFIG or name in env_kwargs or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            return None
+        is_meant = env_kwargs or parameter.default is parameter.empty or self.recognises(factory)
+        return (EnvContext(env_kwargs, env_index),) if is_meant else None
+
+
+KIND = RLlibKind()
 
 
 def _agent_ids(env: Any) -> list[Any]:

@@ -367,7 +367,7 @@ def test_unknown_id_is_answered_with_close_ones(env_id, start):
         ({"n_envs": 2**63}, "n_envs is 9223372036854775808; accepted: an integer from 1 to 2147483647", "n_envs"),
         ({"n_envs": 2.0}, "n_envs is 2.0; accepted: an integer from 1 to 2147483647", "n_envs"),
         ({"vectorizer": "ray"}, "unknown vectorizer 'ray'; accepted: auto, ", "vectorizer"),
-        ({"env": 3}, "env is 3; accepted: an id or a factory of a ParallelEnv", "env"),
+        ({"env": 3}, "env is 3; accepted: an id or a factory of a pettingzoo.ParallelEnv", "env"),
     ],
 )
 def test_arguments_of_make_vec_env_are_checked(kwargs, problem, key):

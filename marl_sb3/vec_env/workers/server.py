@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.doors import ENV_KINDS
 from marl_sb3.envs.registry import make_env
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.processes.channel import Heartbeat
@@ -275,6 +276,8 @@ class EnvServer:
         self._memory, self._spec = link.descriptors[0], spec
         link.channel.polling_s = polling_s(spec.n_workers)
         np.random.seed(np.random.SeedSequence(spec.seed, spawn_key=(spec.first_index,)).generate_state(4))  # noqa: NPY002
+        for name, kind in spec.kinds.items():
+            ENV_KINDS.add(name, kind)
         envs_class = _BatchedWorkerEnvs if spec.batched else _SeparateWorkerEnvs
         self._envs: WorkerEnvs = envs_class(spec, link.heartbeat)
         # Requests that the envs themselves answer.

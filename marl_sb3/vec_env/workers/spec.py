@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from marl_sb3.config.values import counted
+from marl_sb3.doors import EnvKind
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.state import State
@@ -29,6 +30,7 @@ class WorkerSpec:
         num_envs_of_all: number of envs of all workers.
         worker: index of the worker.
         n_workers: number of workers.
+        kinds: what stands at the door `ENV_KINDS` of the main process.
     """
 
     factory: EnvFactory
@@ -40,6 +42,7 @@ class WorkerSpec:
     num_envs_of_all: int
     worker: int = 0
     n_workers: int = 1
+    kinds: Mapping[str, EnvKind | str] = field(default_factory=dict)
 
     @property
     def indices(self) -> range:

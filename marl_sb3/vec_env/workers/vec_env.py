@@ -12,6 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3 import stacks
+from marl_sb3.doors import ENV_KINDS
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.processes.messages import pass_on
 from marl_sb3.storage.state import State, StateReader
@@ -66,7 +67,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
         most_steps: int = MOST_STEPS,
     ) -> None:
         run_seed = fresh_seed() if seed is None else seed
-        self._specs = WorkerSpec(factory, dict(env_kwargs), 0, num_envs, run_seed, batched, num_envs).divided(n_workers)
+        envs = factory, dict(env_kwargs), 0, num_envs, run_seed, batched, num_envs
+        self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(n_workers)
         self._batched = batched
         self._supervisor = Supervisor(self._specs, timeout_s, max_restarts)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
