@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from marl_sb3.storage.state import State
     from marl_sb3.training.setup import Setup
     from marl_sb3.types import Array, PolicyID
-    from marl_sb3.vec_env.interface import MultiAgentVecEnv
+    from marl_sb3.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 
 T = TypeVar("T")
 
@@ -93,6 +93,7 @@ class EnvKind(Protocol):
     a `ParallelEnv` of it: those at the door `ENV_KINDS` in their order, then those of the core, which are
     `ParallelEnv`, `AECEnv` and `gymnasium.Env`. Every env is shown to every kind, so that `recognises` should look at
     names and classes, and import no library for that. `envs.registry.EnvClass` is the kind of the envs of one class.
+    A kind is sent to the workers that step its envs.
 
     Attributes:
         what: one of the envs in words, for messages.
@@ -119,6 +120,28 @@ class EnvKind(Protocol):
 
 ENV_KINDS: Door[EnvKind] = Door("kind of envs")
 BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by the id of their envs
+
+
+class Vectorizer(Protocol):
+    """Makes a vec env, which steps the envs that a request asks for.
+
+    The steps do not depend on the vectorizer, to the last bit: tests/vec_env/test_vectorizers.py has what each of them
+    promises. The horizon of episodes and the state of the envs are set on what it returns.
+    """
+
+    def __call__(self, request: VecEnvRequest, /) -> MultiAgentVecEnv:
+        """Return a vec env of `request.n_envs` envs, each of which `request.make_env(index)` makes.
+
+        Raises:
+            ConfigError: it cannot step these envs, or not as the request says.
+        """
+
+
+# By the names that `make_vec_env` takes as `vectorizer`, and the commands after `--vectorizer`.
+VECTORIZERS: Door[Vectorizer] = Door("vectorizer")
+# For envs that this process does not step: `workers` for a request with `n_workers`, and `clients` for factories with
+# `steps_apart`.
+STEPPED_ELSEWHERE: Door[Vectorizer] = Door("vectorizer of envs that other processes step")
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from marl_sb3.doors import (
     EXECUTIONS,
     FILMS,
     LEARNER_PARTS,
+    STEPPED_ELSEWHERE,
     STORES,
     VIEWS,
 )
@@ -21,6 +22,8 @@ ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.runners.sharded:IN_SHARDS")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.learners.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.learners.recorded_data:ReplayData")
+STEPPED_ELSEWHERE.add("workers", "marl_sb3.vec_env.workers.vec_env:with_workers")
+STEPPED_ELSEWHERE.add("clients", "marl_sb3.vec_env.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.storage.checkpoint_folder:STORE")
 
 VIEWS.add("terminal", "marl_sb3.display.training_view:standard_view")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_sb3.config.values import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
-from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env, takes_argument
+from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
+from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv, make_batch
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.vec_env.observations import AgentGroup
 from marl_sb3.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.vec_env.step import VecStep
@@ -87,31 +88,22 @@ def _require_maker(env: Any) -> None:
         )
 
 
-def _sync(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    return SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+def _sync(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return SyncVecEnv(request.make_env, request.n_envs, request.seed)
 
 
-def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
-
-    return SuperSuitVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+def _batched(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
 
 
-def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    return BatchedVecEnv(make_batch(factory, n_envs, env_kwargs), seed)
+def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return _sync(request) if batched_factory(request.factory) is None else _batched(request)
 
 
-def _auto(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    chosen = _sync if batched_factory(factory) is None else _batched
-    return chosen(factory, n_envs, seed, env_kwargs)
-
-
-VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, Any]], MultiAgentVecEnv]] = {
-    "auto": _auto,
-    "batched": _batched,
-    "sync": _sync,
-    "supersuit": _supersuit,
-}
+VECTORIZERS.add("auto", _auto)
+VECTORIZERS.add("batched", _batched)
+VECTORIZERS.add("sync", _sync)
+VECTORIZERS.add("supersuit", f"{__name__}.supersuit_vec_env:supersuit_vec_env")  # SuperSuit takes time to import
 _EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
 
 
@@ -148,7 +140,7 @@ def make_vec_env(
         seed: run seed, from which the seeds of all episodes are derived; None draws one.
         vectorizer: `batched` for envs with a batched version, `sync` for any env, `supersuit` for envs in which all
             agents have the same spaces, or `auto`: `batched` if possible, otherwise `sync`. All of them give the same
-            results.
+            results. Others by their names at the door `VECTORIZERS`.
         episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before;
             None: the env alone ends its episodes.
         n_workers: number of processes that step the envs, with the same results; 0: this process steps them; `auto`:
@@ -167,7 +159,8 @@ def make_vec_env(
     n_envs = require("n_envs", n_envs, NumberOfEnvs)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
-        raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
+        accepted = ", ".join(VECTORIZERS.names())
+        raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {accepted}", key="vectorizer")
     seed = require("seed", seed, Count | None)
     _require_maker(env)
     episode_horizon = require("episode_horizon", episode_horizon, PositiveInt | None)
@@ -176,31 +169,15 @@ def make_vec_env(
     max_worker_restarts = require("max_worker_restarts", max_worker_restarts, Count)
     factory = env_factory(env)
     env_kwargs = _without_nesting(factory, env_kwargs)
+    request = VecEnvRequest(
+        factory, n_envs, seed, env_kwargs, vectorizer, n_workers, worker_timeout_s, max_worker_restarts, env_state
+    )
     if getattr(factory, "steps_apart", False):
-        from marl_sb3.vec_env.external_vec_env import ExternalVecEnv, require_in_process
-
-        require_in_process(n_workers=n_workers, vectorizer=vectorizer, env_state=env_state)
-        made: MultiAgentVecEnv = ExternalVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
-    elif n_workers == 0:
-        made = VECTORIZERS[vectorizer](factory, n_envs, seed, env_kwargs)
-    elif vectorizer == "supersuit":
-        raise ConfigError(
-            "vectorizer is 'supersuit', which has no workers; accepted with n_workers: auto, batched or sync",
-            key="vectorizer",
-        )
+        made = STEPPED_ELSEWHERE["clients"](request)
+    elif n_workers != 0:
+        made = STEPPED_ELSEWHERE["workers"](request)
     else:
-        from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
-
-        made = WorkersVecEnv(
-            factory,
-            n_envs,
-            seed,
-            env_kwargs,
-            n_workers,
-            batched=vectorizer == "batched" or (vectorizer == "auto" and batched_factory(factory) is not None),
-            timeout_s=worker_timeout_s,
-            max_restarts=max_worker_restarts,
-        )
+        made = VECTORIZERS[vectorizer](request)
     if episode_horizon is not None:
         made.limit_episodes(episode_horizon)
     if env_state:

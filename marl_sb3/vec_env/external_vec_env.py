@@ -22,7 +22,7 @@ from marl_sb3.envs.external import StepReport
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.vec_env.interface import Options, episode_seed
+from marl_sb3.vec_env.interface import Options, VecEnvRequest, episode_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SyncVecEnv
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import ActionMasks, ChosenAction, VecStep
@@ -391,14 +391,16 @@ class ExternalVecEnv(SyncVecEnv):
         return dict.fromkeys(range(self.num_envs), "its client holds its episodes")
 
 
-def require_in_process(**settings: Any) -> None:
-    """Refuse settings of `make_vec_env` that envs which clients step do not have: all but the defaults.
+def for_clients(request: VecEnvRequest) -> ExternalVecEnv:
+    """See `doors.Vectorizer`.
 
     Raises:
-        ConfigError: names the first of them.
+        ConfigError: names the first setting that envs which clients step do not have: all but the defaults.
     """
     accepted: Mapping[str, Any] = {"n_workers": 0, "vectorizer": "auto", "env_state": False}
-    for name, value in settings.items():
-        if value != accepted[name]:
-            words = f"{name} is {value!r}; accepted for envs that clients step: {accepted[name]}"
+    for name, default in accepted.items():
+        value = getattr(request, name)
+        if value != default:
+            words = f"{name} is {value!r}; accepted for envs that clients step: {default}"
             raise ConfigError(words, key=name)
+    return ExternalVecEnv(request.make_env, request.n_envs, request.seed)

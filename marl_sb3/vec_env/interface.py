@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from marl_sb3.config.values import Count, require
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
+from marl_sb3.envs.registry import EnvFactory, make_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, GoalRewards
@@ -24,6 +25,7 @@ from marl_sb3.vec_env.slot_states import EnvSettings
 from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
     from stable_baselines3.common.vec_env import VecEnv
 
 
@@ -52,6 +54,29 @@ def fresh_seed() -> int:
 
 
 Options = Mapping[str, Any] | None  # options of the reset of one env
+
+
+@dataclass(frozen=True)
+class VecEnvRequest:
+    """What a vectorizer is asked for: the arguments of `make_vec_env`, which have been checked.
+
+    Attributes:
+        factory: makes the envs, with `env_kwargs`.
+    """
+
+    factory: EnvFactory
+    n_envs: int
+    seed: int | None
+    env_kwargs: Mapping[str, Any]
+    vectorizer: str = "auto"
+    n_workers: int | str = 0
+    worker_timeout_s: float = 300.0
+    max_worker_restarts: int = 5
+    env_state: bool = False
+
+    def make_env(self, index: int) -> ParallelEnv:
+        """Make the env of an index."""
+        return make_env(self.factory, index, self.env_kwargs)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, Observations
-from marl_sb3.vec_env.interface import Options
+from marl_sb3.vec_env.interface import Options, VecEnvRequest
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.separate_envs import EnvFactory, SyncVecEnv
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
@@ -131,3 +131,8 @@ class SuperSuitVecEnv(SyncVecEnv):
         shape = (self.num_envs, len(self.agents))
         observations = map_arrays(lambda array: array.reshape(*shape, *array.shape[1:]), rows)
         return (observations,), [adapter.last_step for adapter in self._adapters]
+
+
+def supersuit_vec_env(request: VecEnvRequest) -> SuperSuitVecEnv:
+    """See `doors.Vectorizer`."""
+    return SuperSuitVecEnv(request.make_env, request.n_envs, request.seed)

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from marl_sb3 import vec_env
-from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
+from marl_sb3.vec_env import VECTORIZERS
+from marl_sb3.vec_env.interface import VecEnvRequest
+from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv, with_workers
 
 
-def _with_workers(factory: Any, n_envs: int, seed: int | None, env_kwargs: Any, *, batched: bool) -> WorkersVecEnv:
-    return WorkersVecEnv(factory, n_envs, seed, env_kwargs, min(2, n_envs), batched=batched, timeout_s=60)
+def _workers(request: VecEnvRequest) -> WorkersVecEnv:
+    of_workers = request.vectorizer.removesuffix("workers").removesuffix("-") or "sync"
+    limits = {"n_workers": min(2, request.n_envs), "worker_timeout_s": 60.0}
+    return with_workers(replace(request, vectorizer=of_workers, **limits))
 
 
 @pytest.fixture(autouse=True, scope="package")
 def _workers_as_vectorizers() -> Iterator[None]:
     """Two workers, under names of vectorizers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vec_env.VECTORIZERS, "workers", partial(_with_workers, batched=False))
-        patch.setitem(vec_env.VECTORIZERS, "batched-workers", partial(_with_workers, batched=True))
-        yield
+    names = ("workers", "batched-workers")
+    for name in names:
+        VECTORIZERS.add(name, _workers)
+    yield
+    for name in names:
+        VECTORIZERS.remove(name)
 
 
 @pytest.fixture(scope="module", params=["sync", "supersuit", "workers"])
 def each_vectorizer(request: pytest.FixtureRequest) -> Iterator[str]:
     """Makes `make_vec_env` take this vectorizer where nothing else is said."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vec_env.VECTORIZERS, "auto", vec_env.VECTORIZERS[request.param])
-        yield request.param
+    auto, taken = VECTORIZERS["auto"], VECTORIZERS[request.param]
+    VECTORIZERS.add("auto", lambda asked: taken(replace(asked, vectorizer=request.param)))
+    yield request.param
+    VECTORIZERS.add("auto", auto)

@@ -19,7 +19,7 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv
 from marl_sb3.vec_env.interface import episode_seed
 
-ALL = [name for name in VECTORIZERS if name != "auto"]
+ALL = [name for name in VECTORIZERS.names() if name != "auto"]
 ACTIONS = 3
 AGENTS = ("a", "b")
 

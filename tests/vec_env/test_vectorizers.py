@@ -1,4 +1,4 @@
-"""What every vectorizer promises, on the env that all of them can step. One that is registered joins these tests."""
+"""What every vectorizer promises, on the env that all of them can step. One at the door joins these tests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import ScriptedEnv
 
+import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.doors import STEPPED_ELSEWHERE
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
 from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, VecStep
-from marl_sb3.vec_env.interface import episode_seed
+from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, SyncVecEnv, VecStep
+from marl_sb3.vec_env.interface import VecEnvRequest, episode_seed
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
-ALL = [*(name for name in VECTORIZERS if name != "auto"), "workers", "batched-workers"]
+ALL = [*(name for name in VECTORIZERS.names() if name != "auto"), "workers", "batched-workers"]
 OTHERS = [name for name in ALL if name != REFERENCE]
 
 
@@ -353,3 +355,47 @@ def test_an_env_may_have_an_argument_of_that_name() -> None:
         return ArenaEnv()
 
     make_vec_env(factory, env_kwargs={"height": 4})
+
+
+# --- A vectorizer of one's own ----------------------------------------------------------------------------------------
+
+
+class MyVecEnv(SyncVecEnv):
+    """A user's."""
+
+
+def mine(request: VecEnvRequest) -> MyVecEnv:
+    return MyVecEnv(request.make_env, request.n_envs, request.seed)
+
+
+def test_a_vectorizer_of_ones_own_trains_under_its_name(in_tmp: Path) -> None:
+    VECTORIZERS.add("mine", mine)
+    try:
+        settings = {"n_steps": 4, "batch_size": 8}
+        run = marl_sb3.train("arena", timesteps=16, n_envs=2, seed=0, vectorizer="mine", settings=settings)
+        assert isinstance(run.algorithm.env, MyVecEnv)
+        with pytest.raises(ConfigError, match="vectorizer is 'mine', which has no workers; accepted with n_workers"):
+            make_vec_env("arena", vectorizer="mine", n_workers=1)
+        with pytest.raises(ConfigError, match=r"unknown vectorizer 'ours'; accepted: auto, .*, mine$"):
+            make_vec_env("arena", vectorizer="ours")
+    finally:
+        VECTORIZERS.remove("mine")
+
+
+def test_envs_may_be_stepped_elsewhere_in_a_way_of_ones_own() -> None:
+    asked: list[VecEnvRequest] = []
+
+    def elsewhere(request: VecEnvRequest) -> MultiAgentVecEnv:
+        asked.append(request)
+        return mine(request)
+
+    workers = STEPPED_ELSEWHERE["workers"]
+    STEPPED_ELSEWHERE.add("workers", elsewhere)
+    try:
+        env = make_vec_env("arena", n_envs=2, seed=3, n_workers=2, worker_timeout_s=7, env_state=True, height=4)
+    finally:
+        STEPPED_ELSEWHERE.add("workers", workers)
+    assert env.reset().env_state is not None
+    (request,) = asked
+    assert (request.n_envs, request.seed, request.env_kwargs, request.vectorizer) == (2, 3, {"height": 4}, "auto")
+    assert (request.n_workers, request.worker_timeout_s, request.env_state) == (2, 7, True)

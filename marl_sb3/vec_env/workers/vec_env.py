@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from marl_sb3 import stacks
 from marl_sb3.doors import ENV_KINDS
-from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.envs.registry import EnvFactory, batched_factory
+from marl_sb3.errors import ConfigError
 from marl_sb3.processes.messages import pass_on
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
-from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options, fresh_seed
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest, fresh_seed
 from marl_sb3.vec_env.masks import read_masks
 from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
@@ -269,6 +270,30 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 self._supervisor.close_envs()
             finally:
                 self._free()
+
+
+def with_workers(request: VecEnvRequest) -> WorkersVecEnv:
+    """See `doors.Vectorizer`.
+
+    Raises:
+        ConfigError: the vectorizer is not one that the workers have.
+    """
+    name = request.vectorizer
+    if name not in ("auto", "batched", "sync"):
+        raise ConfigError(
+            f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync",
+            key="vectorizer",
+        )
+    return WorkersVecEnv(
+        request.factory,
+        request.n_envs,
+        request.seed,
+        request.env_kwargs,
+        request.n_workers,
+        batched=name == "batched" or (name == "auto" and batched_factory(request.factory) is not None),
+        timeout_s=request.worker_timeout_s,
+        max_restarts=request.max_worker_restarts,
+    )
 
 
 # The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry
