@@ -59,6 +59,13 @@ class Clicked(Pictured):
         return [[None, 3], [np.int64(2), None]] if self.steps < 3 else [[None, 3], [None, None]]
 
 
+def named(**kwargs: Any) -> Clicked:
+    """The same env with names for its actions, as for `serve --env`."""
+    env = Clicked(**kwargs)
+    env.action_meanings = ["pull", "push"]
+    return env
+
+
 class Failing(Pictured):
     """Draws the first steps only."""
 

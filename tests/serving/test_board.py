@@ -15,6 +15,7 @@ from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.envs.registry import env_factory, make_env
 from marl_sb3.errors import EnvError
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.serving.board import Board, board_of, names_of_actions, names_of_cells, result_of
 from marl_sb3.serving.game import LiveGame
 
@@ -60,6 +61,9 @@ def test_an_env_of_ones_own_says_what_its_cells_mean(tmp_path: Path) -> None:
         for _ in range(3):
             game.advance()
         assert game.board("agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3)])
+    with closing(LiveGame(SavedRun.open(tmp_path / "run", "live_envs:named"))) as game:
+        game.begin(0, True, None)
+        assert game.controls["agent"].names == ["pull", "push"]
 
 
 @pytest.mark.parametrize(
