@@ -20,6 +20,8 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
+from marl_sb3.config.ids import id_fault, shown_id
+from marl_sb3.config.values import shown
 from marl_sb3.data.episode_files import MAIN, EpisodeFiles, Group
 from marl_sb3.envs.gymnasium_envs import AGENT as SINGLE_AGENT
 from marl_sb3.errors import CheckpointError, ConfigError, as_path, described, install_words
@@ -34,6 +36,7 @@ RECORDING = "recording.json"
 FORMAT = 1
 OWN_FILES = (METADATA, MAIN, "episodes-*.hdf5")  # of the folder of a dataset; each must be a regular file
 _MAX_JSON = 2**25  # bytes
+_MOST_SAID = 1000  # characters of what is wrong: it may repeat what a file says
 _PER_EPISODE = 1000  # bytes in memory beyond those of its arrays, at least
 _DTYPES = ("float16", "float32", "float64", *(f"{u}int{size}" for u in ("", "u") for size in (8, 16, 32, 64)), "bool")
 
@@ -129,14 +132,14 @@ def read_policy_data(path: str | Path) -> PolicyData:
         require_own(folder, OWN_FILES)
         metadata = _json(folder / METADATA)
         if metadata.get("data_format", "hdf5") != "hdf5":
-            raise ValueError(f"{METADATA} says data_format {metadata['data_format']!r}; accepted: 'hdf5'")
+            raise ValueError(f"{METADATA} says data_format {shown(metadata['data_format'])}; accepted: 'hdf5'")
         form = _Form(
             _space(metadata, "observation_space"),
             _space(metadata, "action_space"),
             total_steps=_count(metadata, "total_steps", MAX_COUNT),
             jpeg=bool(metadata.get("jpeg_encoding", True)),
             of_agents="marl_sb3" in metadata,
-            policy_id=str(metadata.get("marl_sb3", {}).get("policy_id", folder.parent.name)),
+            policy_id=_policy_id(metadata, folder.parent.name),
         )
         episodes = range(_count(metadata, "total_episodes", form.total_steps))
         stored = _StoredEpisodes(folder, form, episodes)
@@ -145,6 +148,13 @@ def read_policy_data(path: str | Path) -> PolicyData:
 
 def _json(path: Path) -> Any:
     return json.loads(read_bytes(path, _MAX_JSON).decode())
+
+
+def _policy_id(metadata: Mapping[str, Any], otherwise: str) -> PolicyID:
+    found = metadata.get("marl_sb3", {}).get("policy_id", otherwise)
+    if fault := id_fault(found):
+        raise ValueError(f"{METADATA} has the policy_id {shown_id(found)}, which {fault}")
+    return str(found)
 
 
 def _count(metadata: Mapping[str, Any], name: str, most: int) -> int:
@@ -230,7 +240,7 @@ def recording_counts(content: Any) -> dict[str, int]:
         ValueError: it is of another format, or a folder lies elsewhere.
     """
     if content["format"] != FORMAT:
-        raise ValueError(f"{RECORDING} has the format {content['format']!r}; accepted: {FORMAT}")
+        raise ValueError(f"{RECORDING} has the format {shown(content['format'])}; accepted: {FORMAT}")
     counts = {str(name): int(count) for name, count in content["episodes"].items()}
     elsewhere = [name for name in counts if Path(name).name != name or name in ("", "..")]
     if elsewhere:
@@ -306,7 +316,7 @@ def damage_named(folder: Path) -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(f"{folder} cannot be read: {error}", key="data") from error
     except Exception as error:  # HDF5 and decoders of pictures raise anything
-        words = f"{folder} is damaged, or no dataset of recorded episodes: {_said(error)}"
+        words = f"{folder} is damaged, or no dataset of recorded episodes: {_said(error)[:_MOST_SAID]}"
         words = words if "; accepted: " in words else f"{words}; accepted: a Minari dataset"
         raise ConfigError(words, key="data") from error
 

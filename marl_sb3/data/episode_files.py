@@ -160,7 +160,10 @@ class Group:
         value = b"" if is_long else np.ravel(h5py.Dataset(dataset)[()])[0]
         if not 0 < len(value) <= _LONGEST_TEXT:
             raise ValueError(f"{where} is a text of another length than 1 to {_LONGEST_TEXT}")
-        return bytes(value).decode() if isinstance(value, bytes) else str(value)
+        text = bytes(value).decode() if isinstance(value, bytes) else str(value)
+        if not text.isprintable():
+            raise ValueError(f"{where} is a text with unprintable characters")
+        return text
 
     def images(self, path: str, shape: Sequence[int]) -> Array:
         """Read pictures that Minari has stored as JPEG files, (n, height, width, ...) uint8; see `array`."""

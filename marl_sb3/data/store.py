@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.config.ids import file_names
+from marl_sb3.config.values import shown
 from marl_sb3.data.dataset import (
     ACTION_MASK,
     AGENT,
@@ -297,7 +298,9 @@ def _require_same(directory: Path, dataset: _Dataset, episodes: int) -> None:
         ("the action space", there.action_space, dataset.kind.action_space),
     ):
         if found != wanted:
-            raise _refused(directory, f"{what} of policy {there.policy_id!r} are {found}; in this run: {wanted}")
+            raise _refused(
+                directory, f"{what} of policy {there.policy_id!r} are {shown(found, 1000)}; in this run: {wanted}"
+            )
 
 
 def _refused(directory: Path, why: str) -> ConfigError:

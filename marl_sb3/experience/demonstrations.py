@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecTransposeImage
 
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.replay import Transitions
 from marl_sb3.policies.placement import PolicyRows
@@ -281,7 +282,7 @@ def _require_spaces(observed: Any, acted: Any, rows: PolicyRows, path: Any) -> N
         ("actions", acted, rows.group.action_space),
     ):
         if _form(theirs) != _form(ours):
-            words = f"{path} has {what} of {theirs}; those of its agents are of {ours}"
+            words = f"{path} has {what} of {shown(theirs, 1000)}; those of its agents are of {ours}"
             raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data of the same env", key="data")
 
 

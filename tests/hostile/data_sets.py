@@ -253,7 +253,12 @@ CASES: dict[str, Case] = {
     "metadata with less steps than there are": Case(
         _json(f"{DATA}/{METADATA}", total_steps=10), "episode_2 has 4 actions; metadata.json leaves 1 to 2"
     ),
+    "metadata of a long format": Case(
+        _json(f"{DATA}/{METADATA}", data_format="x" * 20000), "data_format 'x", "dataset"),
+    "metadata of a policy that is no text": Case(
+        _json(f"{DATA}/{METADATA}", marl_sb3={"policy_id": [1], "agents": []}), "which is of type list", "dataset"),
     "metadata of another format": Case(_json(f"{DATA}/{METADATA}", data_format="arrow"), "data_format", "dataset"),
+    "a recording of a long format": Case(_json(RECORDING, format=[0] * 2000), "the format .0, 0", "recording"),
     "a recording of a folder above": Case(_json(RECORDING, episodes={"..": 6}), "names the folder", "recording"),
     "a recording of more episodes": Case(_json(RECORDING, episodes={"shared": 10**6}), "says 1000000", "recording"),
     # Spaces
@@ -301,6 +306,8 @@ CASES: dict[str, Case] = {
     ),
     "pointers": Case(_instead("actions", _opaque), f"{_AT}actions has no numbers"),
     "complex numbers": Case(_other_type("rewards", np.ones(STEPS, complex)), f"{_AT}rewards has no numbers"),
+    "a name that a terminal obeys": Case(
+        _other_type("infos/agent", "\x1b[31mred"), f"{_AT}infos/agent is a text with unprintable"),
     "a number for a name": Case(_other_type("infos/agent", 1), f"{_AT}infos/agent is not one text"),
     # Sizes
     "a huge info": Case(_unstored("infos/log_prob", (300_000_000,)), f"{_AT}infos/log_prob has values of shape"),

@@ -41,6 +41,7 @@ def test_a_dataset_of_a_stranger_is_read_or_refused_in_words(name: str, found: F
             assert result == "refused", way
             assert re.search(case.words, words), f"{way}: {words}"
         assert words.count("\n") <= 2, words
+        assert len(words) < 2000, words
 
 
 @pytest.mark.proof
