@@ -45,8 +45,8 @@ ADVICE = {
     "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
     "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",
     "qrdqn": "DQN that learns quantiles of the return instead of its mean, which costs more arithmetic in each update.",
-    "sac": "The first one to try where actions are continuous and env steps are dear.",
-    "td3": "As SAC, with deterministic actors: the noise of its exploration has to be chosen (`action_noise`).",
+    "sac": "The first one to try where actions are continuous and env steps take long.",
+    "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
     "tqc": "SAC whose critics learn quantiles; the most optimistic ones are left out. An update costs more arithmetic.",
     "crossq": "Its class is sb3-contrib's own, and has no fused path.",
@@ -135,7 +135,7 @@ def _hyperparameters(info: AlgorithmInfo) -> str:
         f"| `{name}` | {_default(value)} | {_in_cell(words(info.kinds[name])) if name in info.kinds else ''} |"
         for name, value in defaults.items()
     ]
-    intro = "The defaults are SB3's; a [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
+    intro = "The defaults are those of SB3. A [preset](../presets.md) of the env wins over them, and `--set` wins over both.\n\n"
     return intro + "\n".join(["| name | default | accepted |", "| --- | --- | --- |", *rows]) + "\n"
 
 
