@@ -135,7 +135,9 @@ def _hyperparameters(info: AlgorithmInfo) -> str:
         f"| `{name}` | {_default(value)} | {_in_cell(words(info.kinds[name])) if name in info.kinds else ''} |"
         for name, value in defaults.items()
     ]
-    intro = "The defaults are those of SB3. A [preset](../presets.md) of the env wins over them, and `--set` wins over both.\n\n"
+    intro = (
+        "The defaults are those of SB3. A [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
+    )
     return intro + "\n".join(["| name | default | accepted |", "| --- | --- | --- |", *rows]) + "\n"
 
 
