@@ -163,6 +163,8 @@ def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) ->
 def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Search:
     """The search of a new study, or that of an existing one, `before`, with the fields and the space given now."""
     fields = {**({} if before is None else vars(before)), **given}
+    if before is not None:
+        fields["settings"] = {**before.settings, **given.get("settings", {})}
     if before is None or space is not None or grid:
         fields["space"] = _space(fields, space, grid)
         if grid:
@@ -201,8 +203,13 @@ def _picked_rollouts(search: Search, factory: EnvFactory | None) -> dict[str, An
 
 def _require_same(before: Search, search: Search, folder: Path) -> None:
     """Refuse to continue a study with options that make its trials incomparable."""
-    changed = replace(search, trials=before.trials).to_plain()
-    if other := [name for name, value in before.to_plain().items() if changed[name] != value]:
+
+    def options(each: Search) -> dict[str, Any]:
+        own = {f"--set {key}": value for key, value in each.settings.items()}
+        return {**each.to_plain(), "settings": None, "trials": None, **own}
+
+    had, has = options(before), options(search)
+    if other := [name for name, value in has.items() if name not in had or had[name] != value]:
         raise ConfigError(
             f"study {search.name!r} exists with other values of {', '.join(other)}; accepted: another --study name, or "
             f"what {folder / 'study.yaml'} says",

@@ -60,6 +60,20 @@ def test_a_study_goes_on_with_what_it_was_begun_with(in_tmp: Path) -> None:
         prepare_study(study="s", space={"gamma": {"uniform": [0.9, 0.99]}})
 
 
+def test_a_study_with_callbacks_goes_on_where_the_user_names_the_same_ones(in_tmp: Path) -> None:
+    callbacks = [{"my_callbacks:Longest": {"name": "x"}}]  # there is no such module: nothing is imported here
+    begun = prepare_study(**{**SMALL, "settings": {**SETTINGS, "callbacks": callbacks}}, study="s")
+    with pytest.raises(ConfigError, match="wants to import 'my_callbacks:Longest': if you trust this code, give --set"):
+        prepare_study(study="s")
+    assert prepare_study(study="s", settings={"callbacks": callbacks}).search == begun.search
+    for others in (["my_callbacks:Other"], [*callbacks, "my_callbacks:Other"], ["my_callbacks:Longest"], None):
+        with pytest.raises(ConfigError, match="study 's' exists with other values of --set callbacks; accepted: ano"):
+            prepare_study(study="s", settings={"callbacks": others})
+    with pytest.raises(ConfigError, match="study 's' exists with other values of --set n_steps, --set gamma; accepted"):
+        prepare_study(study="s", settings={"callbacks": callbacks, "n_steps": 40, "gamma": 0.9})
+    assert prepare_study(study="s", settings={"callbacks": callbacks}).search == begun.search
+
+
 def test_a_file_of_settings_is_what_is_searched_and_compared_with(
     in_tmp: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
