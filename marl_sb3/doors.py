@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from marl_sb3.experience.turns import LearnedExperience
     from marl_sb3.learners.learner import Learner, LearnerPart
+    from marl_sb3.learners.spec import PolicySpec
     from marl_sb3.metrics import EpisodeTracker, Result
     from marl_sb3.runners.runner import Runner
     from marl_sb3.sb3.schedules import Progress
@@ -340,3 +341,37 @@ class WriteFilm(Protocol):
 
 VIEWS: Door[Callable[[], View]] = Door("view of a training")
 FILMS: Door[WriteFilm] = Door("kind of film")
+
+
+# --- Names of settings -----------------------------------------------------------------------------------------------
+
+
+class Dialect(Protocol):
+    """Other names of settings of a policy, such as RLlib's, in the arguments of `MultiAgentAlgorithm`.
+
+    The dialects translate one after the other, in the order in which they were added. `tests/config/test_dialects.py`
+    checks what each of them keeps. Configurations of runs are read before, by `marl_sb3.config.settings`.
+    """
+
+    def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
+        """Return settings by SB3's names, and by those of `ProcessingSettings` and `DataSettings`.
+
+        What is no name of the dialect stays as it is, so that translating twice changes nothing.
+
+        Args:
+            spec: the policy; `spec.values` has the names of all hyperparameters of its algorithm.
+            given: settings of the policy by name.
+            n_envs: number of envs of the training.
+
+        Raises:
+            ConfigError: a name has no counterpart, or not with this value, or a setting is given by two names.
+        """
+
+    def explain(self, name: str) -> str | None:
+        """Say what a name means, for the error of a `PolicySpec`, which takes SB3's names only; None: unknown."""
+
+    def names_of(self, setting: str) -> str | None:
+        """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
+
+
+DIALECTS: Door[Dialect] = Door("dialect of settings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marl_sb3.doors import (
     BUILTIN_ENVS,
+    DIALECTS,
     ENGINES,
     ENV_KINDS,
     EXECUTIONS,
@@ -17,14 +18,15 @@ from marl_sb3.doors import (
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
 BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
+DIALECTS.add("zoo", "marl_sb3.config.compat.names:ZOO")
+DIALECTS.add("rllib", "marl_sb3.config.compat.names:RLLIB")
 ENGINES.add("kernels", "marl_sb3.learners.fused_on_policy:kernel_engine")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.runners.sharded:IN_SHARDS")
+FILMS.add("gif", "marl_sb3.display.video:write_film")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.learners.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.learners.recorded_data:ReplayData")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.vec_env.workers.vec_env:with_workers")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.vec_env.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.storage.checkpoint_folder:STORE")
-
 VIEWS.add("terminal", "marl_sb3.display.training_view:standard_view")
-FILMS.add("gif", "marl_sb3.display.video:write_film")

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
+from marl_sb3.config.compat.names import FLAT_NAMES
 from marl_sb3.config.plain_yaml import require_few_values
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, CheckpointSettings, Source
-from marl_sb3.config.settings import FLAT_NAMES
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.mapping import resolve_policies
 

@@ -9,7 +9,7 @@ import pytest
 
 from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.config import TrainConfig, load_config
-from marl_sb3.config.settings import canonical_name
+from marl_sb3.config.compat.names import canonical_name
 from marl_sb3.learners.spec import policy_specs
 
 RLLIB: dict[str, Any] = {

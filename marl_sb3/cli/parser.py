@@ -144,7 +144,7 @@ def _import_users_modules(arguments: argparse.Namespace) -> None:
 
         named_algorithm(arguments.algo)
     if getattr(arguments, "trust_file", False) and arguments.hparams is not None:
-        from marl_sb3.learners.registry import import_algorithms
+        from marl_sb3.runs.build import import_algorithms
 
         import_algorithms(arguments.hparams, named_env(arguments))
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from marl_sb3.config.compat.names import canonical_name
 from marl_sb3.config.schema import ACCEPTED, Extension, TrainConfig, names_in, value_of
-from marl_sb3.config.settings import canonical_name
 from marl_sb3.config.values import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
 

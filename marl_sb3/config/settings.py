@@ -1,8 +1,6 @@
-"""Settings as users give them, in files, options, `--set` and Python: their names and values, and merging all sources.
+"""Settings of a run as users give them, in files, options and `--set`: merging all sources, whatever names they use.
 
-Each becomes that of `TrainConfig` or SB3: RLlib's names become SB3's; numbers such as `1e5` become integers where an
-integer is expected; `dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as in rl-baselines3-zoo's files, becomes a
-mapping. A name that is no field of `TrainConfig` is the name of a hyperparameter.
+A name that is no field of `TrainConfig` is the name of a hyperparameter.
 """
 
 from __future__ import annotations
@@ -13,207 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.config.algorithms import canonical_algorithm, kinds_of, takes_integers
-from marl_sb3.config.compat.rllib import (
-    LATER,
-    OF_RUN,
-    is_taken_apart,
-    network_settings,
-    number_of_envs,
-    split_name,
-    translated,
-    unnested,
+from marl_sb3.config.algorithms import canonical_algorithm, kinds_of
+from marl_sb3.config.compat.names import (
+    HYPERPARAMETERS,
+    OF_NETWORK,
+    canonical_hyperparameters,
+    canonical_name,
+    canonical_settings,
+    put,
 )
-from marl_sb3.config.compat.rllib_names import NETWORK, RENAMED, Context
-from marl_sb3.config.compat.zoo import (
-    KEYS,
-    TRANSLATED,
-    action_noise,
-    is_noise,
-    parse_literal,
-    refuse_unsupported,
-    translated_key,
-)
+from marl_sb3.config.compat.rllib import LATER, OF_RUN, network_settings, number_of_envs, translated
+from marl_sb3.config.compat.rllib_names import NETWORK, Context
+from marl_sb3.config.compat.zoo import KEYS, TRANSLATED, refuse_unsupported, translated_key
 from marl_sb3.config.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
 from marl_sb3.config.ids import TEXT_IDS
-from marl_sb3.config.networks import IN_PYTHON
-from marl_sb3.config.schema import (
-    ACCEPTED,
-    BY_POLICY,
-    OF_POLICIES,
-    SECTIONS,
-    Source,
-    TrainConfig,
-    names_in,
-    nested,
-    source_of,
-)
-from marl_sb3.config.values import Named, integer_in, plain_numbers, refusal, require, shown, takes_integers_only
+from marl_sb3.config.schema import ACCEPTED, BY_POLICY, Source, TrainConfig, nested, source_of
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
-
-# --- Names and values ------------------------------------------------------------------------------------------------
-
-# Other names of settings, RLlib's above all.
-ALIASES: Mapping[str, str] = {
-    **{name: renamed.setting for name, renamed in RENAMED.items()},
-    "net_arch": "policy_kwargs.net_arch",
-}
-# Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
-FLAT_NAMES: Mapping[str, str] = {
-    **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
-    **{name: f"{section}.{name}" for name, section in OF_POLICIES.items()},
-}
-_OF_NETWORK = "policy_kwargs."
-HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
-_SECTIONS_OF_RUN = {*SECTIONS, HYPERPARAMETERS} - {*OF_POLICIES.values()}  # a policy has none of them
-_INTEGERS = {name.rpartition(".")[2] for name, kind in ACCEPTED.items() if takes_integers_only(kind)}
-
-
-def canonical_name(name: str) -> str:
-    """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
-    policy, own = split_name(name.removeprefix(f"{HYPERPARAMETERS}."))
-    if policy:
-        return f"{policy}{_without_section(ALIASES.get(own, own))}"
-    return FLAT_NAMES.get(own) or ALIASES.get(own, own)
-
-
-def _without_section(name: str) -> str:
-    """Return a setting that a policy may have by itself without the section that it has in a run."""
-    section, _, own = name.partition(".")
-    return own if OF_POLICIES.get(own) == section else name
-
-
-def canonical_value(name: str, value: Any) -> Any:
-    """Convert the value of a setting from the form in which users write it to the form that is checked.
-
-    Args:
-        name: what the user calls the setting; it may begin with a policy's id.
-        value: anything; a value without another form is returned unchanged.
-
-    Raises:
-        ConfigError: the value of RLlib's name has no counterpart, or `policy_kwargs` or `replay_buffer_kwargs` is a
-            text that is not a literal.
-    """
-    value = plain_numbers(value)
-    if name.startswith("env."):
-        return value
-    own = split_name(name)[1]
-    if own in RENAMED:
-        try:
-            value = plain_numbers(RENAMED[own].value(value))
-        except ConfigError as error:
-            raise ConfigError(str(error), key=name) from error
-    whole, _, own = canonical_name(name).rpartition(".")
-    if own == "algo":
-        return canonical_algorithm(value)
-    if own in _INTEGERS or takes_integers(own):
-        return as_integer(value)
-    if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
-        value = parse_literal(own, value)
-    if own == "policy_kwargs" and isinstance(value, Mapping):
-        return {entry: _class_name(entry, part) for entry, part in value.items()}
-    return _class_name(own, value) if whole.endswith("policy_kwargs") else value
-
-
-def as_integer(value: Any) -> Any:
-    """Convert 1e5 and `100k` to 100000. All other values but floats without a fraction are returned unchanged."""
-    if isinstance(value, str) and value[-1:] in ("k", "K", "m", "M"):
-        number = integer_in(value)
-        return value if number is None else number
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _class_name(entry: str, value: Any) -> Any:
-    """Convert `nn.ReLU` to `relu`. All other values are returned unchanged and checked later."""
-    return IN_PYTHON[entry].get(value, value) if entry in IN_PYTHON and isinstance(value, str) else value
-
-
-def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, tuple[str, Any]]:
-    """Return the settings of one source by canonical name: the name that the source uses, and the value.
-
-    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `translated`.
-
-    Args:
-        given: may have sections: `checkpoints: {every: 5}` is `checkpoints.every: 5`.
-        of_algorithm: arguments of the algorithm's class, which mean what the class says.
-
-    Raises:
-        ConfigError: two names of one setting are given, a section has an unknown name, or a name of RLlib has no
-            counterpart.
-    """
-    flat: dict[str, Any] = {}
-    for name, value in given.items():
-        is_section = (name in SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
-        for key, part in _of_section(name, value) if is_section else [(name, value)]:
-            if key in flat:
-                raise ConfigError(f"{key} is given twice; accepted: once", key=key)
-            flat[key] = part
-    found: dict[str, tuple[str, Any]] = {}
-    for key, whole in flat.items():
-        meant: Iterable[tuple[str, str, Any]] = [(key, key, whole)]
-        if is_noise(key):
-            meant = action_noise(key, flat)
-        elif key not in of_algorithm and is_taken_apart(key):
-            meant = unnested(key, whole)
-        for written, name, value in meant:
-            canonical = canonical_name(name)
-            if canonical in found:
-                raise given_twice(canonical, found[canonical][0], written)
-            found[canonical] = (written, canonical_value(name, value))
-    for name, (written, _) in found.items():
-        whole, _, part = name.rpartition(".")
-        mapping = found.get(whole, ("", None))[1]
-        if whole.rpartition(".")[2] == "policy_kwargs" and isinstance(mapping, Mapping) and part in mapping:
-            raise given_twice(name, f"{whole}: {{{part}: ...}}", written)
-    return found
-
-
-def given_twice(name: str, one: str, other: str) -> ConfigError:
-    """Return the error for a setting that is given by two names."""
-    words = "are both given, but are two names of"
-    return ConfigError(f"{one} and {other} {words} {name}; accepted: one of them", key=name)
-
-
-def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in require(section, settings, Named).items():
-        if section == HYPERPARAMETERS:
-            is_dotted = "." in str(name) and not str(name).startswith(_OF_NETWORK)
-            fault = "is no hyperparameter" if name in ACCEPTED or name in KEYS or is_dotted else ""
-        else:
-            fault = "" if name in names_in(section) else f"is unknown; accepted: {', '.join(names_in(section))}"
-        if fault:
-            raise ConfigError(f"{shown(name)} in {section} {fault}", key=f"{section}.{name}")
-        yield f"{section}.{name}", value
-
-
-# --- The settings of one policy --------------------------------------------------------------------------------------
-
-
-def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings of one policy: hyperparameters by SB3's names, and those of its processing.
-
-    `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` or `data` stands beside
-    the rest.
-    The arguments and errors are those of `canonical_settings`.
-    """
-    result: dict[str, Any] = {}
-    found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
-    for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
-        own, _, entry = _without_section(name).partition(_OF_NETWORK)
-        put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
-    return result
-
-
-def put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set an entry of nested mappings; they are copied, because they may be the user's."""
-    for name in path[:-1]:
-        inner = settings.get(name) or {}
-        if not isinstance(inner, Mapping):
-            raise refusal(name, inner, Named)
-        settings[name] = dict(inner)
-        settings = settings[name]
-    settings[path[-1]] = value
-
 
 # --- Merging all sources; the last one wins --------------------------------------------------------------------------
 
@@ -309,8 +123,8 @@ class MergedSettings:
         has_values = "gae_lambda" in kinds_of(algo)
         meaning = partial(network_settings, given, kind, settings.get("policy_kwargs"), algo, has_values)
         meant = self._meant(policy, meaning)
-        for name in [name for name in meant if name.startswith(_OF_NETWORK)]:
-            put(settings, ("policy_kwargs", name.removeprefix(_OF_NETWORK)), meant.pop(name))
+        for name in [name for name in meant if name.startswith(OF_NETWORK)]:
+            put(settings, ("policy_kwargs", name.removeprefix(OF_NETWORK)), meant.pop(name))
             self.sources[f"{policy}{name}"] = self._source(f"{policy}{latest}")
         if not policy:
             meant = {f"processing.{name}": value for name, value in meant.items()}

@@ -15,8 +15,6 @@ from marl_sb3.config.algorithms import (
     info_of,
     known_name,
 )
-from marl_sb3.config.files import Hparams, entry_of
-from marl_sb3.config.schema import BY_POLICY
 from marl_sb3.config.values import Strings, require, shown
 from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError
@@ -80,19 +78,6 @@ def named_algorithm(algo: Any) -> Any:
     import_modules([algo.partition(":")[0]], f"algo {shown(algo)}", "package.module:NAME of an AlgorithmInfo")
     _check(algorithm_info(algo))
     return algo
-
-
-def import_algorithms(hparams: Hparams, env: str | None) -> None:
-    """Import the algorithms that a settings file names, which the user trusts; the arguments are those of `entry_of`.
-
-    Raises:
-        ConfigError: see `entry_of` and `named_algorithm`.
-    """
-    entry = entry_of(hparams, env, [])[2]
-    by_policy = [each for name in BY_POLICY if isinstance(each := entry.get(name), Mapping)]
-    for settings in [entry, *(own for each in by_policy for own in each.values())]:
-        if isinstance(settings, Mapping) and isinstance(algo := settings.get("algo"), str):
-            named_algorithm(algo)
 
 
 def info_of_class(algorithm: Any) -> AlgorithmInfo:

@@ -22,15 +22,6 @@ from marl_sb3.config.algorithms import (
     saved_class,
     saved_name,
 )
-from marl_sb3.config.compat.rllib import (
-    LATER,
-    explanation,
-    is_of_rllib,
-    network_settings,
-    no_counterpart,
-    translated,
-)
-from marl_sb3.config.compat.rllib_names import NETWORK, NO_COUNTERPART, Context
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.schema import (
     ACCEPTED,
@@ -42,7 +33,6 @@ from marl_sb3.config.schema import (
     data_settings,
     processing_settings,
 )
-from marl_sb3.config.settings import canonical_hyperparameters, canonical_name, given_twice, put
 from marl_sb3.config.values import (
     Named,
     accepts,
@@ -51,6 +41,7 @@ from marl_sb3.config.values import (
     require,
     shown,
 )
+from marl_sb3.doors import DIALECTS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
@@ -237,7 +228,7 @@ def policy_specs(
     """Return the spec of each policy, with the defaults filled in.
 
     Args:
-        defaults: settings of every policy that does not set its own, by SB3's names or RLlib's.
+        defaults: settings of every policy that does not set its own, by SB3's names or those of a dialect.
     """
     if "algo" in defaults:
         words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(defaults['algo'])}"
@@ -256,20 +247,10 @@ def policy_specs(
 
 
 def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
-    """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
-    settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
-    algorithm, kinds = spec.algorithm.__name__, spec.info.kinds
-    of_network = {name: settings.pop(name) for name in NETWORK if name in settings}
-    meant = network_settings(of_network, spec.policy, settings.get("policy_kwargs"), algorithm, "gae_lambda" in kinds)
-    if "frame_stack" in meant.keys() & settings.keys():
-        raise given_twice("frame_stack", "use_attention", "frame_stack")
-    for name, value in meant.items():
-        put(settings, ("policy_kwargs", name.partition(".")[2]) if "." in name else (name,), value)
-    for name in [name for name in settings if name in LATER]:
-        meant = translated(name, settings.pop(name), algorithm, kinds, Context(n_envs))
-        for setting in meant.keys() & settings.keys():
-            raise given_twice(setting, name, setting)
-        settings |= meant
+    """Return settings that may have names of a dialect, such as RLlib's, by their names here."""
+    settings = dict(given)
+    for dialect in DIALECTS:
+        settings = dialect.translated(spec, settings, n_envs)
     return settings
 
 
@@ -340,13 +321,13 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
 def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mapping[str, Any]) -> str:
     if name in _RESERVED:
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
-    if name in NO_COUNTERPART:
-        return no_counterpart(name)
-    if is_of_rllib(name) or canonical_name(name) != name:
-        means = f"means {canonical_name(name)}" if canonical_name(name) != name else "is a name of RLlib"
-        return f"{name!r} {means}; its names are for files, --set and MultiAgentAlgorithm; accepted here: SB3's"
+    for dialect in DIALECTS:
+        if explained := dialect.explain(name):
+            return explained
     if name in ACCEPTED:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *ACCEPTED], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
-    return f"unknown hyperparameter {shown(name)}{explanation(name)} of {algorithm_class.__name__}; {hint}"
+    names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
+    given_as = f" ({', '.join(names)})" if names else ""
+    return f"unknown hyperparameter {shown(name)}{given_as} of {algorithm_class.__name__}; {hint}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import torch
 
 from marl_sb3.config.algorithms import algorithm_info
+from marl_sb3.config.files import Hparams, entry_of
 from marl_sb3.config.ray import AnyRunners
-from marl_sb3.config.schema import ACCEPTED, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
+from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
 from marl_sb3.config.values import counted
 from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import is_off_policy
+from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.learners.spec import PolicySpec, hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
@@ -30,6 +32,19 @@ from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 from marl_sb3.vec_env.interface import fresh_seed
+
+
+def import_algorithms(hparams: Hparams, env: str | None) -> None:
+    """Import the algorithms that a settings file names, which the user trusts; the arguments are those of `entry_of`.
+
+    Raises:
+        ConfigError: see `entry_of` and `named_algorithm`.
+    """
+    entry = entry_of(hparams, env, [])[2]
+    by_policy = [each for name in BY_POLICY if isinstance(each := entry.get(name), Mapping)]
+    for settings in [entry, *(own for each in by_policy for own in each.values())]:
+        if isinstance(settings, Mapping) and isinstance(algo := settings.get("algo"), str):
+            named_algorithm(algo)
 
 
 def env_of(config: TrainConfig, factory: EnvFactory | None = None) -> str | EnvFactory:

@@ -24,10 +24,10 @@ from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.experience.demonstrations import EpisodesOfSpaces, require_episodes
 from marl_sb3.learners.cloning import Cloning, CloningOptions
 from marl_sb3.learners.recorded_data import read_data
-from marl_sb3.learners.registry import import_algorithms, named_algorithm
+from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Result
-from marl_sb3.runs.build import source_named
+from marl_sb3.runs.build import import_algorithms, source_named
 from marl_sb3.runs.execute import save_policies_of_complete
 from marl_sb3.runs.folder import IMITATION_FILE, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import logs_of

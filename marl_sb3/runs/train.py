@@ -10,11 +10,13 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import Hparams, load_config
 from marl_sb3.config.algorithms import AlgorithmInfo
+from marl_sb3.config.compat.names import as_integer
 from marl_sb3.config.ray import RaySettings, either
-from marl_sb3.config.settings import as_integer, require_kinds
+from marl_sb3.config.settings import require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.registry import import_algorithms, named_algorithm
+from marl_sb3.learners.registry import named_algorithm
+from marl_sb3.runs.build import import_algorithms
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import Recording, prepare, resume_run

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from marl_sb3.config import TrainConfig, entry_of, plain_data, require_named
-from marl_sb3.config.settings import as_integer, canonical_settings, require_kinds, require_trusted
+from marl_sb3.config.compat.names import as_integer, canonical_settings
+from marl_sb3.config.settings import require_kinds, require_trusted
 from marl_sb3.config.values import Named, plain_numbers, require
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import TrainConfig, parse_value, preset_path, read_yaml
+from marl_sb3.config.compat.names import as_integer, canonical_name, canonical_value
 from marl_sb3.config.schema import ACCEPTED, value_of
-from marl_sb3.config.settings import as_integer, canonical_name, canonical_value
 from marl_sb3.config.values import plain_numbers
 from marl_sb3.errors import ConfigError
 

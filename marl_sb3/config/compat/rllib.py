@@ -203,7 +203,7 @@ def number_of_envs(given: Mapping[str, Any]) -> int:
     return product
 
 
-def explanation(setting: str) -> str:
-    """Say which names of RLlib mean a setting that an algorithm does not have; empty if none does."""
+def explanation(setting: str) -> str | None:
+    """Say which names of RLlib mean a setting that an algorithm does not have; None if none does."""
     names = [name for name, own in RENAMED.items() if own.setting == setting]
-    return f" (RLlib's {' and '.join(names)})" if names else ""
+    return f"RLlib's {' and '.join(names)}" if names else None
