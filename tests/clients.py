@@ -81,6 +81,8 @@ class Simulator(threading.Thread):
             self.before_step(self.steps)
             seen, rewards, terminated, truncated, infos = self.env.step(dict(answer.actions))
             self.steps += 1
-            shown = {agent for agent in seen if agent in self.env.agents or terminated[agent] or truncated[agent]}
+            shown = {
+                agent for agent in seen if agent in self.env.agents or terminated.get(agent) or truncated.get(agent)
+            }
             report = StepReport({agent: seen[agent] for agent in shown}, rewards, terminated, truncated, infos)
             answer = answered(self.vec_env, episode_id, report)

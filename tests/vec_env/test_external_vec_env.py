@@ -18,7 +18,11 @@ from marl_sb3.envs.external import StepReport, space_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.external_vec_env import EpisodeRefusedError
 
-WAITING = {"script": {"a": (6, "truncated"), "b": (4, "terminated")}, "skips": {"a": [1, 3]}, "joins": {"b": 1}}
+WAITING = {
+    "script": {"a": (6, "truncated"), "b": (4, "terminated")},
+    "skips": {"a": [2, 3], "b": [1]},
+    "joins": {"b": 1},
+}
 FAST = {"net_arch": [8]}
 
 
