@@ -27,7 +27,8 @@ from marl_sb3.runs.start import prepare
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
 EPISODE_STEPS = 20  # of the arena
-SHORT_SEARCH = {"timesteps": 6_000, "evaluations": 3, "evaluation_episodes": 2}
+MOST_EPISODES = 4  # of an evaluation by each env
+SHORT_SEARCH = {"timesteps": 4_000, "evaluations": 2, "evaluation_episodes": 2}
 
 
 class WorkHere:
@@ -71,7 +72,9 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+    from marl_sb3 import evaluation
     from marl_sb3.checkup import api as checkup
+    from marl_sb3.runs import evaluate as runs_evaluate
     from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
     from marl_sb3.tuning.jobs import workers
@@ -90,6 +93,10 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(algorithm, "learn", capped(algorithm.learn))
     height, width, _, *more = ArenaEnv.__init__.__defaults__ or ()
     monkeypatch.setattr(ArenaEnv.__init__, "__defaults__", (height, width, EPISODE_STEPS, *more))
+
+    count = evaluation.episodes_of_env
+    for module in (evaluation, runs_evaluate):
+        monkeypatch.setattr(module, "episodes_of_env", lambda *given: min(count(*given), MOST_EPISODES))
 
     prepare = api.prepare_study
 
