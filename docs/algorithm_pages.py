@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.config.algorithms import ALGORITHMS, AlgorithmInfo
+from marl_sb3.config.algorithms import AlgorithmInfo
 from marl_sb3.config.values import words
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.building import is_off_policy
 from marl_sb3.learners.spec import hyperparameter_defaults
 

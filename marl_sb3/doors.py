@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pettingzoo import ParallelEnv
 
+    from marl_sb3.config.algorithms import AlgorithmTable
     from marl_sb3.experience.turns import LearnedExperience
     from marl_sb3.learners.learner import Learner, LearnerPart
     from marl_sb3.learners.spec import PolicySpec
@@ -298,6 +299,9 @@ class EngineMaker(Protocol):
 
 
 ENGINES: Door[EngineMaker] = Door("engine")
+
+# Read when an algorithm is first looked up.
+ALGORITHM_TABLES: Door[AlgorithmTable] = Door("table of algorithms")
 
 # By the setting of a policy that asks for the part, such as `replay_data`.
 LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marl_sb3.doors import (
+    ALGORITHM_TABLES,
     BUILTIN_ENVS,
     DIALECTS,
     ENGINES,
@@ -20,6 +21,7 @@ BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
 DIALECTS.add("zoo", "marl_sb3.config.compat.names:ZOO")
 DIALECTS.add("rllib", "marl_sb3.config.compat.names:RLLIB")
+ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.learners.algorithms.builtin:TABLE")
 ENGINES.add("kernels", "marl_sb3.learners.fused_on_policy:kernel_engine")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.runners.sharded:IN_SHARDS")

@@ -11,8 +11,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.checkup.finding import Evidence, Seen
 from marl_sb3.checkup.player import random_action
-from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.building import build_for_acting
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import start_without_dynamo

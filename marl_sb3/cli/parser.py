@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE, run_command, setup_logging
-from marl_sb3.config.algorithms import ALGORITHMS, canonical_algorithm
+from marl_sb3.config.algorithms import canonical_algorithm
 from marl_sb3.config.schema import SECTIONS, TrainConfig
 from marl_sb3.config.values import documented, integer_in
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 
 if TYPE_CHECKING:
     from marl_sb3.config.ray import AnyRunners, RaySettings

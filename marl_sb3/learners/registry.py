@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_sb3.config.algorithms import (
-    ALGORITHMS,
     AlgorithmInfo,
     add_algorithm,
     algorithm_info,
+    built_in,
     canonical_algorithm,
     info_of,
     known_name,
@@ -37,7 +37,7 @@ def register_algorithm(info: AlgorithmInfo) -> AlgorithmInfo:
     """
     _check(info)
     taken = canonical_algorithm(info.name)
-    if taken in ALGORITHMS:
+    if taken in built_in():
         raise ConfigError(f"the algorithm {taken!r} is built in; choose another name than {info.name!r}", key="algo")
     add_algorithm(info)
     return info
@@ -88,7 +88,7 @@ def info_of_class(algorithm: Any) -> AlgorithmInfo:
     """
     info = info_of(algorithm) if isinstance(algorithm, type) else None
     if info is None:
-        names = ", ".join(each.class_name for each in ALGORITHMS.values())
+        names = ", ".join(each.class_name for each in built_in().values())
         raise ConfigError(
             f"algorithm is {algorithm!r}; accepted: {names} and subclasses, and classes of marl_sb3.register_algorithm",
             key="algo",

@@ -13,10 +13,10 @@ from stable_baselines3.common.noise import ActionNoise
 from marl_sb3.acting.exploration import Exploration
 from marl_sb3.config.algorithms import (
     ADDED,
-    ALGORITHMS,
     AlgorithmInfo,
     Decay,
     algorithm_info,
+    built_in,
     info_of,
     parameters_of,
     saved_class,
@@ -184,7 +184,7 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
     if found is None:
         accepted = ", ".join([*aliases, OF_THE_USER])
         kind = re.sub("^(Cnn|MultiInput)", "Mlp", policy)
-        if others := [shown(name) for name, other in ALGORITHMS.items() if other.policy == kind]:
+        if others := [shown(name) for name, other in built_in().items() if other.policy == kind]:
             accepted += f"; or algorithm={' or '.join(others)}, which has it (in commands and files, algo)"
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.compat.names import canonical_hyperparameters
 from marl_sb3.config.files import preset_path
 from marl_sb3.config.plain_yaml import read_yaml
 from marl_sb3.config.settings import load_config
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.tuning.space import read_space
 

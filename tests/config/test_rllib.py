@@ -10,7 +10,6 @@ import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config import load_config
-from marl_sb3.config.algorithms import ALGORITHMS as INFOS
 from marl_sb3.config.compat.names import FLAT_NAMES
 from marl_sb3.config.compat.rllib import is_of_rllib, unnested
 from marl_sb3.config.compat.rllib_names import (
@@ -24,6 +23,7 @@ from marl_sb3.config.compat.rllib_names import (
     RUNNERS,
 )
 from marl_sb3.config.schema import ACCEPTED, value_of
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS as INFOS
 from marl_sb3.learners.spec import policy_specs
 from marl_sb3.sb3.schedules import Progress
 from marl_sb3.tuning.space import parse_space

@@ -108,9 +108,9 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
 def settings(folder: Path) -> tuple[Reader, list[bytes]]:
     """Files of settings, as after `--hparams` and in run folders."""
-    from marl_sb3.config.algorithms import ALGORITHMS
     from marl_sb3.config.files import preset_path, to_yaml
     from marl_sb3.config.settings import load_config
+    from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 
     file = folder / "settings.yml"
 

@@ -19,7 +19,8 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.config.algorithms import ALGORITHMS, place_of
+from marl_sb3.config.algorithms import place_of
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 
 
 class Continuous(ScriptedEnv):

@@ -10,7 +10,8 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
-from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info, info_of, takes_integers
+from marl_sb3.config.algorithms import algorithm_info, info_of, takes_integers
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.spec import hyperparameter_defaults, resolve_hyperparameters
 
 

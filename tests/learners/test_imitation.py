@@ -15,8 +15,8 @@ from recordings import copying, episode, write_dataset
 from small_trainings import assert_same
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.cloning import Cloning, CloningOptions, _split
 from marl_sb3.learners.imitation import action_loss, minibatch
 from marl_sb3.storage.state import StateReader

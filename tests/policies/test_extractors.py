@@ -21,8 +21,9 @@ from toy_envs import NoisyEnv, RandomEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.spec import hyperparameter_defaults
 from marl_sb3.policies.extractors import AttentionFeatures, MlpFeatures
 from marl_sb3.storage.state import StateReader

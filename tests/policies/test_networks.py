@@ -16,8 +16,9 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.networks import CLASSES
+from marl_sb3.learners.algorithms.builtin import ALGORITHMS
 from marl_sb3.learners.building import _warn_once
 from marl_sb3.policies import networks
 from marl_sb3.policies.networks import register_network, resolve_policy_kwargs
