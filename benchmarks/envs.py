@@ -31,8 +31,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 from trainings import one_torch_thread
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.core.vec_env import AgentGroup
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.vec_env import AgentGroup
 
 MPE2 = """simple-v3 simple_adversary-v3 simple_crypto-v3 simple_push-v3 simple_reference-v3 simple_speaker_listener-v4
 simple_spread-v3 simple_tag-v3 simple_world_comm-v3 simple_formation-v1 simple_line-v1 collect_treasure-v1"""

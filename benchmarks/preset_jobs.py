@@ -21,9 +21,9 @@ import numpy as np
 from games import STRONGER, play
 
 import marl_sb3
-from marl_sb3.config import load_config
-from marl_sb3.metrics import Episode
+from marl_sb3.core.metrics import Episode
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
 
 POINTS = 40  # in a curve of returns
 GAME_POINTS = 12  # in a curve of won games

@@ -29,11 +29,11 @@ from measure import Report, Setting, print_table, say
 from waterworld_policies import chase as chase_food
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.metrics.statistics import sample_stats
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.metrics.statistics import sample_stats
 from marl_sb3.types import AgentID, Array
-from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.vec_env.step import VecStep
 
 SETTING = Setting(
     what="returns of random actions and of rules written by hand",

@@ -21,8 +21,8 @@ import numpy as np
 from command_line import add_count, parser
 from measure import Report, Setting
 
-from marl_sb3.metrics.opposition import Opposition
-from marl_sb3.tuning.finals import Candidate, Race
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.tools.tuning.finals import Candidate, Race
 
 EPISODES, BETWEEN_LOOKS = 600, 20  # of a pretended trial
 TRAINING_SD, LEVEL, COLLAPSED = 3.0, 40.0, 10.0  # of a training, as in the arena; the preset's mean; after a collapse

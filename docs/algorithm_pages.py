@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.config.algorithms import AlgorithmInfo
-from marl_sb3.config.values import words
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
-from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.spec import hyperparameter_defaults
+from marl_sb3.core.config.algorithms import AlgorithmInfo
+from marl_sb3.core.config.values import words
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.spec import hyperparameter_defaults
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 HERE = Path(__file__).parent
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.finding import Report, Severity
 from marl_sb3.errors import MarlSb3Error
+from marl_sb3.tools.checkup.api import examine
+from marl_sb3.tools.checkup.finding import Report, Severity
 
 ENVS = (
     *("arena", "waterworld"),

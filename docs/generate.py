@@ -15,12 +15,20 @@ from typing import Any
 
 from algorithm_pages import algorithm_pages
 
-from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.checkup.finding import Severity
-from marl_sb3.config.compat.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, NETWORK, REASONS, RENAMED, RUNNERS
-from marl_sb3.config.schema import SECTIONS, TrainConfig
-from marl_sb3.config.values import documented
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
+from marl_sb3.core.config.schema import SECTIONS, TrainConfig
+from marl_sb3.core.config.values import documented
+from marl_sb3.extensions.dialects.rllib_names import (
+    ALWAYS,
+    DEPENDENT,
+    ENVS_PER_RUNNER,
+    NETWORK,
+    REASONS,
+    RENAMED,
+    RUNNERS,
+)
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.tools.checkup.checks import CHECKS
+from marl_sb3.tools.checkup.finding import Severity
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "marl_sb3"

@@ -14,9 +14,11 @@ from typing import Any
 
 import marl_sb3
 from marl_sb3 import PolicySpec, make_vec_env
-from marl_sb3.config import TrainConfig, load_config, read_yaml
-from marl_sb3.config.compat.zoo import ATARI, DEFAULT, unsupported
+from marl_sb3.core.config.schema import TrainConfig
 from marl_sb3.errors import MarlSb3Error
+from marl_sb3.extensions.dialects.zoo import ATARI, DEFAULT, unsupported
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.settings import load_config
 
 HEADER = ("entry", "loads as written", "trains")
 # Envs for the sections that are not one's own.

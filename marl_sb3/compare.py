@@ -13,8 +13,8 @@ from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import CommandParser, add_verbosity
 
 if TYPE_CHECKING:
-    from marl_sb3.analysis.comparison import Comparison
-    from marl_sb3.display.page import Page
+    from marl_sb3.extensions.display.page import Page
+    from marl_sb3.tools.looking.comparison import Comparison
 
 _EPILOG = """\
 Each argument is an experiment: all runs that it names, which should differ in
@@ -63,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from marl_sb3.analysis.comparison import compare_groups
-    from marl_sb3.analysis.reading import read_records
-    from marl_sb3.analysis.records import RETURN, group_by_argument
     from marl_sb3.errors import ConfigError
+    from marl_sb3.results.reading import read_records
+    from marl_sb3.results.records import RETURN, group_by_argument
+    from marl_sb3.tools.looking.comparison import compare_groups
 
     if arguments.out is not None:
         if arguments.out.suffix != ".html":
             raise ConfigError(f"--out is {arguments.out}; accepted: a file that ends with .html", key="--out")
-        from marl_sb3.display.page import require_plotly
+        from marl_sb3.extensions.display.page import require_plotly
 
         require_plotly(arguments.out.name)
     if len(set(arguments.runs)) < len(arguments.runs):
@@ -79,7 +79,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     groups = group_by_argument({_label(path, arguments.runs): read_records(path) for path in arguments.runs})
     found = compare_groups(groups, arguments.metric or RETURN, arguments.mode, arguments.threshold)
     if arguments.out is not None:
-        from marl_sb3.storage.atomic import named_by_user
+        from marl_sb3.files.atomic import named_by_user
 
         with named_by_user(arguments.out):
             _page(found).write(arguments.out)
@@ -100,8 +100,8 @@ def _label(path: str, paths: Sequence[str]) -> str:
 def _print(found: Comparison) -> None:
     from rich.table import Table
 
-    from marl_sb3.analysis.comparison import pair_rows, sample_rows, setting_rows, summary
-    from marl_sb3.display.screen import standard_console
+    from marl_sb3.extensions.display.screen import standard_console
+    from marl_sb3.tools.looking.comparison import pair_rows, sample_rows, setting_rows, summary
 
     console = standard_console()
     for head, rows in (sample_rows(found), pair_rows(found), setting_rows(found)):
@@ -120,9 +120,9 @@ def _print(found: Comparison) -> None:
 
 def _page(found: Comparison) -> Page:
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
-    from marl_sb3.analysis.comparison import pair_rows, sample_rows, setting_rows, summary
-    from marl_sb3.analysis.drawing import plotly_html, profile_html
-    from marl_sb3.display.page import Page, note, table
+    from marl_sb3.extensions.display.page import Page, note, table
+    from marl_sb3.results.drawing import plotly_html, profile_html
+    from marl_sb3.tools.looking.comparison import pair_rows, sample_rows, setting_rows, summary
 
     page = Page(" against ".join(sample.label for sample in found.samples))
     head, rows = pair_rows(found)

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
     from pettingzoo import ParallelEnv
 
-    from marl_sb3.config.algorithms import AlgorithmTable
-    from marl_sb3.experience.turns import LearnedExperience
-    from marl_sb3.learners.learner import Learner, LearnerPart
-    from marl_sb3.learners.spec import PolicySpec
-    from marl_sb3.metrics import EpisodeTracker, Result
-    from marl_sb3.runners.runner import Runner
-    from marl_sb3.sb3.schedules import Progress
-    from marl_sb3.storage.checkpoint import Checkpoint, Tensors
-    from marl_sb3.storage.state import State
-    from marl_sb3.training.setup import Setup
+    from marl_sb3.core.config.algorithms import AlgorithmTable
+    from marl_sb3.core.experience.turns import LearnedExperience
+    from marl_sb3.core.learners.learner import Learner, LearnerPart
+    from marl_sb3.core.learners.spec import PolicySpec
+    from marl_sb3.core.metrics import EpisodeTracker, Result
+    from marl_sb3.core.sb3.schedules import Progress
+    from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
+    from marl_sb3.core.state.state import State
+    from marl_sb3.core.training.runner import Runner
+    from marl_sb3.core.training.setup import Setup
+    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
     from marl_sb3.types import Array, PolicyID
-    from marl_sb3.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class Store(Protocol):
 
     Of the stores that take a path, the one that was added last writes and reads it. What is read equals what was
     written to the last bit, `-0.0` and the dtypes of arrays too; tuples are read as lists. Tensors may be read when
-    they are accessed, see `marl_sb3.storage.checkpoint.LazyTensors`. What is not finite is not written, and what is
+    they are accessed, see `marl_sb3.core.state.checkpoint.LazyTensors`. What is not finite is not written, and what is
     damaged is refused before anything of it is used. A write that fails leaves what was there before.
     `tests/storage/test_stores.py` checks all of it.
     """
@@ -179,7 +179,7 @@ class Store(Protocol):
             about: a description, plain data, which can be read without the rest.
 
         Raises:
-            NumericError: an array is not finite; see `marl_sb3.storage.checkpoint.require_finite`.
+            NumericError: an array is not finite; see `marl_sb3.core.state.checkpoint.require_finite`.
             CheckpointError: a tensor has a dtype that checkpoints do not hold; see `require_storable` there.
             OSError: the disk is full or failing.
         """
@@ -354,7 +354,7 @@ class Dialect(Protocol):
     """Other names of settings of a policy, such as RLlib's, in the arguments of `MultiAgentAlgorithm`.
 
     The dialects translate one after the other, in the order in which they were added. `tests/config/test_dialects.py`
-    checks what each of them keeps. Configurations of runs are read before, by `marl_sb3.config.settings`.
+    checks what each of them keeps. Configurations of runs are read before, by `marl_sb3.runs.settings`.
     """
 
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.core.mapping.mapping import Deterministic
     from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.policies.mapping import Deterministic
     from marl_sb3.runs.evaluate import EvaluatedRun
 
 
@@ -111,7 +111,7 @@ def build_parser() -> CommandParser:
 
 def require_accepted(arguments: argparse.Namespace) -> None:
     """Refuse numbers that no run accepts."""
-    from marl_sb3.config.values import at_least, require
+    from marl_sb3.core.config.values import at_least, require
 
     minima = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
     for name, minimum in minima.items():
@@ -184,7 +184,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None
         if arguments.video is not None:
-            from marl_sb3.display.video import VideoFile
+            from marl_sb3.extensions.display.video import VideoFile
 
             video = cleanup.enter_context(VideoFile(arguments.video))
         folder = found_run(arguments.run)

@@ -17,9 +17,9 @@ from marl_sb3.cli.parser import (
     named_env,
 )
 from marl_sb3.errors import path_is_usable
+from marl_sb3.extensions.transfer.export import FORMATS, Exported, export_policies
+from marl_sb3.files.regular import require_own
 from marl_sb3.startup import without_collections
-from marl_sb3.storage.regular import require_own
-from marl_sb3.transfer.export import FORMATS, Exported, export_policies
 
 # --- The command line ------------------------------------------------------------------------------------------------
 

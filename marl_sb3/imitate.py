@@ -23,7 +23,7 @@ from marl_sb3.cli.parser import (
     integer,
     named_env,
 )
-from marl_sb3.config.schema import TRACKERS
+from marl_sb3.core.config.schema import TRACKERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imitate(arguments: argparse.Namespace) -> int:
-    from marl_sb3.config import load_config
+    from marl_sb3.runs.settings import load_config
 
     if arguments.resume is not None:
         return _resume(arguments)
@@ -127,7 +127,7 @@ def _imitate(arguments: argparse.Namespace) -> int:
         **{name: getattr(arguments, name) for name in names},
     )
     with without_collections():  # takes seconds: wrong options are refused before
-        from marl_sb3.learners.cloning import CloningOptions
+        from marl_sb3.extensions.data.cloning import CloningOptions
         from marl_sb3.runs.imitate import clone
 
     given = {name: getattr(arguments, name) for name in _OPTIONS}

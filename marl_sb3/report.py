@@ -10,8 +10,8 @@ from pathlib import Path
 from marl_sb3.cli.command import EXIT_DONE
 from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, named_env
 from marl_sb3.errors import ConfigError
+from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.startup import without_collections
-from marl_sb3.storage.atomic import named_by_user, write_whole
 
 _EPILOG = """\
 RUN is a run folder. Of a FOLDER of runs, or the name of an env, whose runs are
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     with without_collections():
-        from marl_sb3.runs.report import html_page, markdown, read_runs
+        from marl_sb3.tools.looking.report import html_page, markdown, read_runs
 
     out = None if arguments.out is None else Path(arguments.out)
     _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))

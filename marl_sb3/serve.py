@@ -24,8 +24,8 @@ from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.runs.run import SavedRun
-    from marl_sb3.serving.api import Api
-    from marl_sb3.serving.http import Limits
+    from marl_sb3.tools.serving.api import Api
+    from marl_sb3.tools.serving.http import Limits
 
 # --- The command line ------------------------------------------------------------------------------------------------
 
@@ -96,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from marl_sb3.serving import require_extra
+    from marl_sb3.tools.serving import require_extra
 
     require_extra("serve")
     listening = server_settings(arguments, PORT)
     limits = _limits(arguments)
-    from marl_sb3.serving.http import make_app, require_token, run_server, served_hosts
+    from marl_sb3.tools.serving.http import make_app, require_token, run_server, served_hosts
 
     require_token(listening["host"], listening["token"])
     run = _run(arguments)
@@ -109,7 +109,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     hosts = served_hosts(listening["host"])
     routes, public = api.routes(), list[str]()
     if arguments.ui:
-        from marl_sb3.serving.ui import PAGE_FILES, ui_routes
+        from marl_sb3.tools.serving.ui import PAGE_FILES, ui_routes
 
         routes, public = [*routes, *ui_routes(run)], [*PAGE_FILES]
     app = make_app(
@@ -128,7 +128,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     """
     from msgspec import Meta
 
-    from marl_sb3.config.values import at_least, require
+    from marl_sb3.core.config.values import at_least, require
 
     kinds: dict[str, Any] = {
         "reload_s": Annotated[float, Meta(ge=0)],
@@ -139,7 +139,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     }
     for name, kind in kinds.items():
         require(f"--{name.replace('_', '-')}", getattr(arguments, name), kind)
-    from marl_sb3.serving.http import Limits
+    from marl_sb3.tools.serving.http import Limits
 
     return Limits(arguments.max_body, arguments.max_batch, arguments.timeout_s, arguments.max_connections)
 
@@ -155,8 +155,8 @@ def _run(arguments: argparse.Namespace) -> SavedRun:
 def _api(arguments: argparse.Namespace, run: SavedRun, limits: Limits) -> Api:
     """Load the policies, and say which."""
     with without_collections():
-        from marl_sb3.serving.api import Api
-        from marl_sb3.serving.predictor import Predictor
+        from marl_sb3.tools.serving.api import Api
+        from marl_sb3.tools.serving.predictor import Predictor
 
         env = named_env(arguments)
         options = [] if env is None else ["--env", env]

@@ -33,14 +33,14 @@ from marl_sb3.cli.parser import (
     server_settings,
     stop_conditions,
 )
-from marl_sb3.config.ids import EXTERNAL
-from marl_sb3.config.schema import TRACKERS
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.schema import TRACKERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.signals import end_with_parent
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.config import TrainConfig
+    from marl_sb3.core.config.schema import TrainConfig
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.start import Recording
 
@@ -285,11 +285,11 @@ def _clients_served(arguments: argparse.Namespace, run: Run) -> Iterator[None]:
         yield
         return
     from marl_sb3.runs.folder import undone_on_error
-    from marl_sb3.serving import require_extra
+    from marl_sb3.tools.serving import require_extra
 
     with undone_on_error(run.close):
         require_extra("--external")
-        from marl_sb3.serving.external import external_server
+        from marl_sb3.tools.serving.external import external_server
 
         server = external_server(run.algorithm, **server_settings(arguments, EXTERNAL_PORT))
     with server:
@@ -339,7 +339,7 @@ def _print_config(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         require_resumable(arguments)
     config, runners = _config(arguments), runner_settings(arguments)
-    from marl_sb3.config import to_yaml
+    from marl_sb3.runs.files import to_yaml
     from marl_sb3.runs.start import resolve  # takes seconds, as above
 
     print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, runners=runners)), end="", flush=True)
@@ -347,7 +347,7 @@ def _print_config(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:
-    from marl_sb3.config import load_config
+    from marl_sb3.runs.settings import load_config
 
     env, hparams = named_env(arguments), arguments.hparams
     if arguments.external is not None:

@@ -1,6 +1,6 @@
 """`python -m marl_sb3.tune`: search for better settings, and print the results.
 
-The function `marl_sb3.tune(...)` is in `marl_sb3.tuning.api`; the command is `marl_sb3.tune.main`.
+The function `marl_sb3.tune(...)` is in `marl_sb3.tools.tuning.api`; the command is `marl_sb3.tune.main`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from marl_sb3.cli.parser import (
     stop_conditions,
 )
 from marl_sb3.startup import without_collections
-from marl_sb3.tuning.options import SearchOptions, words_of
+from marl_sb3.tools.tuning.options import SearchOptions, words_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from marl_sb3.tuning.search import Search
-    from marl_sb3.tuning.study import TuneStudy
+    from marl_sb3.tools.tuning.search import Search
+    from marl_sb3.tools.tuning.study import TuneStudy
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from marl_sb3.display.screen import standard_console
-    from marl_sb3.display.text import short_path
+    from marl_sb3.extensions.display.screen import standard_console
+    from marl_sb3.extensions.display.text import short_path
 
     with without_collections():
-        from marl_sb3.tuning.api import prepared
-    from marl_sb3.tuning.finals import cost_words
-    from marl_sb3.tuning.jobs.trials import require_any_complete
+        from marl_sb3.tools.tuning.api import prepared
+    from marl_sb3.tools.tuning.finals import cost_words
+    from marl_sb3.tools.tuning.jobs.trials import require_any_complete
 
     console = standard_console()
     seeds, best = 0 if arguments.no_confirm else arguments.confirm_seeds, arguments.confirm_best
@@ -178,8 +178,8 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 def _report(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     """Write the files of the study, and print the results."""
-    from marl_sb3.tuning.report import write_files
-    from marl_sb3.tuning.view import print_outcome
+    from marl_sb3.tools.tuning.report import write_files
+    from marl_sb3.tools.tuning.view import print_outcome
 
     files = write_files(study)
     if not arguments.quiet:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs.external import StepReport
-from marl_sb3.serving.spaces_json import describe
-from marl_sb3.vec_env import make_vec_env
-from marl_sb3.vec_env.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
+from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
+from marl_sb3.tools.serving.spaces_json import describe
 
 
 def agents_of(env: Any) -> dict[str, Any]:

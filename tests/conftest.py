@@ -49,7 +49,7 @@ def one_onnx_registry() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
     """Starts commands as processes without waiting for their imports."""
-    from marl_sb3.processes.fork_server import close_all
+    from marl_sb3.extensions.remote.processes.fork_server import close_all
 
     with ForkServer() as started:
         yield started
@@ -59,8 +59,8 @@ def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
 @pytest.fixture
 def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """Fork servers are forked from the server, too: workers of searches start in milliseconds."""
-    from marl_sb3.processes import fork_server
-    from marl_sb3.tuning.jobs import workers
+    from marl_sb3.extensions.remote.processes import fork_server
+    from marl_sb3.tools.tuning.jobs import workers
 
     monkeypatch.setattr(fork_server, "subprocess", forked_subprocess(server))
     monkeypatch.setattr(workers, "POLL_S", 0.05)
@@ -80,7 +80,7 @@ def forked_seeds(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkSer
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in a folder of its own: `runs/` appears there, and modules of it are forgotten afterwards."""
-    from marl_sb3.envs import registry
+    from marl_sb3.core.envs import registry
 
     monkeypatch.setattr(registry, "_imports", [])
     monkeypatch.chdir(tmp_path)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from marl_sb3.processes.messages import Failed
-from marl_sb3.processes.pool import Answer, InProcessPool, Lost
-from marl_sb3.runners.shard import ShardHost
-from marl_sb3.runners.shard_runners import ShardRunners
+from marl_sb3.extensions.remote.processes.messages import Failed
+from marl_sb3.extensions.remote.processes.pool import Answer, InProcessPool, Lost
+from marl_sb3.extensions.remote.shard import ShardHost
+from marl_sb3.extensions.remote.shard_runners import ShardRunners
 
 
 class FakePool(InProcessPool):

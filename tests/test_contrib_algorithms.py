@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from marl_sb3.config import load_config
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.runs.build import policy_spec
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.space import read_space
 from marl_sb3.train import main as train
-from marl_sb3.tuning.space import read_space
 
 FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=n_steps=4", "--set=batch_size=4", "--set=learning_rate=0.001"]
 ENVS = {"trpo": "arena", "recurrent_ppo": "arena", "maskable_ppo": "classic/tictactoe-v3"}

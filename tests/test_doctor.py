@@ -12,7 +12,7 @@ from doctor.faulty_behaviour import LargeNumbers
 from doctor.healthy import Healthy
 
 from marl_sb3 import doctor
-from marl_sb3.checkup import api
+from marl_sb3.tools.checkup import api
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from test_layers import LAYERS
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
-from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.runs.settings import load_config
 from marl_sb3.runs.start import prepare
+from marl_sb3.tools.checkup.checks import CHECKS
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
@@ -38,7 +38,7 @@ class WorkHere:
         self.study, self.queue = study, queue
 
     def run(self, look: Callable[[], None]) -> None:
-        from marl_sb3.tuning.jobs.workers import work_here
+        from marl_sb3.tools.tuning.jobs.workers import work_here
 
         work_here(self.study, self.queue, look)
 
@@ -73,12 +73,12 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import evaluation
-    from marl_sb3.checkup import api as checkup
     from marl_sb3.runs import evaluate as runs_evaluate
     from marl_sb3.runs import seeds
-    from marl_sb3.tuning import api
-    from marl_sb3.tuning.jobs import workers
-    from marl_sb3.tuning.search import Search
+    from marl_sb3.tools.checkup import api as checkup
+    from marl_sb3.tools.tuning import api
+    from marl_sb3.tools.tuning.jobs import workers
+    from marl_sb3.tools.tuning.search import Search
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:

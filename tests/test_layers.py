@@ -104,8 +104,8 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_an_upward_import_is_found() -> None:
-    imports = imported_modules("def lazily():\n    from marl_sb3.learners.algorithms.ppo import PPO\n")
-    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.learners.algorithms.ppo"]
+    imports = imported_modules("def lazily():\n    from marl_sb3.extensions.fast.ppo import PPO\n")
+    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.extensions.fast.ppo"]
     assert upward_imports("marl_sb3.runs.build", imports) == []
 
 

@@ -15,18 +15,18 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env.interface import episode_seed
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.arena.env import BatchedArena
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
+from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.train import main as train_main
 from marl_sb3.tune import build_parser as tune_parser
 from marl_sb3.tune import main as tune_main
 from marl_sb3.tune import study_options
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.vec_env.interface import episode_seed
 
 SMALL = ["--set", "n_steps=6", "--set", "batch_size=6", "--set", "n_envs=2", "--timesteps", "12", "--seed", "1"]
 TRAIN = ["toy_envs:ScriptedEnv", *SMALL, "--quiet"]

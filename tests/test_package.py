@@ -15,9 +15,9 @@ import pytest
 
 import marl_sb3
 from marl_sb3.__main__ import COMMANDS, main
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
-FUNCTIONS = {"train": "marl_sb3.runs.train", "tune": "marl_sb3.tuning.api"}
+FUNCTIONS = {"train": "marl_sb3.runs.train", "tune": "marl_sb3.tools.tuning.api"}
 ORDERS = {
     "attribute": "import marl_sb3; found = marl_sb3.{}",
     "from": "from marl_sb3 import {} as found",
@@ -127,7 +127,7 @@ def test_what_leaves_at_once(arguments: list[str], code: int, words: str, capsys
 def test_trainings_import_nothing_heavy_that_they_do_not_use_and_multiply_matrices_in_one_thread(in_tmp: Path) -> None:
     """PyTorch's compiler alone takes over a second; threads that share small products mostly wait for each other."""
     code = (
-        "import sys; from marl_sb3.train import main; from marl_sb3.training.loop import TrainingLoop\n"
+        "import sys; from marl_sb3.train import main; from marl_sb3.core.training.loop import TrainingLoop\n"
         "from threadpoolctl import threadpool_info\n"
         "iterate = TrainingLoop.iterate\n"
         "def observed(*arguments):\n"

@@ -13,9 +13,9 @@ from typing import Any
 
 from PIL import Image
 
-from marl_sb3.envs.registry import env_factory
+from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.extensions.display.filmed_env import with_images
 from marl_sb3.types import Array
-from marl_sb3.wrappers.filmed_env import with_images
 
 HERE = Path(__file__).parent / "gallery"
 WIDTH, HEIGHT = 240, 200  # pixels, at most

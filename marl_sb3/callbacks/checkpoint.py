@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.config.values import Count, PositiveInt, require
+from marl_sb3.core.config.values import Count, PositiveInt, require
+from marl_sb3.core.metrics import Result, RunningEpisode, flatten
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentCallback
 from marl_sb3.errors import as_path
-from marl_sb3.metrics import Result, RunningEpisode, flatten
-from marl_sb3.metrics.opposition import Opposition
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.algorithm import MultiAgentCallback
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 
 _log = logging.getLogger(__name__)
 

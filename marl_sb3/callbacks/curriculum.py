@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from marl_sb3.config.values import FiniteFloat, require, shown
+from marl_sb3.core.config.values import FiniteFloat, require, shown
+from marl_sb3.core.metrics import Result, flatten, require_metric
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.slot_states import same_tree
 from marl_sb3.errors import ConfigError, HookError, described
-from marl_sb3.metrics import Result, flatten, require_metric
-from marl_sb3.storage.state import State, StateReader, is_plain
-from marl_sb3.training.algorithm import MultiAgentCallback
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.slot_states import same_tree
 
 NextTask = Callable[[Result, Any], Any]
 

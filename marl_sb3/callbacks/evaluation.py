@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marl_sb3.config.values import Count, PositiveInt, require, shown
+from marl_sb3.core.config.values import Count, PositiveInt, require, shown
+from marl_sb3.core.mapping.mapping import Deterministic
+from marl_sb3.core.metrics import Result, finite_or_none, flatten
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, fresh_seed
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import (
     evaluate_against_random,
@@ -18,11 +22,7 @@ from marl_sb3.evaluation import (
     random_returns,
     require_same_agents,
 )
-from marl_sb3.metrics import Result, finite_or_none, flatten
-from marl_sb3.policies.mapping import Deterministic
-from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
 from marl_sb3.types import AgentID
-from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
 
 EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
 

@@ -12,10 +12,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from marl_sb3.config.values import FiniteFloat, require
-from marl_sb3.metrics import Result, flatten, require_metric
+from marl_sb3.core.config.values import FiniteFloat, require
+from marl_sb3.core.metrics import Result, flatten, require_metric
+from marl_sb3.core.training.algorithm import MultiAgentCallback
 from marl_sb3.signals import ENDING, HANGUP, handled
-from marl_sb3.training.algorithm import MultiAgentCallback
 
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 

@@ -12,26 +12,26 @@ from typing import Any
 
 import torch
 
-from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.files import Hparams, entry_of
-from marl_sb3.config.ray import AnyRunners
-from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
-from marl_sb3.config.values import counted
-from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
-from marl_sb3.envs.registry import EnvFactory, env_factory
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.gymnasium_envs import named_wrappers, wrapping_factory
+from marl_sb3.core.envs.registry import EnvFactory, env_factory
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.registry import named_algorithm
+from marl_sb3.core.learners.spec import PolicySpec, hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.core.learners.threads import parallel_updates, start_without_dynamo
+from marl_sb3.core.mapping.mapping import policy_of_agents, resolve_policies
+from marl_sb3.core.metrics import info_metrics
+from marl_sb3.core.state.process_rng import preserve_rng
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.core.vec_env.interface import fresh_seed
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.registry import named_algorithm
-from marl_sb3.learners.spec import PolicySpec, hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
-from marl_sb3.metrics import info_metrics
-from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
-from marl_sb3.storage.process_rng import preserve_rng
-from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.vec_env.interface import fresh_seed
 
 
 def import_algorithms(hparams: Hparams, env: str | None) -> None:
@@ -135,7 +135,7 @@ def build(
 def _make_envs_of_run(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
     if not config.n_shards and runners is None:
         return make_envs(config, factory, seed=config.seed)
-    from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
+    from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
     numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
     return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, runners=runners, **settings)

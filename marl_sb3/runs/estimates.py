@@ -16,9 +16,16 @@ from rich.table import Table
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.preprocessing import preprocess_obs
 
-from marl_sb3.acting.bundle import PolicyBundle
-from marl_sb3.config.values import Fraction, counted, require
-from marl_sb3.data.dataset import (
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.config.values import Fraction, counted, require
+from marl_sb3.core.learners.threads import blas_threads
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.sb3.inference import initial_states, takes_masks
+from marl_sb3.core.vec_env.observations import AgentGroup, taken
+from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.evaluation import preserve_training_state
+from marl_sb3.extensions.data.dataset import (
     RECORDING,
     RecordedEpisode,
     joint_episodes,
@@ -26,7 +33,8 @@ from marl_sb3.data.dataset import (
     recorded_policies,
     require_memory,
 )
-from marl_sb3.data.estimators import (
+from marl_sb3.extensions.data.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.extensions.data.estimators import (
     Decisions,
     Estimate,
     Fitting,
@@ -37,18 +45,10 @@ from marl_sb3.data.estimators import (
     resamples,
     robust_values,
 )
-from marl_sb3.display.screen import standard_console
-from marl_sb3.display.text import number
-from marl_sb3.errors import ConfigError, as_path
-from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.experience.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
-from marl_sb3.learners.threads import blas_threads
-from marl_sb3.metrics.statistics import SampleStats, sample_stats
-from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.text import number
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.sb3.inference import initial_states, takes_masks
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.vec_env.observations import AgentGroup, taken
 
 _log = logging.getLogger(__name__)
 

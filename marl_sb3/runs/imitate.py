@@ -12,36 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.callbacks import StopOnSignal
-from marl_sb3.config import Hparams, TrainConfig, load_config
-from marl_sb3.config.algorithms import AlgorithmInfo
-from marl_sb3.config.settings import require_kinds
-from marl_sb3.config.values import counted
-from marl_sb3.display.screen import standard_console
-from marl_sb3.display.tables import progress_bars
-from marl_sb3.display.text import number
-from marl_sb3.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.config.algorithms import AlgorithmInfo
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.learners.registry import named_algorithm
+from marl_sb3.core.learners.threads import limited_threads
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.state.parts import read_states, states_of
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.loop import IterationReport
+from marl_sb3.core.training.results import ResultLogger, iteration_result
+from marl_sb3.core.training.setup import derived_seed
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
-from marl_sb3.experience.demonstrations import EpisodesOfSpaces, require_episodes
-from marl_sb3.learners.cloning import Cloning, CloningOptions
-from marl_sb3.learners.recorded_data import read_data
-from marl_sb3.learners.registry import named_algorithm
-from marl_sb3.learners.threads import limited_threads
-from marl_sb3.metrics import Result
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
+from marl_sb3.extensions.data.demonstrations import EpisodesOfSpaces, require_episodes
+from marl_sb3.extensions.data.recorded_data import read_data
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import progress_bars
+from marl_sb3.extensions.display.text import number
+from marl_sb3.files.regular import read_regular
 from marl_sb3.runs.build import import_algorithms, source_named
 from marl_sb3.runs.execute import save_policies_of_complete
+from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.folder import IMITATION_FILE, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config, require_kinds
 from marl_sb3.runs.start import CLONING, prepare, resume_run
 from marl_sb3.runs.tracking import Tracking, tracking
 from marl_sb3.runs.view import print_files
 from marl_sb3.signals import pass_on
-from marl_sb3.storage.parts import read_states, states_of
-from marl_sb3.storage.regular import read_regular
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.loop import IterationReport
-from marl_sb3.training.results import ResultLogger, iteration_result
-from marl_sb3.training.setup import derived_seed
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)

@@ -11,28 +11,28 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.callbacks import RecordEpisodes
-from marl_sb3.config import TrainConfig
-from marl_sb3.config.ids import file_names
-from marl_sb3.config.resume import Change
-from marl_sb3.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.config.ids import file_names
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.mapping.mapping import Deterministic
+from marl_sb3.core.metrics import Result, flatten
+from marl_sb3.core.metrics.episodes import info_metrics
+from marl_sb3.core.metrics.statistics import table
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.learners.load import read_bundle
-from marl_sb3.metrics import Result, flatten
-from marl_sb3.metrics.episodes import info_metrics
-from marl_sb3.metrics.result_log import read_results
-from marl_sb3.metrics.statistics import table
-from marl_sb3.policies.mapping import Deterministic
+from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
+from marl_sb3.extensions.store.load import read_bundle
+from marl_sb3.files.regular import is_regular
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
-from marl_sb3.storage.checkpoint import Checkpoint
-from marl_sb3.storage.checkpoint_folder import with_checkpoint
-from marl_sb3.storage.regular import is_regular
-from marl_sb3.storage.state import StateReader
-from marl_sb3.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.runs.resume import Change
 from marl_sb3.types import PolicyID
-from marl_sb3.vec_env import MultiAgentVecEnv
 
 
 @dataclass(repr=False)
@@ -140,7 +140,7 @@ class Run:
         Raises:
             ConfigError: there is no such metric, nothing has been logged, or matplotlib is not installed.
         """
-        from marl_sb3.analysis.drawing import plot_paths
+        from marl_sb3.results.drawing import plot_paths
 
         return plot_paths([self.folder], metrics, axis=axis, smooth=smooth, out=out)
 

@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_sb3.config import TrainConfig, to_yaml
-from marl_sb3.envs.registry import imported_modules
-from marl_sb3.learners.threads import available_cores
-from marl_sb3.metrics import Result
-from marl_sb3.metrics.result_log import last_result
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.envs.registry import imported_modules
+from marl_sb3.core.learners.threads import available_cores
+from marl_sb3.core.metrics import Result
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.results.result_log import last_result
+from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resolve
 from marl_sb3.signals import ENDS_WITH_INPUT
-from marl_sb3.storage.atomic import write_whole
 
 POLL_S = 0.2  # time between looks at the training runs
 SETTINGS_FILE = "settings.yaml"

@@ -20,27 +20,29 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
 from marl_sb3.callbacks.curriculum import curriculum_of
-from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
-from marl_sb3.config.ray import AnyRunners
-from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
-from marl_sb3.config.settings import name_of_callback, require_trusted, with_arguments
-from marl_sb3.config.values import as_bytes, counted, shown
-from marl_sb3.envs.registry import EnvFactory, attribute_from_here
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config.values import as_bytes, counted, shown
+from marl_sb3.core.envs.registry import EnvFactory, attribute_from_here
+from marl_sb3.core.metrics import require_metric
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.training.callback import named_callbacks
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable, require_text
-from marl_sb3.metrics import require_metric
+from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG
+from marl_sb3.extensions.transfer.init_from import init_from as start_from
+from marl_sb3.extensions.transfer.init_from import parse_init_from
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.plain_yaml import parse_value
+from marl_sb3.files.regular import read_regular, require_own
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
+from marl_sb3.runs.resume import changes_between, continued, is_complete, phases_after
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config, name_of_callback, require_trusted, with_arguments
 from marl_sb3.runs.tracking import require_trackers
-from marl_sb3.storage.atomic import write_whole
-from marl_sb3.storage.checkpoint import Checkpoint
-from marl_sb3.storage.checkpoint_folder import RUN_CONFIG
-from marl_sb3.storage.regular import read_regular, require_own
-from marl_sb3.storage.state import StateReader
-from marl_sb3.training.callback import named_callbacks
-from marl_sb3.transfer.init_from import init_from as start_from
-from marl_sb3.transfer.init_from import parse_init_from
 
 _log = logging.getLogger(__name__)
 

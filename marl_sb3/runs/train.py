@@ -8,21 +8,21 @@ from typing import Any
 
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.config import Hparams, load_config
-from marl_sb3.config.algorithms import AlgorithmInfo
-from marl_sb3.config.compat.names import as_integer
-from marl_sb3.config.ray import RaySettings, either
-from marl_sb3.config.settings import require_kinds
-from marl_sb3.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.config.algorithms import AlgorithmInfo
+from marl_sb3.core.envs.registry import EnvFactory, named_factory
+from marl_sb3.core.learners.registry import named_algorithm
+from marl_sb3.core.training.callback import accepted_callbacks
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.registry import named_algorithm
+from marl_sb3.extensions.dialects.names import as_integer
+from marl_sb3.extensions.remote.ray import RaySettings, either
 from marl_sb3.runs.build import import_algorithms
 from marl_sb3.runs.execute import execute
+from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config, require_kinds
 from marl_sb3.runs.start import Recording, prepare, resume_run
 from marl_sb3.signals import pass_on
 from marl_sb3.stacks import unending_named
-from marl_sb3.training.callback import accepted_callbacks
 from marl_sb3.types import PolicyID
 
 

@@ -6,10 +6,12 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from marl_sb3.config.ids import EXTERNAL
-from marl_sb3.config.values import counted
-from marl_sb3.display.screen import in_notebook, standard_console
-from marl_sb3.display.tables import (
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import importable_id, imported_modules
+from marl_sb3.core.training.results import ShowProgress
+from marl_sb3.extensions.display.screen import in_notebook, standard_console
+from marl_sb3.extensions.display.tables import (
     CUSTOM,
     MOST_AGENTS,
     SUM,
@@ -19,13 +21,11 @@ from marl_sb3.display.tables import (
     returns_table,
     samples_table,
 )
-from marl_sb3.display.text import duration, number
-from marl_sb3.display.training_view import Goals, no_episode_yet, training_view
-from marl_sb3.envs.registry import importable_id, imported_modules
+from marl_sb3.extensions.display.text import duration, number
+from marl_sb3.extensions.display.training_view import Goals, no_episode_yet, training_view
 from marl_sb3.runs.build import rollout_lengths
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.start import remark_on_changes
-from marl_sb3.training.results import ShowProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.config import TrainConfig
+    from marl_sb3.core.config.schema import TrainConfig
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.seeds import SeedRun, SeedRuns
 

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.config.ids import require_ids
-from marl_sb3.envs.faults import RAISED, raise_in_words
-from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.envs.faults import RAISED, raise_in_words
+from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.analysis.health import LEAST_ITERATIONS, Finding, find_problems, policies_in
+from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Finding, find_problems, policies_in
 
 # Every n-th iteration of whole trainings with the presets, seed 1.
 HEALTHY = json.loads((Path(__file__).parent / "healthy_runs.json").read_text())

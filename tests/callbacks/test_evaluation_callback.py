@@ -18,14 +18,14 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
+from marl_sb3.core.metrics import flatten
+from marl_sb3.core.training.results import ResultLogger
+from marl_sb3.core.vec_env.interface import episode_seed
 from marl_sb3.evaluation import evaluation_seed
-from marl_sb3.metrics import flatten
-from marl_sb3.metrics.result_log import RESULT_FILE, read_results
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.results.result_log import RESULT_FILE, read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main
-from marl_sb3.training.results import ResultLogger
-from marl_sb3.vec_env.interface import episode_seed
 
 RETURN = "evaluation/env_runners/episode_return_mean"
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}

@@ -10,8 +10,8 @@ import pytest
 import marl_sb3
 from marl_sb3.cli.command import run_command
 from marl_sb3.cli.parser import assignments, integer
-from marl_sb3.config.algorithms import canonical_algorithm
-from marl_sb3.config.values import counted
+from marl_sb3.core.config.algorithms import canonical_algorithm
+from marl_sb3.core.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.train import build_parser
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.compat.names import canonical_hyperparameters
-from marl_sb3.config.files import preset_path
-from marl_sb3.config.plain_yaml import read_yaml
-from marl_sb3.config.settings import load_config
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
-from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.tuning.space import read_space
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.extensions.dialects.names import canonical_hyperparameters
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.files import preset_path
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.space import read_space
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

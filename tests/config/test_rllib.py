@@ -9,10 +9,12 @@ import pytest
 import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.config import load_config
-from marl_sb3.config.compat.names import FLAT_NAMES
-from marl_sb3.config.compat.rllib import is_of_rllib, unnested
-from marl_sb3.config.compat.rllib_names import (
+from marl_sb3.core.config.schema import ACCEPTED, value_of
+from marl_sb3.core.learners.spec import policy_specs
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.extensions.dialects.names import FLAT_NAMES
+from marl_sb3.extensions.dialects.rllib import is_of_rllib, unnested
+from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
     DEPENDENT,
     ENVS_PER_RUNNER,
@@ -22,11 +24,9 @@ from marl_sb3.config.compat.rllib_names import (
     RENAMED,
     RUNNERS,
 )
-from marl_sb3.config.schema import ACCEPTED, value_of
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS as INFOS
-from marl_sb3.learners.spec import policy_specs
-from marl_sb3.sb3.schedules import Progress
-from marl_sb3.tuning.space import parse_space
+from marl_sb3.extensions.fast.builtin import ALGORITHMS as INFOS
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.
 RENAMED_VALUES: dict[str, tuple[Any, Any]] = {

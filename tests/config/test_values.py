@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.config.networks import Networks
-from marl_sb3.config.schema import ACCEPTED
-from marl_sb3.config.values import (
+from marl_sb3.core.config.networks import Networks
+from marl_sb3.core.config.schema import ACCEPTED
+from marl_sb3.core.config.values import (
     Count,
     FiniteFloat,
     Fraction,
@@ -27,7 +27,7 @@ from marl_sb3.config.values import (
     words,
 )
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS, Schedule
+from marl_sb3.extensions.fast.builtin import ALGORITHMS, Schedule
 
 INFINITE = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000]
 KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [

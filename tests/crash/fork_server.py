@@ -68,8 +68,8 @@ def warm_up() -> None:
     import marl_sb3.evaluate
     import marl_sb3.tune  # noqa: F401
     from marl_sb3.envs.arena import ArenaEnv
+    from marl_sb3.tools.tuning.api import tune
     from marl_sb3.train import main
-    from marl_sb3.tuning.api import tune
 
     class Own(ArenaEnv):
         """No worker can import it: the search is in this process."""
@@ -202,7 +202,7 @@ def _become(command: Command) -> None:
 def _fork_workers() -> None:
     from forked import Client, forked_subprocess
 
-    from marl_sb3.processes import fork_server
+    from marl_sb3.extensions.remote.processes import fork_server
     from marl_sb3.runs import seeds
 
     fork_server.subprocess = seeds.subprocess = forked_subprocess(Client.of(ADDRESS))

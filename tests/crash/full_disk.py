@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from marl_sb3.files.regular import append_text
 from marl_sb3.runs import logs
-from marl_sb3.storage.regular import append_text
 
 
 class FullDisk(io.FileIO):

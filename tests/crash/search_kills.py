@@ -25,8 +25,8 @@ import optuna
 from forked import ForkServer
 from optuna.trial import TrialState
 
-from marl_sb3.tuning.storage import open_storage
-from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED
+from marl_sb3.tools.tuning.storage import open_storage
+from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, KILLED
 
 sys.path.append(str(Path(__file__).parent.parent))  # as a command, only this folder is there
 from waiting import writing_to

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ATOMIC = "marl_sb3.storage.atomic"
+ATOMIC = "marl_sb3.files.atomic"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Place:
 
 PLACES = {
     "save": Place(
-        "marl_sb3.storage.checkpoint_folder",
+        "marl_sb3.extensions.store.checkpoint_folder",
         {
-            "marl_sb3.storage.checkpoint_format": {"os": ("open", "write", "fsync")},
+            "marl_sb3.extensions.store.checkpoint_format": {"os": ("open", "write", "fsync")},
             ATOMIC: {"os": ("mkdir", "open", "fsync", "rename"), "shutil": ("rmtree",)},
-            "marl_sb3.storage.regular": {"os": ("open",)},  # to find the best of those that there are
+            "marl_sb3.files.regular": {"os": ("open",)},  # to find the best of those that there are
         },
     ),
     "cut": Place("marl_sb3.runs.logs.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
@@ -163,7 +163,7 @@ def _keep_numpy() -> None:
 
 def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
     """One generator stays where it stands in the resumed process."""
-    from marl_sb3.storage.process_rng import ProcessRandomness
+    from marl_sb3.core.state.process_rng import ProcessRandomness
 
     original = ProcessRandomness.read_state
 
@@ -182,8 +182,8 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.runners.runner import LocalRunner
-    from marl_sb3.storage.parts import SavedPart
+    from marl_sb3.core.state.parts import SavedPart
+    from marl_sb3.core.training.runner import LocalRunner
 
     original = LocalRunner.read_state
 

@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 from run_records import differences
 
-from marl_sb3.config import load_config
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
 from marl_sb3.runs.start import prepare
 
 MOST_IN_A_RUN = 20

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from marl_sb3.data.estimators import (
+from marl_sb3.extensions.data.estimators import (
     Decisions,
     Fitting,
     effective_sample_size,

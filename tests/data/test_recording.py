@@ -25,16 +25,16 @@ from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.data import store as store_module
-from marl_sb3.data.dataset import RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
-from marl_sb3.data.recorder import Timeline, recorder_of
-from marl_sb3.data.store import EpisodeStore, PolicyKind
+from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
+from marl_sb3.extensions.data import store as store_module
+from marl_sb3.extensions.data.dataset import RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
+from marl_sb3.extensions.data.recorder import Timeline, recorder_of
+from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
 from marl_sb3.runs.estimates import estimate_policies
 from marl_sb3.train import main as train_command
-from marl_sb3.vec_env import make_vec_env
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 
@@ -430,7 +430,7 @@ def test_a_store_that_dies_between_any_two_files_stays_readable_and_goes_on(
         os.rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("marl_sb3.storage.atomic.os.replace", replace)
+        patch.setattr("marl_sb3.files.atomic.os.replace", replace)
         for _ in range(4):
             add(store)
         with pytest.raises(RuntimeError, match="killed"):

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from marl_sb3.display import playback
-from marl_sb3.display.playback import (
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.waterworld import WaterworldEnv
+from marl_sb3.extensions.display.terminal_pictures import Room, image_picture, scene_picture
+from marl_sb3.tools.looking import playback
+from marl_sb3.tools.looking.playback import (
     Playback,
     Stage,
     TerminalKeys,
@@ -24,9 +27,6 @@ from marl_sb3.display.playback import (
     why_no_terminal,
     why_no_window,
 )
-from marl_sb3.display.terminal_pictures import Room, image_picture, scene_picture
-from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.waterworld import WaterworldEnv
 
 BLUE, ORANGE, TINT = (29, 91, 214), (230, 96, 18), (196, 220, 252)
 LEGEND = {"agent1": BLUE, "agent2": ORANGE, "visited by agent1": TINT}

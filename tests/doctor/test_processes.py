@@ -14,9 +14,9 @@ from doctor.faulty_behaviour import PLANTED_BEHAVIOUR, PLANTED_IN_PROCESSES, Cra
 from doctor.healthy import Healthy
 from pettingzoo import ParallelEnv
 
-from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.checkup.finding import Report
+from marl_sb3.tools.checkup.api import examine
+from marl_sb3.tools.checkup.checks import CHECKS
+from marl_sb3.tools.checkup.finding import Report
 
 NOT_PLANTED = {"vectorizer-refuses", "check-failed"}  # found where all other checks have missed something
 
@@ -57,7 +57,7 @@ def test_an_env_is_examined_where_a_notebook_has_replaced_the_output(monkeypatch
 
 
 def test_a_process_that_ends_before_the_env_is_imported_does_not_blame_the_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.processes.serve._set_up", lambda _: os._exit(3))
+    monkeypatch.setattr("marl_sb3.extensions.remote.processes.serve._set_up", lambda _: os._exit(3))
     with pytest.raises(RuntimeError, match="the examination failed before the env was imported: exit code 3"):
         in_a_fork(Healthy)
 

@@ -16,9 +16,9 @@ from test_rllib_envs import Echo
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
+from marl_sb3.core.envs.registry import EnvClass, env_factory, make_env
 from marl_sb3.doors import ENV_KINDS, EnvKind
-from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
-from marl_sb3.envs.registry import EnvClass, env_factory, make_env
 from marl_sb3.errors import ConfigError
 
 SPACE = spaces.Discrete(5)
@@ -188,7 +188,7 @@ def test_what_is_of_no_kind_is_refused_with_the_kinds_that_are_there() -> None:
 
 def test_built_in_kinds_and_envs_are_imported_when_they_are_used() -> None:
     program = (
-        "import sys, marl_sb3.envs.registry as registry\n"
+        "import sys, marl_sb3.core.envs.registry as registry\n"
         "print([name for name in ('rllib', 'external', 'arena') if f'marl_sb3.envs.{name}' in sys.modules])\n"
         "registry.make_env(registry.env_factory('arena'), 0, {})\n"
         "print('marl_sb3.envs.external' in sys.modules, 'ray' in sys.modules)"

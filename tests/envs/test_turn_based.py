@@ -15,9 +15,9 @@ from pettingzoo import AECEnv
 from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.envs.turn_based import TurnBasedEnv
+from marl_sb3.core.envs.turn_based import TurnBasedEnv
+from marl_sb3.core.vec_env.interface import episode_seed
 from marl_sb3.errors import EnvError, EnvRaisedError
-from marl_sb3.vec_env.interface import episode_seed
 
 # (observation, action, reward, terminated, truncated, final observation where it ended)
 Transition = tuple[Any, ...]
@@ -201,7 +201,7 @@ def test_a_fault_in_a_turn_names_the_agent_that_moved(env: type[TurnEnv], words:
 
 
 def test_illegal_moves_are_mentioned_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.envs.turn_based._said", set())
+    monkeypatch.setattr("marl_sb3.core.envs.turn_based._said", set())
     vec = make_vec_env("classic/tictactoe-v3", n_envs=2, seed=0)
     vec.reset()
     ends = [vec.step((np.zeros((2, 2), int),)).terminated for _ in range(4)]

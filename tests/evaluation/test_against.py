@@ -20,7 +20,7 @@ from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make_vec_env
-from marl_sb3.acting.opponents import Opponent, RandomOpponent
+from marl_sb3.core.acting.opponents import Opponent, RandomOpponent
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import play_episodes, play_seats
 

@@ -14,14 +14,14 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, InfoMetric, MultiAgentAlgorithm, MultiAgentVecEnv, make_vec_env
+from marl_sb3.core.metrics import flatten
 from marl_sb3.evaluation import (
     episodes_of_env,
     evaluate_policies,
     metric_names,
     play_episodes,
 )
-from marl_sb3.learners.load import load_policies
-from marl_sb3.metrics import flatten
+from marl_sb3.extensions.store.load import load_policies
 
 
 def test_metrics_are_those_of_the_episodes_played() -> None:

@@ -39,13 +39,13 @@ from data_sets import FUNCTIONS, make_outside, make_recording
 from mutants import CONFIG, Dice, Mutant, make_config_mutant, make_mutant, spoil_data_set
 from stable_baselines3.common.utils import set_random_seed
 
-from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.core.acting.bundle import PolicyBundle
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.learners.load import load_policies
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
+from marl_sb3.extensions.store.load import load_policies
+from marl_sb3.extensions.transfer.init_from import InitFrom, init_from
 from marl_sb3.runs.run import Run, SavedRun, load_run
 from marl_sb3.runs.start import resume_run
-from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.transfer.init_from import InitFrom, init_from
 
 HANG_SECONDS = 60  # of a mutant altogether, the iteration after it included
 MOST_NUMBERS = 2**20  # of a rollout or in the epochs of an update: more is not trained with
@@ -53,7 +53,7 @@ _BOUND = 6000 * 2**20  # bytes of address space beyond the start: a bomb ends it
 _NEEDS_POLICIES = "was made of classes or functions: pass `policies`"  # the one `ConfigError` that `load` documents
 _ODD_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 # What our own code, or Gymnasium for an env that it knows, imports when it is first needed.
-_LATE = ("marl_sb3.envs.gymnasium_envs", "gymnasium.envs.classic_control.cartpole", "pygame")
+_LATE = ("marl_sb3.core.envs.gymnasium_envs", "gymnasium.envs.classic_control.cartpole", "pygame")
 
 
 @dataclass

@@ -49,11 +49,11 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
     from bases import ManySpaces
 
     from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, RecurrentPPO, make_vec_env
-    from marl_sb3.serving.api import read_request
-    from marl_sb3.serving.external import ExternalApi, StepMessage
-    from marl_sb3.serving.http import Limits, read_message
-    from marl_sb3.serving.live import Command
-    from marl_sb3.serving.predictor import Served
+    from marl_sb3.tools.serving.api import read_request
+    from marl_sb3.tools.serving.external import ExternalApi, StepMessage
+    from marl_sb3.tools.serving.http import Limits, read_message
+    from marl_sb3.tools.serving.live import Command
+    from marl_sb3.tools.serving.predictor import Served
 
     policies = {
         "walker": PolicySpec(RecurrentPPO, "MultiInputLstmPolicy", policy_kwargs={"lstm_hidden_size": 4}),
@@ -108,9 +108,9 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
 def settings(folder: Path) -> tuple[Reader, list[bytes]]:
     """Files of settings, as after `--hparams` and in run folders."""
-    from marl_sb3.config.files import preset_path, to_yaml
-    from marl_sb3.config.settings import load_config
-    from marl_sb3.learners.algorithms.builtin import ALGORITHMS
+    from marl_sb3.extensions.fast.builtin import ALGORITHMS
+    from marl_sb3.runs.files import preset_path, to_yaml
+    from marl_sb3.runs.settings import load_config
 
     file = folder / "settings.yml"
 
@@ -133,12 +133,12 @@ def checkpoints(folder: Path) -> tuple[Reader, list[bytes]]:
     from bases import BASES
     from checkpoint_source import read_files
 
-    from marl_sb3.learners.spec import PolicySpec
-    from marl_sb3.storage.checkpoint import Checkpoint
-    from marl_sb3.storage.checkpoint_format import read_checkpoint, read_manifest, state_from_json
-    from marl_sb3.storage.space_data import space_from_plain
-    from marl_sb3.storage.state import StateReader
-    from marl_sb3.storage.tensor_file import StoredTensors
+    from marl_sb3.core.learners.spec import PolicySpec
+    from marl_sb3.core.state.checkpoint import Checkpoint
+    from marl_sb3.core.state.space_data import space_from_plain
+    from marl_sb3.core.state.state import StateReader
+    from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, read_manifest, state_from_json
+    from marl_sb3.extensions.store.tensor_file import StoredTensors
 
     base = next(each for each in BASES if each.name == "env with a state of its own")
     files = read_files(base.save(folder / "source"))
@@ -200,7 +200,7 @@ def episodes(folder: Path) -> tuple[Reader, list[bytes]]:
 def _recording(folder: Path, name: str) -> tuple[Reader, list[bytes]]:
     from data_sets import make_recording
 
-    from marl_sb3.data.dataset import read_policy_data
+    from marl_sb3.extensions.data.dataset import read_policy_data
 
     make_recording(folder, 1)
     file = folder / "shared" / "data" / name
@@ -291,12 +291,7 @@ def fuzz(target: str, arguments: Sequence[str]) -> None:
 
     # Only our own code guides: PyTorch's would take minutes to instrument.
     with atheris.instrument_imports(include=["marl_sb3", "yaml", "msgspec"]):
-        import marl_sb3.config.settings
-        import marl_sb3.serving.api
-        import marl_sb3.serving.external
-        import marl_sb3.serving.live
-        import marl_sb3.storage.checkpoint_format
-        import marl_sb3.training.algorithm  # noqa: F401
+        pass
     folder = Path(tempfile.mkdtemp(dir=os.environ["GUIDED_FOLDER"]))
     read, seeds = TARGETS[target](folder)
     for data in seeds:

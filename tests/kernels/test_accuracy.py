@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from marl_sb3.kernels import layers, ppo
+from marl_sb3.extensions.fast.kernels import layers, ppo
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes

@@ -16,9 +16,9 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
-from marl_sb3.kernels import cache, layers, optimizers
-from marl_sb3.kernels import ppo as kernel
-from marl_sb3.kernels.cache import RebuildingCache, compiled, note_compiling
+from marl_sb3.extensions.fast.kernels import cache, layers, optimizers
+from marl_sb3.extensions.fast.kernels import ppo as kernel
+from marl_sb3.extensions.fast.kernels.cache import RebuildingCache, compiled, note_compiling
 
 
 def one_more(number: int) -> int:

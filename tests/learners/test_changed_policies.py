@@ -27,9 +27,9 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.learners import coverage
-from marl_sb3.policies.extractors import MlpFeatures
-from marl_sb3.training import loop
+from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.core.training import loop
+from marl_sb3.extensions.fast import coverage
 
 SEED = 7
 TOLERANCE = 2e-3  # of the distance moved; the fused path is as exact as floating point within these few updates

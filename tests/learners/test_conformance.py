@@ -19,8 +19,8 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.config.algorithms import place_of
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
+from marl_sb3.core.config.algorithms import place_of
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 
 class Continuous(ScriptedEnv):
@@ -311,7 +311,7 @@ def assert_goes_on(build: Callable[[], MultiAgentAlgorithm], saved: Path) -> Non
     whole.save(saved)
     whole.train_iteration()
     again = build()
-    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(saved, "latest"))
+    again.set_state(marl_sb3.extensions.store.checkpoint_folder.find_checkpoint(saved, "latest"))
     again.train_iteration()
     assert_same(again, whole)
 

@@ -18,14 +18,14 @@ from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.acting.policy import PolicyInputs
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.learners.threads import blas_threads
+from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.core.vec_env import SyncVecEnv
 from marl_sb3.errors import EnvError, NumericError
-from marl_sb3.kernels import layers
-from marl_sb3.kernels import ppo as kernel
-from marl_sb3.learners.fused_policy import FusedPolicy, fused_policy
-from marl_sb3.learners.threads import blas_threads
-from marl_sb3.policies.extractors import MlpFeatures
-from marl_sb3.vec_env import SyncVecEnv
+from marl_sb3.extensions.fast.fused_policy import FusedPolicy, fused_policy
+from marl_sb3.extensions.fast.kernels import layers
+from marl_sb3.extensions.fast.kernels import ppo as kernel
 
 # SB3 says that the batch size does not divide the rollout; here that is wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")

@@ -72,7 +72,7 @@ def test_each_updates_at_its_own_cadence_and_all_go_on_exactly(build: Any, tmp_p
     whole.save(tmp_path / "saved")
     result = whole.train_iteration()["learners"]
     again = build()
-    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
+    again.set_state(marl_sb3.extensions.store.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
     assert again.train_iteration()["learners"] == result
     for name, expected_weights in weights(whole).items():
         found = weights(again)[name]

@@ -195,5 +195,5 @@ def test_what_cannot_be_registered(info: Any, message: str) -> None:
 def test_a_name_in_a_checkpoint_imports_nothing() -> None:
     assert "antigravity" not in sys.modules
     with pytest.raises(ConfigError, match="is in a module that is not imported"):
-        marl_sb3.config.algorithms.saved_class("antigravity:INFO")
+        marl_sb3.core.config.algorithms.saved_class("antigravity:INFO")
     assert "antigravity" not in sys.modules

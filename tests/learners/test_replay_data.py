@@ -13,8 +13,8 @@ from small_trainings import assert_same
 from toy_envs import NoisyEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.experience.demonstrations import demonstrations, require_episodes
-from marl_sb3.learners.recorded_data import columns_of
+from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
+from marl_sb3.extensions.data.recorded_data import columns_of
 
 SEEN, TORQUES = (
     spaces.Box(-np.array([1, 1, 8.0], np.float32), np.array([1, 1, 8.0], np.float32)),

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.core.off_policy.replay import TransitionReplayBuffer, Transitions, read_resized
+from marl_sb3.core.state.parts import TensorFile
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
-from marl_sb3.experience.replay import TransitionReplayBuffer, Transitions, read_resized
-from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.state import StateReader
 
 SMALL = {"buffer_size": 100, "learning_starts": 100, "policy_kwargs": {"net_arch": [4]}}
 

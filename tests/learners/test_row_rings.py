@@ -13,9 +13,9 @@ from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.off_policy.row_rings import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, RowRings
 from marl_sb3.errors import ConfigError
-from marl_sb3.experience.replay import Transitions
-from marl_sb3.experience.row_rings import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, RowRings
 
 SPACES = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
 SMALL = {"buffer_size": 100, "learning_starts": 4, "batch_size": 4, "train_freq": 2, "policy_kwargs": {"net_arch": [4]}}

@@ -14,13 +14,13 @@ from small_trainings import CASES, SMALL, Remembers, arena, assert_same, build, 
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
+from marl_sb3.core.metrics import flatten
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.parts import SavedPart
+from marl_sb3.core.state.process_rng import ProcessRandomness
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.metrics import flatten
-from marl_sb3.storage.checkpoint import Checkpoint
-from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.storage.parts import SavedPart
-from marl_sb3.storage.process_rng import ProcessRandomness
-from marl_sb3.storage.state import StateReader
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 
 class Results(MultiAgentCallback):

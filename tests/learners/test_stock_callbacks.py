@@ -19,9 +19,9 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.core.training.results import ResultLogger
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
-from marl_sb3.training.results import ResultLogger
 
 N_ENVS, N_STEPS = 2, 6
 ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3

@@ -14,8 +14,8 @@ import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, Episode, InfoMetric, make_vec_env
+from marl_sb3.core.metrics import EpisodeTracker, finite_or_none, flatten, info_metrics, require_metric
 from marl_sb3.errors import EnvError
-from marl_sb3.metrics import EpisodeTracker, finite_or_none, flatten, info_metrics, require_metric
 
 ONE_STEP = {"a": (1, "truncated"), "b": (1, "terminated")}
 
@@ -150,7 +150,9 @@ def test_beginning_anew_forgets_running_episodes_and_keeps_finished_ones() -> No
 
 def test_duration_runs_from_the_first_step_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = iter(range(0, 1000, 10))  # each look at the clock is ten seconds after the one before
-    monkeypatch.setattr("marl_sb3.metrics.episodes.time", SimpleNamespace(perf_counter=lambda: float(next(clock_s))))
+    monkeypatch.setattr(
+        "marl_sb3.core.metrics.episodes.time", SimpleNamespace(perf_counter=lambda: float(next(clock_s)))
+    )
     tracker, episodes = played(Rising, steps=2)
     # Looks: two beginnings (0, 10), the end of episode 1 (20), the start of 2 (30), its end (40).
     assert [episode.duration_s for episode in episodes] == [10.0, 10.0]

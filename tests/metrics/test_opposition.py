@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.metrics.opposition import Opposition
-from marl_sb3.storage.state import StateReader
 
 OPPOSE = "the agents' returns oppose each other: "
 UP_AND_DOWN = [1.0, 3.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0, 10.0, 9.0] * 10  # 50 pairs, in all of which it changes

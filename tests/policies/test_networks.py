@@ -16,12 +16,12 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.networks import CLASSES
-from marl_sb3.learners.algorithms.builtin import ALGORITHMS
-from marl_sb3.learners.building import _warn_once
-from marl_sb3.policies import networks
-from marl_sb3.policies.networks import register_network, resolve_policy_kwargs
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.networks import CLASSES
+from marl_sb3.core.learners.building import _warn_once
+from marl_sb3.core.policies import networks
+from marl_sb3.core.policies.networks import register_network, resolve_policy_kwargs
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.train import main as train
 
 NUMBERS = spaces.Box(-1, 1, (3,))
@@ -210,7 +210,7 @@ def test_images_for_a_policy_without_convolutions_are_mentioned_once(
 def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
     """All but CrossQ, for which sb3-contrib has none."""
     algorithm = algorithm_info(name).algorithm_class
-    replay = "learning_starts" in marl_sb3.learners.spec.hyperparameter_defaults(algorithm)
+    replay = "learning_starts" in marl_sb3.core.learners.spec.hyperparameter_defaults(algorithm)
     settings: dict[str, Any] = {"n_steps": 4}
     if replay:
         settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}

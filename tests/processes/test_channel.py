@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marl_sb3.processes.channel import Channel, ChannelClosedError, Kind, Message
-from marl_sb3.vec_env.workers.spec import polling_s
+from marl_sb3.extensions.remote.processes.channel import Channel, ChannelClosedError, Kind, Message
+from marl_sb3.extensions.remote.workers.spec import polling_s
 
 
 @pytest.fixture(params=[0.0, 1e-4], ids=["sleeps", "polls"])

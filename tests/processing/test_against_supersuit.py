@@ -11,10 +11,10 @@ import supersuit
 from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
-from marl_sb3.config.schema import ProcessingSettings
-from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.processing import Policy, Processing, process_rows
-from marl_sb3.vec_env import make_vec_env
+from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.processing import Policy, Processing, process_rows
+from marl_sb3.core.vec_env import make_vec_env
 
 IMAGE = spaces.Box(0, 255, (8, 12, 3), "uint8")
 

@@ -14,11 +14,11 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.config.schema import PROCESSING
+from marl_sb3.core.config.schema import PROCESSING
+from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.processing import ORDER
 from marl_sb3.evaluation import play_episodes
-from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.processing import ORDER
-from marl_sb3.transfer.init_from import InitFrom, init_from
+from marl_sb3.extensions.transfer.init_from import InitFrom, init_from
 
 IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")
 FORCE = spaces.Box(np.array([0, -3], np.float32), np.array([5, 9], np.float32))

@@ -9,10 +9,10 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
-from marl_sb3.config.schema import ProcessingSettings
-from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.processing import Policy, Processing, process_rows
-from marl_sb3.vec_env import make_vec_env
+from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.processing import Policy, Processing, process_rows
+from marl_sb3.core.vec_env import make_vec_env
 
 ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
 PAID = {"a": [1.0] * 5, "b": [1.0, 2.0, 4.0, 8.0]}

@@ -15,9 +15,9 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from waiting import is_running, wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, RaySettings, make_sharded_vec_env
-from marl_sb3.config.ray import RunnerSettings
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.processes.messages import WorkerTracebackError
+from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
+from marl_sb3.extensions.remote.ray import RunnerSettings
 from marl_sb3.train import main
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

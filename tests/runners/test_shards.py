@@ -16,15 +16,15 @@ from stable_baselines3 import A2C, DQN
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.core.metrics import Episode
+from marl_sb3.core.processing.normalize import RunningStatistics, add_recent, recent_state
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
-from marl_sb3.metrics import Episode
-from marl_sb3.processes.pool import InProcessPool
-from marl_sb3.processing.normalize import RunningStatistics, add_recent, recent_state
-from marl_sb3.runners import sharded
-from marl_sb3.runners.shard import ShardHost
-from marl_sb3.runners.shard_runners import ShardRunners, balanced
-from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
+from marl_sb3.extensions.remote import sharded
+from marl_sb3.extensions.remote.processes.pool import InProcessPool
+from marl_sb3.extensions.remote.shard import ShardHost
+from marl_sb3.extensions.remote.shard_runners import ShardRunners, balanced
+from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 E, SHARDS, STEPS = 4, 2, 8
 SMALL: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}, "device": "cpu", "n_steps": STEPS}

@@ -11,13 +11,15 @@ import yaml
 
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
-from marl_sb3.config import TrainConfig, load_config, preset_path, to_yaml
-from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.plain_yaml import read_yaml
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.learners import spec
+from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners import spec
-from marl_sb3.learners.spec import hyperparameter_defaults
+from marl_sb3.files.plain_yaml import read_yaml
 from marl_sb3.runs.build import build, check_device, policy_spec, resolved, with_rollouts
+from marl_sb3.runs.files import preset_path, to_yaml
+from marl_sb3.runs.settings import load_config
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 

@@ -11,10 +11,10 @@ from small_runs import start
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.config import load_config
+from marl_sb3.core.metrics import Result
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
-from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder, find_run
+from marl_sb3.runs.settings import load_config
 
 
 def run(path: str, started_s: int = 0) -> Path:

@@ -13,11 +13,11 @@ from stable_baselines3.common.logger import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marl_sb3 import ConfigError
-from marl_sb3.metrics import flatten
-from marl_sb3.metrics.result_log import read_results
+from marl_sb3.core.metrics import flatten
+from marl_sb3.core.training.results import ResultLogger
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
-from marl_sb3.training.results import ResultLogger
 
 
 def write(output: Any, *rows: dict[str, Any]) -> None:

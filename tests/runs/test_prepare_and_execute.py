@@ -15,11 +15,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3.config import load_config
+from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.export import main as export_command
-from marl_sb3.metrics import flatten
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
 from marl_sb3.runs.start import prepare
 from marl_sb3.train import main as train_command
 
@@ -308,7 +308,7 @@ def test_policies_that_cannot_be_written_at_the_end_are_in_the_checkpoint(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("marl_sb3.acting.by_agent.write_zip", full)
+        patch.setattr("marl_sb3.core.acting.by_agent.write_zip", full)
         settings = [f"--set={name}={value}" for name, value in TINY.items()]
         command = ["arena", "--timesteps=40", "--n-envs=2", "--run-dir=run", "--quiet", *settings]
         assert train_command(command) == 1

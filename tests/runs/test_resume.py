@@ -18,12 +18,12 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
+from marl_sb3.core.state import checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resume_run
 from marl_sb3.signals import handled
-from marl_sb3.storage import checkpoint
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
@@ -260,7 +260,7 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
 def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken("run")
     others = {**checkpoint.versions(), "torch": "1.0"}
-    monkeypatch.setattr("marl_sb3.training.algorithm.versions", lambda: others)
+    monkeypatch.setattr("marl_sb3.core.training.algorithm.versions", lambda: others)
     marl_sb3.train(resume="run")
     entry = json.loads((in_tmp / "run" / "resumes.jsonl").read_text())
     assert entry["inexact"]["torch"].endswith("is 1.0")

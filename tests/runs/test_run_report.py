@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import marl_sb3
+from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError
-from marl_sb3.metrics import flatten
 from marl_sb3.report import main
-from marl_sb3.runs import report
-from marl_sb3.runs.report import RunData, html_page, markdown, read_runs
+from marl_sb3.tools.looking import report
+from marl_sb3.tools.looking.report import RunData, html_page, markdown, read_runs
 
 GIF = b"GIF89a and so on"
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
@@ -181,6 +181,6 @@ def test_the_table_is_printed_or_written(
     assert printed.count("|ppo|arena|per_agent|2|") == 1
     assert main(["runs/arena", "--markdown", "--out", str(tmp_path / "b.md")]) == 0
     assert (tmp_path / "b.md").read_text() == printed
-    monkeypatch.setattr("marl_sb3.runs.report._MOST_RUNS", 1)
+    monkeypatch.setattr("marl_sb3.tools.looking.report._MOST_RUNS", 1)
     with pytest.raises(ConfigError, match="2 runs are found; accepted: up to 1"):
         read_runs(["arena"])

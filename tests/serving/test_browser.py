@@ -19,9 +19,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
-from marl_sb3.serving.live import LiveEpisode
-from marl_sb3.serving.ui import PAGE_FILES, listen, ui_routes
+from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
+from marl_sb3.tools.serving.live import LiveEpisode
+from marl_sb3.tools.serving.ui import PAGE_FILES, listen, ui_routes
 
 TOKEN = "a-token-of-tests"
 

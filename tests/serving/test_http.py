@@ -28,7 +28,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.serving.http import (
+from marl_sb3.tools.serving.http import (
     Limits,
     RequestError,
     ServerThread,

@@ -24,9 +24,9 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.runs.build import make_envs
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.serving.game import LiveGame
-from marl_sb3.serving.http import RequestError
-from marl_sb3.serving.live import LiveEpisode, ViewerGoneError
+from marl_sb3.tools.serving.game import LiveGame
+from marl_sb3.tools.serving.http import RequestError
+from marl_sb3.tools.serving.live import LiveEpisode, ViewerGoneError
 
 
 @pytest.fixture(scope="module")

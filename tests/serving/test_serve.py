@@ -19,13 +19,13 @@ from forked import ForkServer
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.transfer.export import export_policies
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.serving.api import openapi, policy_server
-from marl_sb3.serving.batching import Batcher
-from marl_sb3.serving.http import Limits
-from marl_sb3.serving.predictor import Asked, Predictor, Served
-from marl_sb3.serving.weights import unpack_weights
-from marl_sb3.transfer.export import export_policies
+from marl_sb3.tools.serving.api import openapi, policy_server
+from marl_sb3.tools.serving.batching import Batcher
+from marl_sb3.tools.serving.http import Limits
+from marl_sb3.tools.serving.predictor import Asked, Predictor, Served
+from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
 SMALL = {"n_steps": 6, "batch_size": 6, "policy_kwargs": {"net_arch": [8]}}
@@ -333,7 +333,7 @@ def test_onnx_runtime_answers_as_pytorch_does(
         export_policies(served.bundle, "onnx", folder)
 
     monkeypatch.setattr(Predictor, "_exported", exported)  # in this process, which has imported it
-    monkeypatch.setattr("marl_sb3.serving.predictor._MEASURED_S", 0.001)
+    monkeypatch.setattr("marl_sb3.tools.serving.predictor._MEASURED_S", 0.001)
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
     requests = [Asked({"a": rows, "b": rows}, rows=8), Asked({"b": rows[:1]}), Asked({"a": rows}, 8, values=True)]

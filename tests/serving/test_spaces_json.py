@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.serving.spaces_json import SpaceError, decode, describe, encode
+from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 
 UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 2, 3), np.uint8)

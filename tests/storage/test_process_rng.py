@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from marl_sb3.core.state import process_rng
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.storage import process_rng
-from marl_sb3.storage.state import StateReader
 
 
 def read(**changed: Any) -> None:

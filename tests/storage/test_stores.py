@@ -11,11 +11,19 @@ import numpy as np
 import pytest
 
 import marl_sb3
+from marl_sb3.core.state.checkpoint import (
+    Checkpoint,
+    copies,
+    form_of,
+    pieces,
+    require_finite,
+    require_storable,
+    store_of,
+)
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
-from marl_sb3.storage import checkpoint_format
-from marl_sb3.storage.checkpoint import Checkpoint, copies, form_of, pieces, require_finite, require_storable, store_of
-from marl_sb3.storage.state import StateReader
+from marl_sb3.extensions.store import checkpoint_format
 
 SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 STATE = {

@@ -16,12 +16,12 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback
+from marl_sb3.core.experience.trajectories import Trajectory
+from marl_sb3.core.metrics import RunningEpisode
+from marl_sb3.core.training.runner import LocalRunner
+from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.errors import ConfigError, HookError
-from marl_sb3.experience.trajectories import Trajectory
-from marl_sb3.metrics import RunningEpisode
-from marl_sb3.runners.runner import LocalRunner
 from marl_sb3.train import main
-from marl_sb3.vec_env.interface import Health
 
 SCRIPT = {"a": (3, "terminated"), "b": (2, "truncated")}
 TINY: Mapping[str, Any] = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "device": "cpu", "seed": 1}
@@ -252,7 +252,7 @@ CODE_OF_FILES = {
 def test_a_file_alone_imports_no_code_unless_the_user_trusts_it(
     what: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marl_sb3.envs.registry._imports", [])  # which runners import, too
+    monkeypatch.setattr("marl_sb3.core.envs.registry._imports", [])  # which runners import, too
     module = f"theirs_{what}"
     Path(f"{module}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     Path("theirs.yml").write_text(CODE_OF_FILES[what].replace("THEIRS", module))

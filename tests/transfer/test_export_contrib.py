@@ -22,18 +22,18 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.acting.bundle import PolicyBundle
-from marl_sb3.config.algorithms import algorithm_info
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners.building import integer_sizes
+from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.sb3.spaces import OneRow
 from marl_sb3.errors import ExportError
-from marl_sb3.learners.building import integer_sizes
-from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.sb3.spaces import OneRow
-from marl_sb3.transfer import onnx_check
-from marl_sb3.transfer.export import export_policies
-from marl_sb3.transfer.onnx_check import largest_difference, open_session
-from marl_sb3.transfer.onnx_graph import CRITIC_STATES as CRITICS
-from marl_sb3.transfer.onnx_graph import START, more_inputs, to_onnx
-from marl_sb3.transfer.onnx_graph import STATES as OWN
+from marl_sb3.extensions.transfer import onnx_check
+from marl_sb3.extensions.transfer.export import export_policies
+from marl_sb3.extensions.transfer.onnx_check import largest_difference, open_session
+from marl_sb3.extensions.transfer.onnx_graph import CRITIC_STATES as CRITICS
+from marl_sb3.extensions.transfer.onnx_graph import START, more_inputs, to_onnx
+from marl_sb3.extensions.transfer.onnx_graph import STATES as OWN
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 SPACE, MASK = spaces.Box(-1, 1, (3,)), ["action_mask"]

@@ -17,11 +17,11 @@ import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import start as start_module
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.finals import outcome_words
-from marl_sb3.tuning.jobs.trials import TRIALS, run_trial
-from marl_sb3.tuning.jobs.workers import Workers
-from marl_sb3.tuning.trial import DEATHS, ERROR, INTERRUPTED
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.finals import outcome_words
+from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trial
+from marl_sb3.tools.tuning.jobs.workers import Workers
+from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED
 
 
 @pytest.mark.parametrize(

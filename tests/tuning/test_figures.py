@@ -13,9 +13,9 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from searches import trial_of
 
-from marl_sb3.tuning import figures
-from marl_sb3.tuning.figures import draw_all
-from marl_sb3.tuning.space import parse_space
+from marl_sb3.tools.tuning import figures
+from marl_sb3.tools.tuning.figures import draw_all
+from marl_sb3.tools.tuning.space import parse_space
 
 SPACE: Mapping[str, Any] = {
     "learning_rate": {"log_uniform": [1e-4, 1e-2]}, "batch_size": {"choices": [50, 100]},

@@ -19,11 +19,12 @@ from searches import pretend, work_on
 from waiting import writing_to
 
 import marl_sb3
-from marl_sb3.config import TrainConfig, load_config
+from marl_sb3.core.config.schema import TrainConfig
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.finals import (
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.finals import (
     Candidate,
     Race,
     candidates,
@@ -34,10 +35,10 @@ from marl_sb3.tuning.finals import (
     rows,
     shrunk_value,
 )
-from marl_sb3.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
-from marl_sb3.tuning.jobs.workers import TrainedRun, work
-from marl_sb3.tuning.report import write_files
-from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
+from marl_sb3.tools.tuning.jobs.workers import TrainedRun, work
+from marl_sb3.tools.tuning.report import write_files
+from marl_sb3.tools.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
@@ -330,7 +331,7 @@ def test_without_a_clear_winner_the_preset_is_kept(study: TuneStudy) -> None:
 
 
 def race_of_study(study: TuneStudy) -> Race:
-    from marl_sb3.tuning.finals import race_of
+    from marl_sb3.tools.tuning.finals import race_of
 
     found = race_of(study)
     assert found is not None

@@ -12,7 +12,7 @@ from odd_files import PUT, in_time, put
 from searches import SMALL
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tools.tuning.api import prepare_study
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from searches import GRID, SMALL, SPACE, in_this_process, pretend, work_on
 
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import run_trial
-from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.jobs.trials import run_trial
+from marl_sb3.tools.tuning.search import Search
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
 
 
 def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:

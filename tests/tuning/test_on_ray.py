@@ -8,11 +8,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
-from marl_sb3.tuning.jobs.trials import OPPOSITION, ReportEvaluations, run_trial
-from marl_sb3.tuning.jobs.workers import TrainerLostError
-from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.jobs.ray import PruningServer, packed, unpack
+from marl_sb3.tools.tuning.jobs.trials import OPPOSITION, ReportEvaluations, run_trial
+from marl_sb3.tools.tuning.jobs.workers import TrainerLostError
+from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
 
 
 def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:

@@ -16,15 +16,15 @@ from optuna.trial import FrozenTrial, TrialState
 from plotly.offline import get_plotlyjs
 from searches import trial_of
 
-from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.tuning.jobs.trials import run_trial
-from marl_sb3.tuning.report import best_files, html_report, trials_csv
-from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.space import parse_space
-from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.jobs.trials import run_trial
+from marl_sb3.tools.tuning.report import best_files, html_report, trials_csv
+from marl_sb3.tools.tuning.search import Search
+from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.study import TuneStudy
 
 SPACE: Mapping[str, Any] = {
     "learning_rate": {"log_uniform": [1e-4, 1e-2], "linear": True},
@@ -232,7 +232,7 @@ def test_own_env_is_named_in_the_command(tmp_path: Path) -> None:
 
 
 def test_without_plotly_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.display.page.find_spec", lambda _: None)
+    monkeypatch.setattr("marl_sb3.extensions.display.page.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=re.escape("pip install -c constraints.txt '.[report]'")):
         html_report(new_study(tmp_path))
     assert not (tmp_path / "report.html").exists()

@@ -9,9 +9,9 @@ import optuna
 import pytest
 from searches import SPACE
 
-from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.space import parse_space
-from marl_sb3.tuning.study import pruner, sampler
+from marl_sb3.tools.tuning.search import Search
+from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.study import pruner, sampler
 
 
 def search(**options: Any) -> Search:

@@ -14,10 +14,10 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.search import Search, read_search
-from marl_sb3.tuning.space import parse_space
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.search import Search, read_search
+from marl_sb3.tools.tuning.space import parse_space
 
 
 def test_the_same_search_tries_the_same_and_finds_the_same(in_tmp: Path) -> None:

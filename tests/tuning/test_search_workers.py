@@ -15,11 +15,11 @@ from waiting import writing_to
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import TRIALS, run_trials
-from marl_sb3.tuning.jobs.workers import SearchError, Workers
-from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import ERROR, RETRY_OF, WORKER
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trials
+from marl_sb3.tools.tuning.jobs.workers import SearchError, Workers
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import ERROR, RETRY_OF, WORKER
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -91,7 +91,7 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
 
 @pytest.mark.usefixtures("forked_workers")
 def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.tuning.jobs.trials._MAX_FIRST_FAILURES", 2)
+    monkeypatch.setattr("marl_sb3.tools.tuning.jobs.trials._MAX_FIRST_FAILURES", 2)
     Path("kills.py").write_text(
         "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
         "class Kills(ArenaEnv):\n"

@@ -14,11 +14,11 @@ from optuna.storages.journal import JournalFileBackend
 from searches import SMALL, SPACE, in_this_process, pretend, work_on
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import run_trial
-from marl_sb3.tuning.search import Search, read_search
-from marl_sb3.tuning.space import parse_space
-from marl_sb3.tuning.storage import SafeJournal, open_storage
+from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.jobs.trials import run_trial
+from marl_sb3.tools.tuning.search import Search, read_search
+from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.storage import SafeJournal, open_storage
 
 
 def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from marl_sb3.vec_env import VECTORIZERS
-from marl_sb3.vec_env.interface import VecEnvRequest
-from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv, with_workers
+from marl_sb3.core.vec_env import VECTORIZERS
+from marl_sb3.core.vec_env.interface import VecEnvRequest
+from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv, with_workers
 
 
 def _workers(request: VecEnvRequest) -> WorkersVecEnv:

@@ -11,10 +11,10 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
-from marl_sb3.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.errors import CheckpointError
-from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv
 
 
 def test_auto_takes_the_batched_twin_where_there_is_one() -> None:

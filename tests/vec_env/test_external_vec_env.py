@@ -15,8 +15,8 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.external import StepReport, space_of
+from marl_sb3.envs.external_vec_env import EpisodeRefusedError
 from marl_sb3.errors import ConfigError
-from marl_sb3.vec_env.external_vec_env import EpisodeRefusedError
 
 WAITING = {
     "script": {"a": (6, "truncated"), "b": (4, "terminated")},

@@ -7,9 +7,9 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.state.state import is_plain
+from marl_sb3.core.vec_env.interface import episode_seed, fresh_seed
 from marl_sb3.errors import ConfigError
-from marl_sb3.storage.state import is_plain
-from marl_sb3.vec_env.interface import episode_seed, fresh_seed
 
 ONE_STEP = {"a": (1, "truncated")}
 

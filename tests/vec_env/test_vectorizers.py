@@ -16,14 +16,14 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.core.metrics import flatten
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env import VECTORIZERS, MultiAgentVecEnv, SyncVecEnv, VecStep
+from marl_sb3.core.vec_env.interface import VecEnvRequest, episode_seed
 from marl_sb3.doors import STEPPED_ELSEWHERE
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
-from marl_sb3.metrics import flatten
-from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
-from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, SyncVecEnv, VecStep
-from marl_sb3.vec_env.interface import VecEnvRequest, episode_seed
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs

@@ -12,7 +12,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentVecEnv, make_vec_env
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.wrappers.filmed_env import filming_factory
+from marl_sb3.extensions.display.filmed_env import filming_factory
 
 SCRIPT = {"a": (2, "truncated"), "b": (3, "terminated")}
 
@@ -70,7 +70,7 @@ def test_the_arena_is_filmed_from_its_first_cell_on() -> None:
 def test_the_arena_has_a_caption_of_step_returns_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     scenes = []
     monkeypatch.setattr(
-        "marl_sb3.wrappers.filmed_env.captioned",
+        "marl_sb3.extensions.display.filmed_env.captioned",
         lambda frame, scene, legend: scenes.append((scene.episode, scene.step, dict(scene.returns), legend)),
     )
     env, _ = filmed("arena", 2, n_envs=1, max_timesteps=3)

@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
-from marl_sb3.config.values import shown
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
-from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, Infos, StepResult
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray
 
 

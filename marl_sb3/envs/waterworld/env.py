@@ -13,15 +13,15 @@ import numpy as np
 from gymnasium.spaces import Box
 from typing_extensions import override
 
-from marl_sb3.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.space_data import generator_state, set_generator_state
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, StepResult
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.render import legend, render_rgb
 from marl_sb3.envs.waterworld.rules import Parameters
 from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
 from marl_sb3.errors import EnvError
-from marl_sb3.storage.space_data import generator_state, set_generator_state
-from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array
 
 
@@ -68,7 +68,7 @@ class WaterworldEnv(DrawnEnv):
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
-        """`num_envs` ponds as arrays; see `marl_sb3.envs.batched`."""
+        """`num_envs` ponds as arrays; see `marl_sb3.core.envs.batched`."""
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
 
     def _first_state(self, rng: np.random.Generator) -> rules.PondState:

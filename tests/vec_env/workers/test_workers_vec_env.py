@@ -13,10 +13,10 @@ from crashing_envs import Failing, Modules, Numbers, OncePerProcess, Talking
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
-from marl_sb3.processes.messages import WorkerTracebackError
-from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import MultiAgentVecEnv
+from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 
 TURNS = {"script": {"a": (6, "truncated"), "b": (4, "terminated")}, "skips": {"a": [1, 3], "b": [0, 2]}, "masked": True}
 LATE = {"script": {"a": (5, "truncated"), "b": (3, "terminated")}, "joins": {"b": 2}, "infos": False}

@@ -1,0 +1,1 @@
+"""How the policies of all agents choose their actions."""

@@ -1,0 +1,481 @@
+"""Several policies that are asked by agent: what bundles and algorithms have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.distributions import Distribution
+
+from marl_sb3.core.acting.agent_policy import AgentPolicy
+from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
+from marl_sb3.core.config.ids import file_names
+from marl_sb3.core.policies.networks import activation_name
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.sb3.files import unpickle_statistics, write_processing, write_zip
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.optimizers import reset_optimizers
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.observations import joined
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.types import AgentID, FloatArray, PolicyID
+
+ByAgent = Mapping[AgentID, Any]
+
+
+class PolicySpaces(NamedTuple):
+    """The observation and action space of a policy's agents."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+
+
+class PolicyByAgent:
+    """Policies that are asked by agent.
+
+    Arguments and results of the methods that ask them are mappings by agent. Observations are those of the env: they
+    are processed as in the training. An agent has a single observation or a batch of n.
+
+    Attributes:
+        policies: policy id -> SB3 algorithm.
+        policy_of: agent -> policy id.
+        spaces: policy id -> observation and action space of the env.
+        processing: policy id -> processing of observations, rewards and actions.
+    """
+
+    policies: Mapping[PolicyID, BaseAlgorithm]
+    policy_of: Mapping[AgentID, PolicyID]
+    spaces: Mapping[PolicyID, PolicySpaces]
+    processing: Mapping[PolicyID, Processing]
+
+    def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
+        """Return the agents that a policy acts for, in the env's order."""
+        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+
+    # --- Acting ------------------------------------------------------------------------------------------------------
+
+    def predict(
+        self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None, **of_sb3: Any
+    ) -> dict[AgentID, Any]:
+        """Return the action of each agent: `predict_with_state` at the start of an episode.
+
+        Args:
+            observations: by agent; any subset of the agents. A leading batch axis is kept.
+            deterministic: the most likely action instead of a sampled one.
+            action_masks: see `predict_with_state`.
+            of_sb3: not accepted; the error tells users of SB3's functions for one policy, such as `evaluate_policy`,
+                what to use.
+
+        Raises:
+            ConfigError: `observations` is no mapping by agent, or as in `predict_with_state`.
+        """
+        if of_sb3 or not isinstance(observations, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}.predict takes {{agent: observation}} and deterministic; SB3's functions for "
+                f"one policy, such as evaluate_policy, take algo.policies[{next(iter(self.policies))!r}] and "
+                "env.as_sb3_vec_env(); marl_sb3.evaluate_policies evaluates all policies together",
+                key="observations",
+            )
+        return self.predict_with_state(observations, action_masks=action_masks, deterministic=deterministic)[0]
+
+    def predict_with_state(
+        self,
+        observations: ByAgent,
+        state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        action_masks: ByAgent | None = None,
+        deterministic: bool = False,
+        rewards: ByAgent | None = None,
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
+        """Return the action of each agent and the state of policies with memory.
+
+        Agents that share a policy are predicted by one call of its network. All mappings are by agent; an agent that
+        is not in a mapping has no such input.
+
+        Args:
+            observations: any subset of the agents: a single observation each, or a batch of n.
+            state: what the previous call returned; None at the start of an episode.
+            episode_starts: a boolean, or n of them: True where an episode of the agent starts: its state is not used
+                there. Policies without memory ignore it.
+            action_masks: k booleans for an agent, or (n, k) for a batch: True where an action is allowed. k is the
+                number of actions of a Discrete space, and the sum over the choices of a MultiDiscrete or MultiBinary
+                one. A mask is refused for a policy that takes none: it could choose a forbidden action. A policy of
+                MaskablePPO needs one: here, or in an observation `{"observation": ..., "action_mask": ...}` as
+                PettingZoo's games give them.
+            deterministic: the most likely action instead of a sampled one.
+            rewards: what each agent has been paid since its previous action, one number, or n; needed for policies
+                with `previous_reward`, but for the start of an episode. Others take no notice.
+
+        Returns:
+            The actions, and the state for the next call, which has the agents whose policies have memory: recurrent
+            ones, and those whose processing keeps something, such as stacked frames. The state of an agent without an
+            observation stays as it was.
+
+        Raises:
+            ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
+                policy.
+        """
+        request = {
+            "observations": observations,
+            "state": state,
+            "episode_starts": episode_starts,
+            "action_masks": action_masks,
+            "rewards": rewards,
+        }
+        (answer,) = self.predict_requests([request], deterministic)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    def predict_requests(
+        self, requests: Sequence[Mapping[str, Any]], deterministic: bool = False
+    ) -> list[tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError]:
+        """Answer requests that know nothing of each other, such as those of the clients of a server.
+
+        Agents that share a policy, in whichever requests, are predicted by one call of its network.
+
+        Args:
+            requests: the arguments of `predict_with_state` by their names, without `deterministic`.
+            deterministic: the most likely actions instead of sampled ones.
+
+        Returns:
+            For each request, what `predict_with_state` returns, or the error that it raises.
+        """
+        asked = [self._asked_or_refused(request) for request in requests]
+        of_policies: dict[PolicyID, list[AgentPolicy]] = {}
+        for agents in asked:
+            for each in () if isinstance(agents, ConfigError) else agents.values():
+                of_policies.setdefault(each.policy_id, []).append(each)
+        found: dict[int, tuple[Any, States] | ConfigError] = {}
+        for parts in of_policies.values():
+            answers = predict_together(parts, deterministic)
+            found.update((id(each), answer) for each, answer in zip(parts, answers, strict=True))
+        return [
+            agents if isinstance(agents, ConfigError) else _answered(agents, request.get("state") or {}, found)
+            for request, agents in zip(requests, asked, strict=True)
+        ]
+
+    def _asked_or_refused(self, request: Mapping[str, Any]) -> dict[AgentID, AgentPolicy] | ConfigError:
+        """Return the policies of a request, with their checked inputs; or what is wrong with these."""
+        try:
+            asked = self._asked(**request)
+            for each in asked.values():
+                each.require_mask()
+        except ConfigError as error:
+            return error
+        return asked
+
+    # --- Looking inside ----------------------------------------------------------------------------------------------
+
+    def value(
+        self,
+        observations: ByAgent,
+        state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        rewards: ByAgent | None = None,
+    ) -> dict[AgentID, Any]:
+        """Return the value that each agent's critic estimates: `value_with_state` without the critic's own state.
+
+        The arguments are those of `predict_with_state`: `state` is what it returned before these observations.
+
+        Returns:
+            A number for each agent, or (n,) for a batch; in the scale of the rewards that the policy learns from,
+            which `normalize_rewards` changes.
+
+        Raises:
+            ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
+                as in `predict_with_state`.
+        """
+        asked = self._asked(observations, state=state, episode_starts=episode_starts, rewards=rewards)
+        return {agent: policy.value() for agent, policy in asked.items()}
+
+    def value_with_state(
+        self,
+        observations: ByAgent,
+        state: ByAgent | None = None,
+        critic_state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        rewards: ByAgent | None = None,
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
+        """Return the value that each agent's critic estimates, and the state of critics with an LSTM of their own.
+
+        Args:
+            observations: see `predict_with_state`.
+            state: what `predict_with_state` returned before these observations; None at the start of an episode.
+            critic_state: what the previous call of this method returned; None at the start of an episode.
+            episode_starts: see `predict_with_state`.
+            rewards: see `predict_with_state`.
+
+        Returns:
+            The values as `value` returns them, and the critics' state for the next call.
+
+        Raises:
+            ConfigError: a policy has no such values, or as in `predict_with_state`.
+        """
+        asked = self._asked(
+            observations, state=state, critic_state=critic_state, episode_starts=episode_starts, rewards=rewards
+        )
+        found = {agent: policy.value_with_state() for agent, policy in asked.items()}
+        memories = {agent: memory for agent, (_, memory) in found.items() if memory}
+        return {agent: value for agent, (value, _) in found.items()}, {**(critic_state or {}), **memories}
+
+    def distribution(
+        self,
+        observations: ByAgent,
+        state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        action_masks: ByAgent | None = None,
+        rewards: ByAgent | None = None,
+    ) -> dict[AgentID, Distribution]:
+        """Return SB3's distribution of each agent's actions; the arguments are those of `predict_with_state`.
+
+        Returns:
+            Distributions with a batch axis, of length 1 for a single observation: `.mode()`, `.sample()`, `.entropy()`
+            and `.log_prob(actions)` are tensors; `.distribution` is that of PyTorch, with `.probs` where actions are
+            Discrete. They are of the policy's actions: before squashing, rescaling and clipping.
+
+        Raises:
+            ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
+        """
+        asked = self._asked(
+            observations, state=state, episode_starts=episode_starts, action_masks=action_masks, rewards=rewards
+        )
+        return {agent: policy.distribution() for agent, policy in asked.items()}
+
+    def log_prob(
+        self,
+        observations: ByAgent,
+        actions: ByAgent,
+        state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        action_masks: ByAgent | None = None,
+        rewards: ByAgent | None = None,
+    ) -> dict[AgentID, Any]:
+        """Return the log-probability with which each agent's policy takes its action.
+
+        Args:
+            observations: see `predict_with_state`, as for the other arguments.
+            actions: as the env takes them; an action or n of them for each agent with an observation. For a Box, this
+                is the log of a density of the policy's own actions, and of the bound where an action was clipped.
+
+        Returns:
+            A number for each agent, or (n,) for a batch.
+
+        Raises:
+            ConfigError: a policy has no distribution, an action does not fit the space, or as in
+                `predict_with_state`.
+        """
+        asked = self._asked(
+            observations,
+            actions=actions,
+            state=state,
+            episode_starts=episode_starts,
+            action_masks=action_masks,
+            rewards=rewards,
+        )
+        return {agent: policy.log_prob() for agent, policy in asked.items()}
+
+    def q_values(
+        self,
+        observations: ByAgent,
+        actions: ByAgent | None = None,
+        state: ByAgent | None = None,
+        episode_starts: ByAgent | None = None,
+        rewards: ByAgent | None = None,
+    ) -> dict[AgentID, FloatArray]:
+        """Return the Q values of each agent's policy.
+
+        Args:
+            observations: see `predict_with_state`, as for the other arguments.
+            actions: as the env takes them, for algorithms with actions in a Box; None, or an agent that is left out:
+                the most likely action.
+
+        Returns:
+            (k,) or (n, k). DQN and QRDQN: one for each of the k actions; others: one of each of the k critics. QRDQN
+            and TQC: the means over the quantiles.
+
+        Raises:
+            ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
+        """
+        asked = self._asked(observations, actions=actions, state=state, episode_starts=episode_starts, rewards=rewards)
+        return {agent: policy.q_values() for agent, policy in asked.items()}
+
+    def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, AgentPolicy]:
+        """Return the policy of each agent with an observation, with its inputs by the names of the arguments."""
+        for argument, by_agent in {"observations": observations, **given}.items():
+            if by_agent is not None and not isinstance(by_agent, Mapping):
+                raise ConfigError(f"{argument} is {by_agent!r:.200}; accepted: a mapping by agent", key=argument)
+            for agent in by_agent or ():
+                if agent not in self.policy_of:
+                    words = f"{argument}: unknown agent {agent!r}; the env has {', '.join(self.policy_of)}"
+                    raise ConfigError(words, key=argument)
+        asked = {}
+        for agent, observation in observations.items():
+            policy_id = self.policy_of[agent]
+            asked[agent] = AgentPolicy(
+                agent,
+                self.agents_of(policy_id).index(agent),
+                policy_id,
+                self.policies[policy_id],
+                self.processing[policy_id],
+                *self.spaces[policy_id],
+                observation,
+                {name: by_agent.get(agent) for name, by_agent in given.items() if by_agent is not None},
+            )
+        return asked
+
+    # --- Weights -----------------------------------------------------------------------------------------------------
+
+    def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
+        """Return weights and optimizer state of each policy; see SB3's `get_parameters`."""
+        return {policy_id: algorithm.get_parameters() for policy_id, algorithm in self.policies.items()}
+
+    def set_parameters(self, parameters: Mapping[PolicyID, Mapping[str, Any]], exact_match: bool = True) -> None:
+        """Set weights and optimizer state of some or all policies; see SB3's `set_parameters`.
+
+        Raises:
+            ConfigError: an unknown policy id.
+        """
+        self._require_policies(parameters)
+        for policy_id, values in parameters.items():
+            self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
+
+    def copy_policy(self, source: PolicyID, target: PolicyID) -> None:
+        """Give the policy `target` the weights and running statistics of `source`; its optimizers start anew.
+
+        Self-play needs it: a callback copies the policy that learns into one that is not trained, its opponent.
+
+        Raises:
+            ConfigError: there is no such policy, or the two have other networks or processing. Nothing is changed.
+        """
+        self._require_policies((source, target), "copy_policy: ")
+        own, others = (_network(self.policies[policy_id]) for policy_id in (target, source))
+        for name in {**own, **others}:
+            if own.get(name) != others.get(name):
+                theirs, ours = others.get(name, "missing"), own.get(name, "missing")
+                words = f"{name} is {theirs} in {source!r} and {ours} in {target!r}"
+                raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
+        try:
+            statistics = StateReader(self.processing[source].get_state(), f"{source!r}")
+            put_statistics = self.processing[target].read_state(statistics)
+        except CheckpointError as error:
+            words = f"{source!r} and {target!r} have other normalisation ({error})"
+            raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same", key="policies") from error
+        put_statistics()
+        with th.no_grad():
+            received = self.policies[source].policy.state_dict()
+            for name, tensor in self.policies[target].policy.state_dict().items():
+                tensor.copy_(received[name])
+        reset_optimizers(self.policies[target])
+
+    def unpickle_vec_normalize(self, policy_id: PolicyID, path: str | Path) -> None:
+        """Give a policy the running statistics of a `VecNormalize` of SB3, such as `vecnormalize.pkl`.
+
+        WARNING: this unpickles the file, and a pickle may run any code. Call it only for files whose maker you trust.
+        Nothing else in marl_sb3 reads such a file. The policy's settings `normalize_observations` and
+        `normalize_rewards` say which statistics it has.
+
+        Raises:
+            ConfigError: there is no such policy; it normalises nothing; the file cannot be read, or does not fit.
+        """
+        self._require_policies([policy_id])
+        if not self.processing[policy_id].statistics:
+            words = "accepted: a policy with normalize_observations or normalize_rewards"
+            raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
+        unpickle_statistics(self.processing[policy_id], Path(path))
+
+    def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
+        for policy_id in policy_ids:
+            if policy_id not in self.policies:
+                words = f"{where}unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}"
+                raise ConfigError(words, key="policies")
+
+    def is_finite(self) -> bool:
+        """Whether all weights of all policies are finite."""
+        return all(
+            bool(th.isfinite(parameter).all())
+            for algorithm in self.policies.values()
+            for parameter in algorithm.policy.parameters()
+        )
+
+    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
+
+        A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
+        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens. An algorithm that is no subclass of SB3's
+        gets no file.
+
+        Returns:
+            policy id -> file.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names, paths = file_names(list(self.policies), ".zip"), {}
+        for policy_id, algorithm in self.policies.items():
+            if isinstance(algorithm, BaseAlgorithm):
+                paths[policy_id] = folder / names[policy_id]
+                write_zip(algorithm, paths[policy_id])
+                write_processing(self.processing[policy_id], algorithm.gamma, paths[policy_id])  # type: ignore[attr-defined]
+        return paths
+
+
+def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
+    """Return the shape of each tensor of a policy, and its activation function."""
+    shapes = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in algorithm.policy.state_dict().items()}
+    return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}
+
+
+def _answered(
+    agents: Mapping[AgentID, AgentPolicy], state: ByAgent, found: Mapping[int, tuple[Any, States] | ConfigError]
+) -> tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError:
+    """Collect the answers to one request; its first error if there is one."""
+    actions, memories = {}, dict(state)
+    for agent, each in agents.items():
+        answer = found[id(each)]
+        if isinstance(answer, ConfigError):
+            return answer
+        actions[agent], after = answer
+        if after:
+            memories[agent] = after
+    return actions, memories
+
+
+def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[tuple[Any, States] | ConfigError]:
+    """Choose the actions of agents of one policy by one call of its network.
+
+    Args:
+        asked: the agents with their inputs.
+        deterministic: the most likely actions instead of sampled ones.
+
+    Returns:
+        For each agent, its action or actions as the env takes them, and its new state; or the error of an observation
+        that does not fit the policy, which names the agent.
+    """
+    inputs = [each.prepared[0] for each in asked]
+    masks = [each.masks for each in inputs if each.masks is not None]  # of all agents, or of none
+    try:
+        together = PolicyInputs(
+            joined([each.observations for each in inputs]),
+            np.concatenate([each.starts for each in inputs]),
+            np.concatenate(masks) if masks else None,
+            tuple(np.concatenate(parts, axis=1) for parts in zip(*(each.states for each in inputs), strict=True)),
+        )
+        actions, states, *_ = PredictingPolicy(asked[0].algorithm, deterministic).act(together)
+    except (ValueError, RuntimeError, TypeError) as error:
+        if len(asked) == 1:
+            misfit = asked[0].misfit(str(error))
+            misfit.__cause__ = error
+            return [misfit]
+        # One after the other: the error then names its agent.
+        return [answer for each in asked for answer in predict_together([each], deterministic)]
+    ends = np.cumsum([0, *(each.rows for each in asked)]).tolist()
+    return [
+        each.acted(np.asarray(actions)[first:last], tuple(state[:, first:last] for state in states))
+        for each, (first, last) in zip(asked, pairwise(ends), strict=True)
+    ]

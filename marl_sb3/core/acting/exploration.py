@@ -1,0 +1,177 @@
+"""Exploration by an object: it chooses the actions of a policy in a training, from the outputs of its network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from typing_extensions import override
+
+from marl_sb3.core.acting.policy import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
+from marl_sb3.core.config.algorithms import Decay, Points
+from marl_sb3.core.config.values import PositiveFloat, shown
+from marl_sb3.core.sb3.inference import distribution, log_prob, q_values
+from marl_sb3.core.sb3.schedules import Progress, make_schedule
+from marl_sb3.core.state.parts import SavedPart
+from marl_sb3.core.state.space_data import generator_state, set_generator_state
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array, BoolArray, FloatArray
+
+
+class Exploration:
+    """Chooses the actions of a policy in training; `PolicySpec(exploration=...)` takes an object of a subclass.
+
+    Each policy of a training gets a copy of the object.
+
+    Attributes:
+        rng: the generator of its random numbers, which follows from the seed of the run. Its state is in checkpoints.
+    """
+
+    rng: np.random.Generator
+
+    def choose(self, outputs: FloatArray, masks: BoolArray | None, progress: Progress) -> Array:
+        """Choose an action for each row.
+
+        Args:
+            outputs: (rows, choices) Q values, with QRDQN their means over the quantiles; or the logits of a policy that
+                learns from rollouts.
+            masks: (rows, choices) bool, True where an action is allowed; None: the env gives none.
+            progress: of the training, as schedules take it; `progress.env_steps` is a count.
+
+        Returns:
+            (rows,) integers from 0 to choices - 1.
+        """
+        raise NotImplementedError
+
+    def get_state(self) -> State:
+        """Return what a resumed training needs besides the state of `rng`, as plain data."""
+        return {}
+
+    def set_state(self, state: StateReader) -> None:
+        """Take over what `get_state` returned; the data is untrusted."""
+
+
+class SoftQ(Exploration):
+    """Draws actions from softmax(outputs / temperature): Boltzmann exploration (Sutton and Barto 2018, section 2.8).
+
+    Args:
+        temperature: a number above 0, or a schedule as of a learning rate. At 0, where `lin_X` ends, the largest output
+            is chosen.
+    """
+
+    def __init__(self, temperature: Any = 1.0) -> None:
+        self._temperature = make_schedule(temperature, "temperature", PositiveFloat | Decay | Points)
+
+    @override
+    def choose(self, outputs: FloatArray, masks: BoolArray | None, progress: Progress) -> Array:
+        # The argmax of x + T g, with g from Gumbel's distribution, is a sample of softmax(x / T).
+        drawn = outputs + self._temperature(progress) * self.rng.gumbel(size=outputs.shape)
+        actions: Array = (drawn if masks is None else np.where(masks, drawn, -np.inf)).argmax(axis=1)
+        return actions
+
+
+class Explorer:
+    """An `Exploration` in a training, a part of a checkpoint.
+
+    Args:
+        exploration: is copied.
+        seed: of the policy; None: its random numbers are not seeded.
+        progress: returns the progress of the training.
+
+    Raises:
+        ConfigError: a checkpoint could not hold its state.
+    """
+
+    def __init__(self, exploration: Exploration, seed: int | None, progress: Callable[[], Progress]) -> None:
+        self.exploration, self._progress = deepcopy(exploration), progress
+        # Four numbers: no other key has so many.
+        self.exploration.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0, 0, 0, 0)))
+        if not is_plain(self.exploration.get_state()):
+            words = "does not return plain data: numbers, strings, NumPy arrays, and lists and mappings of these"
+            raise ConfigError(f"{type(exploration).__name__}.get_state() {words}", key="exploration")
+
+    def choose(self, outputs: FloatArray, masks: BoolArray | None) -> Array:
+        """Return (rows,) int64 actions for (rows, choices) outputs.
+
+        Raises:
+            ConfigError: the object returned something else.
+        """
+        (rows, choices), own = outputs.shape, self.exploration
+        actions: Array = np.asarray(own.choose(outputs, masks, self._progress()))
+        right = actions.shape == (rows,) and actions.dtype.kind in "iu"
+        if not right or (rows and not 0 <= actions.min() <= actions.max() < choices):
+            accepted = f"an array of {rows} integers from 0 to {choices - 1}"
+            words = f"{type(own).__name__}.choose() returned {shown(actions)}; accepted: {accepted}"
+            raise ConfigError(words, key="exploration")
+        return actions.astype(np.int64)
+
+    def get_state(self) -> State:
+        """See `Part.get_state`."""
+        return {"random": generator_state(self.exploration.rng), "own": self.exploration.get_state()}
+
+    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`; the object takes over its state as a copy of it, which then replaces it."""
+        saved.require_names(["random", "own"])
+        restored = deepcopy(self.exploration)
+        set_generator_state(restored.rng, saved.fields("random"))
+        restored.set_state(saved.fields("own"))
+        return lambda: setattr(self, "exploration", restored)
+
+
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+
+class ChoosingByValues(ExploringPolicy):
+    """Acts as DQN and QRDQN do, but an `Explorer` chooses the actions after `learning_starts`."""
+
+    needs_masks = False
+
+    def __init__(self, replaced: ExploringPolicy, explorer: Explorer) -> None:
+        super().__init__(replaced.algorithm, None, replaced.warms_up)
+        self.takes_masks = True
+        self._explorer = explorer
+
+    @override
+    def _random(self, inputs: PolicyInputs) -> Array:
+        if inputs.masks is None:
+            return super()._random(inputs)
+        space = self.algorithm.action_space
+        return np.array([space.sample(mask.astype(np.int8)) for mask in inputs.masks])
+
+    @override
+    def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
+        return self._explorer.choose(q_values(self.algorithm, inputs.observations, None), inputs.masks)
+
+
+class ChoosingByLogits(RolloutPolicy):
+    """Acts in rollouts; an `Explorer` chooses the actions, whose log-probabilities are those of the policy."""
+
+    def __init__(self, replaced: RolloutPolicy, explorer: Explorer) -> None:
+        super().__init__(replaced.algorithm, takes_masks=True)
+        self.needs_masks = replaced.takes_masks
+        self._explorer = explorer
+
+    @override
+    def act(self, inputs: PolicyInputs) -> Decision:
+        masks = inputs.masks if self.needs_masks else None
+        found = distribution(self.algorithm, inputs.observations, (), inputs.starts, masks)
+        of_choices: Any = found.distribution
+        actions = self._explorer.choose(of_choices.logits.cpu().numpy(), inputs.masks)
+        log_probs = log_prob(self.algorithm, found, actions)
+        return Decision(actions, (), actions, self.values(inputs), log_probs)
+
+
+def choosing_policy(policy: Policy, explorer: Explorer) -> Policy | None:
+    """Return a policy like this one whose actions the explorer chooses; None if its outputs are not one per action."""
+    network = policy.algorithm.policy
+    if not isinstance(policy.algorithm.action_space, spaces.Discrete):
+        return None
+    if isinstance(policy, ExploringPolicy) and (hasattr(network, "q_net") or hasattr(network, "quantile_net")):
+        return ChoosingByValues(policy, explorer)
+    if type(policy) is RolloutPolicy and hasattr(network, "get_distribution"):
+        return ChoosingByLogits(policy, explorer)
+    return None

@@ -1,0 +1,213 @@
+"""Act for agents by code that is no policy: uniformly at random, or by a player of one's own."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.envs.registry import attribute_from_here
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.wrappers.observations import choices_of
+
+RANDOM = "random"
+_ACCEPTED = f"{RANDOM}, MODULE:CLASS, such a class, an object with act(observation, mask, rng), or policies of a run"
+
+
+class Opponent(Protocol):
+    """Plays agents that no policy plays.
+
+    One object plays an agent in all envs, and is not told where episodes begin: what it needs has to be in the
+    observation.
+    """
+
+    def act(self, observation: Any, mask: BoolArray | None, rng: np.random.Generator) -> Any:
+        """Choose an action.
+
+        Args:
+            observation: what the env shows the agent, before any processing of a policy; without its action mask.
+            mask: (n,) True for each action that is allowed, see `choices_of`; None if the env gives none.
+            rng: for its draws; each agent of each env has its own, which follows from the seed of the evaluation.
+
+        Returns:
+            An action in the agent's action space, as the env takes it.
+        """
+
+
+class HasBundle(Protocol):
+    """An algorithm or a run, which plays by its policies."""
+
+    def bundle(self) -> PolicyBundle:
+        """Return the policies."""
+
+
+Against: TypeAlias = str | type[Opponent] | Opponent | PolicyBundle | HasBundle
+
+
+class RandomOpponent:
+    """Takes each allowed action with the same probability.
+
+    Args:
+        space: the actions.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self._space = copy.deepcopy(space)
+
+    def act(self, observation: Any, mask: BoolArray | None, rng: np.random.Generator) -> Any:
+        """See `Opponent.act`."""
+        choices = choices_of(self._space)
+        if mask is None or choices is None:
+            self._space.seed(int(rng.integers(2**31)))
+            return self._space.sample()
+        allowed = np.split(mask, np.cumsum(choices)[:-1])
+        drawn = np.array([rng.choice(np.flatnonzero(of_choice)) for of_choice in allowed])
+        return drawn.reshape(self._space.shape) + getattr(self._space, "start", 0)
+
+
+def bundle_of(against: Against) -> PolicyBundle | None:
+    """Return the policies of an opponent that has some; None for all others."""
+    if not isinstance(against, (str, type, PolicyBundle)) and callable(getattr(against, "bundle", None)):
+        against = against.bundle()  # type: ignore[union-attr]
+    return against if isinstance(against, PolicyBundle) else None
+
+
+def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[AgentID]) -> dict[AgentID, Opponent]:
+    """Return who plays each of these agents.
+
+    Args:
+        against: `random`; `MODULE:CLASS`, which is imported; a class, which is called once for each agent, with
+            `agent=` the agent's id if it has a parameter of this name, else without arguments; or an object, which
+            plays all agents.
+
+    Raises:
+        ConfigError: it is none of these, cannot be imported, or cannot be made.
+    """
+    if against == RANDOM:
+        return {
+            agent: RandomOpponent(group.action_space)
+            for group in env.groups
+            for agent in group.agents
+            if agent in agents
+        }
+    found: Any = against
+    if isinstance(against, str):
+        if ":" not in against:
+            raise ConfigError(f"opponent {shown(against)}; accepted: {RANDOM}, or MODULE:CLASS", key="against")
+        found = attribute_from_here(against, f"opponent {shown(against)}", "MODULE:CLASS of an opponent", "against")
+    if not callable(getattr(found, "act", None)):
+        words = f"opponent {shown(against)}: there is no method act(observation, mask, rng)"
+        raise ConfigError(f"{words}; accepted: {_ACCEPTED}", key="against")
+    return {agent: _made(found, agent) if isinstance(found, type) else found for agent in agents}
+
+
+def opponent_name(opponent: Against) -> str:
+    """`random`, or `MODULE:CLASS`."""
+    if isinstance(opponent, str):
+        return opponent
+    kind = opponent if isinstance(opponent, type) else type(opponent)
+    return RANDOM if kind is RandomOpponent else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _made(kind: type, agent: AgentID) -> Opponent:
+    try:
+        takes_agent = "agent" in inspect.signature(kind).parameters
+        made: Opponent = kind(agent=agent) if takes_agent else kind()
+    except Exception as error:  # code of the user's
+        words = f"opponent {opponent_name(kind)} cannot be made for agent {agent!r}: {described(error)}"
+        raise ConfigError(words, key="against") from error
+    return made
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """An agent that an opponent plays, and its places in the arrays."""
+
+    agent: AgentID
+    opponent: Opponent
+    column: int  # among all agents
+    group: int
+    group_column: int
+    space: spaces.Space[Any]
+    rngs: Sequence[np.random.Generator]  # by env
+
+
+class OpponentRows:
+    """Acts for some agents in all envs by opponents, beside the actors of policies.
+
+    The draws of an agent in an env depend on the seed, the env's index and the agent's place alone.
+
+    Args:
+        env: the envs.
+        opponents: agent -> who plays it.
+        seed: of the draws; None: from the operating system's entropy.
+    """
+
+    def __init__(self, env: MultiAgentVecEnv, opponents: Mapping[AgentID, Opponent], seed: int | None) -> None:
+        entropy = np.random.SeedSequence(seed).entropy
+        self._seats = [
+            _Seat(agent, opponents[agent], column, number, place, group.action_space, _rngs(entropy, column, env))
+            for number, group in enumerate(env.groups)
+            for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
+            if agent in opponents
+        ]
+        self._lengths = np.zeros(env.num_envs, dtype=np.int64)
+
+    def put(self, step: VecStep, actions: Sequence[Array]) -> None:
+        """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...); called in every step.
+
+        Raises:
+            HookError: an opponent raised an exception, or returned what is no action or a forbidden one.
+        """
+        self._lengths = np.where(step.episode_done, 0, self._lengths + step.stepped)
+        for seat in self._seats:
+            masks = step.action_masks[seat.group]
+            for env_index in np.flatnonzero(step.to_act[:, seat.column]).tolist():
+                place = (env_index, seat.group_column)
+                seen = copy.deepcopy(taken(step.observations[seat.group], place))  # envs reuse the memory
+                mask = None if masks is None else masks[place].copy()
+                try:
+                    actions[seat.group][place] = _asked(seat, seen, mask, seat.rngs[env_index])
+                except Exception as error:  # code of the user's
+                    where = f"env {env_index}, step {self._lengths[env_index] + 1} of its episode"
+                    why = error if isinstance(error, HookError) else f"it raised {described(error)}"
+                    name = opponent_name(seat.opponent)
+                    raise HookError(f"opponent {name}, agent {seat.agent!r}, {where}: {why}") from error
+
+
+def _rngs(entropy: Any, column: int, env: MultiAgentVecEnv) -> list[np.random.Generator]:
+    # Four numbers: no other key of a run seed has so many.
+    keys = [(env_index, column, 0, 0) for env_index in range(env.num_envs)]
+    return [np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key)) for key in keys]
+
+
+def _asked(seat: _Seat, seen: Any, mask: BoolArray | None, rng: np.random.Generator) -> Array:
+    """Ask an opponent, and check its answer."""
+    space, allowed = seat.space, None if mask is None else mask.copy()
+    answer = seat.opponent.act(seen, mask, rng)
+    try:
+        given = np.asarray(answer)
+        fits = given.dtype.kind in ("iuf" if isinstance(space, spaces.Box) else "iu") and given.shape == space.shape
+        action = given.astype(space.dtype) if fits else given
+    except (TypeError, ValueError):  # of a ragged list
+        fits = False
+    if not fits or not space.contains(action):
+        raise HookError(f"it returned {shown(answer)}; accepted: an action in {space}")
+    choices = choices_of(space)
+    if allowed is not None and choices is not None:
+        chosen = np.cumsum([0, *choices[:-1]]) + (action - getattr(space, "start", 0)).reshape(-1)
+        if not allowed[chosen].all():
+            words = f"it returned {shown(answer)}, which the action mask forbids"
+            raise HookError(f"{words}; accepted: what the mask allows, {allowed.astype(int).tolist()}")
+    return action

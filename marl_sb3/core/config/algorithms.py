@@ -1,0 +1,309 @@
+"""What is known of an algorithm, an `AlgorithmInfo`, and the registry that finds it by name or class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from typing import Annotated, Any, NamedTuple, cast
+
+from msgspec import Meta
+
+from marl_sb3.core.config.values import FiniteFloat, shown, takes_integers_only
+from marl_sb3.doors import ALGORITHM_TABLES
+from marl_sb3.errors import ConfigError
+
+# --- Schedules -------------------------------------------------------------------------------------------------------
+
+# The forms of schedules, besides numbers; `sb3.schedules` makes them.
+_NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+Decay = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(lin_{_NUMBER}|exp_{_NUMBER}(_{_NUMBER})?)\Z",
+        description="lin_X for a line from X down to 0, or exp_X or exp_X_Y for equal factors from X to X/100 or Y",
+    ),
+]
+Points = Annotated[
+    Sequence[Annotated[Sequence[FiniteFloat], Meta(min_length=2, max_length=2)]],
+    Meta(min_length=1, description="[[ENV_STEPS, X], ...] for lines between points"),
+]
+
+# Settings that SB3's classes do not have as arguments: each belongs to the classes that have the argument beside it.
+ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
+
+# --- Algorithms ------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(algorithm_class: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of an algorithm; where it hands `**kwargs` on, those of its parent classes as well."""
+    found: dict[str, inspect.Parameter] = {}
+    for cls in algorithm_class.__mro__:
+        own = inspect.signature(cls).parameters
+        found = {**{name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}, **found}
+        if all(each.kind is not each.VAR_KEYWORD for each in own.values()):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class AlgorithmInfo:
+    """An algorithm: all that marl_sb3 has to know to offer it.
+
+    Attributes:
+        name: its name on command lines, in files and in checkpoints.
+        algorithm: its class, or the place of it, `module:class`. The class is made and used as SB3's are; see
+            `docs/how_to/algorithms.md` for what it must have if it is no subclass of one of SB3's.
+        help: what it is, in a line.
+        hyperparameters: name -> accepted values: a type such as `float`, or msgspec's `Annotated[float, Meta(ge=0)]`.
+            Not needed for arguments that SB3's algorithms have too, and that mean the same.
+        learner: the class that trains its policies, a subclass of `Learner`, or its place; None: the learner of the
+            class that it is derived from, or else that of algorithms with rollouts.
+        metrics: more metrics below `learners/POLICY/` than those of the class that it is derived from, by name -> the
+            name under which `train()` records it in SB3's logger. With a minus in front: of the opposite sign. None:
+            the learner computes it.
+        policy: the policy, by name, that `MlpPolicy` stands for, the default of configurations.
+        aliases: other names of it on command lines and in files.
+        stock: the place of the class of SB3 that it takes the place of.
+        takes_masks: whether its policies need action masks.
+        has_memory: whether its policies have a recurrent state.
+    """
+
+    name: str
+    algorithm: type[Any] | str
+    help: str = ""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    learner: type[Any] | str | None = None
+    metrics: Mapping[str, str | None] = field(default_factory=dict)
+    policy: str = "MlpPolicy"
+    aliases: Sequence[str] = ()
+    stock: str | None = None
+    takes_masks: bool = False
+    has_memory: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where its class is: `module:class`."""
+        return self.algorithm if isinstance(self.algorithm, str) else place_of(self.algorithm)
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class."""
+        return self.place.partition(":")[2]
+
+    @property
+    def algorithm_class(self) -> type[Any]:
+        """Its class, which is imported now if it is not yet."""
+        return class_at(self.algorithm)
+
+    @cached_property
+    def _base(self) -> AlgorithmInfo | None:
+        """The algorithm of the first base class that has one; None for those in tables, which need none."""
+        registry = _registry()
+        if any(self is own for own in (*registry.bases, *registry.built_in.values())):
+            return None
+        places = [place_of(base) for base in self.algorithm_class.__mro__[1:]]
+        known = {**{base.place: base for base in registry.bases}, **registry.by_place}
+        return next((known[place] for place in places if place in known), registry.bases[-1])
+
+    @property
+    def learner_class(self) -> Any:
+        """The class of its learners, which is imported now if it is not yet."""
+        if self.learner is None and self._base is not None:
+            return self._base.learner_class
+        return class_at(cast("str | type[Any]", self.learner))
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Any]:
+        """Name -> accepted values of its hyperparameters; those that are not in it are not checked."""
+        if isinstance(self.algorithm, str) or self._base is None:
+            return self.hyperparameters
+        names = parameters_of(self.algorithm)
+        known = {*names, *(name for name, beside in ADDED.items() if beside in names)}
+        return {**{name: kind for name, kind in self._base.kinds.items() if name in known}, **self.hyperparameters}
+
+    @cached_property
+    def all_metrics(self) -> Mapping[str, str | None]:
+        """Its metrics, as in `metrics`, after those of the class that it is derived from."""
+        return {**(self._base.all_metrics if self._base else {}), **self.metrics}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a built-in one by its name, and another one without the kinds of its hyperparameters.
+
+        Those are not picklable; what they have to accept was checked in the process that pickles.
+        """
+        if built_in().get(self.name) is self:
+            return algorithm_info, (self.name,)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return AlgorithmInfo, tuple({**values, "hyperparameters": {}}.values())
+
+
+def place_of(cls: type[Any]) -> str:
+    """Return where a class is: `module:class`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def class_at(place: str | type[Any]) -> type[Any]:
+    """Import the class at a place, `module:class`; return a class as it is."""
+    if isinstance(place, type):
+        return place
+    module, _, cls = place.partition(":")
+    return cast("type[Any]", getattr(importlib.import_module(module), cls))
+
+
+# --- Those that are known ---------------------------------------------------------------------------------------------
+
+
+class AlgorithmTable(NamedTuple):
+    """Algorithms that come with a package, at the door `ALGORITHM_TABLES`.
+
+    Attributes:
+        algorithms: in the order in which they are listed.
+        bases: what is known of the classes that other algorithms are derived from; the last one stands for all others.
+    """
+
+    algorithms: Sequence[AlgorithmInfo]
+    bases: Sequence[AlgorithmInfo] = ()
+
+
+class _Registry:
+    """The algorithms that are known, by all of their names.
+
+    Attributes:
+        built_in: name -> algorithm, of those in tables.
+        bases: see `AlgorithmTable`.
+        known: by all names but aliases: those that are built in, and the user's own.
+        by_place: place of a class, or of the class of SB3 that it takes the place of -> algorithm.
+        names: any name or alias, in lower case without `_` and `-` -> the name.
+        integers: hyperparameters of some algorithm that are integers: a file may have 1e5 for 100000.
+    """
+
+    def __init__(self, tables: Iterable[AlgorithmTable]) -> None:
+        self.bases = tuple(base for table in tables for base in table.bases)
+        self.built_in = {info.name: info for table in tables for info in table.algorithms}
+        self.known: dict[str, AlgorithmInfo] = {}
+        self.by_place: dict[str, AlgorithmInfo] = {}
+        self.names: dict[str, str] = {}
+        self.integers: set[str] = set()
+        for info in self.built_in.values():
+            self.add(info, info.name)
+
+    def add(self, info: AlgorithmInfo, name: str) -> None:
+        self.known[name] = info
+        self.by_place.update(dict.fromkeys(filter(None, (info.place, info.stock)), info))
+        self.names.update({_plain(each): name for each in (name, *info.aliases)})
+        self.integers.update(each for each, kind in info.kinds.items() if takes_integers_only(kind))
+
+
+@cache
+def _registry() -> _Registry:
+    return _Registry(list(ALGORITHM_TABLES))
+
+
+def built_in() -> Mapping[str, AlgorithmInfo]:
+    """Return the algorithms that come with the package, by name."""
+    return _registry().built_in
+
+
+def add_algorithm(info: AlgorithmInfo, name: str | None = None) -> None:
+    """Make an algorithm known; a later one of the same name takes the place of an earlier one.
+
+    Args:
+        name: None: that of `info`; else `module:NAME`, by which it was named.
+    """
+    _registry().add(info, name or info.name)
+
+
+def _plain(name: str) -> str:
+    return name if ":" in name else name.lower().replace("_", "").replace("-", "")
+
+
+def canonical_algorithm(value: Any) -> Any:
+    """Convert `RecurrentPPO` or `ppo_lstm` to `recurrent_ppo`. Unknown names are returned unchanged."""
+    return _registry().names.get(_plain(value), value) if isinstance(value, str) else value
+
+
+def algorithm_info(name: str) -> AlgorithmInfo:
+    """Return the algorithm of a name: a built-in one, one that was registered, or `module:NAME`.
+
+    Nothing is imported by the name, which a file may hold: the user has imported the module.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    known = _registry().known
+    if name not in known and ":" in name:
+        add_algorithm(_imported(name), name)
+    if name not in known:
+        accepted = f"{', '.join(known)}, or package.module:NAME of an AlgorithmInfo"
+        raise ConfigError(f"unknown algorithm {shown(name)}; accepted: {accepted}", key="algo")
+    return known[name]
+
+
+def _imported(name: str) -> AlgorithmInfo:
+    module, _, attribute = name.partition(":")
+    if module not in sys.modules:
+        trust = f"--import {module}, or --algo with this name" if module.isprintable() else "a module's name"
+        words = f"algorithm {shown(name)} is in a module that is not imported; accepted, if you trust its code: {trust}"
+        words += "; train and imitate also take --trust-file (trust_file=True), for all that a file names"
+        raise ConfigError(words, key="algo")
+    found = getattr(sys.modules[module], attribute, None)
+    if not isinstance(found, AlgorithmInfo):
+        raise ConfigError(f"algorithm {shown(name)} is {shown(found)}; accepted: an AlgorithmInfo", key="algo")
+    return found
+
+
+def known_name(info: AlgorithmInfo) -> str | None:
+    """Return the name under which an algorithm is known; None if it is not registered."""
+    return next((name for name, known in _registry().known.items() if known is info), None)
+
+
+def kinds_of(algo: Any) -> Mapping[str, Any]:
+    """Return the kinds of the hyperparameters of the algorithm of a name; none if there is no such algorithm."""
+    info = _registry().known.get(algo) if isinstance(algo, str) else None
+    return {} if info is None else info.kinds
+
+
+def info_of(algorithm: type[Any]) -> AlgorithmInfo | None:
+    """Return the algorithm of a class, or of its first base class with one; None if it has none."""
+    by_place = _registry().by_place
+    return next((by_place[place] for place in map(place_of, algorithm.__mro__) if place in by_place), None)
+
+
+def takes_integers(name: str) -> bool:
+    """Whether a hyperparameter of some algorithm takes integers only."""
+    return name in _registry().integers
+
+
+# --- Names in checkpoints --------------------------------------------------------------------------------------------
+
+
+def saved_name(algorithm: type[Any]) -> str | None:
+    """Return the name of a class in checkpoints, such as `ppo` or `stable_baselines3.PPO`; None if it has none."""
+    place, info = place_of(algorithm), info_of(algorithm)
+    if info is None or place not in (info.place, info.stock):
+        return None
+    if place == info.place:
+        return known_name(info)
+    return _name_of_stock(place)
+
+
+def saved_class(name: str) -> type[Any]:
+    """Return the class of a name in a checkpoint.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    stock = next(
+        (info.stock for info in built_in().values() if info.stock and _name_of_stock(info.stock) == name), None
+    )
+    return algorithm_info(name).algorithm_class if stock is None else class_at(stock)
+
+
+def _name_of_stock(place: str) -> str:
+    """Return the name of a class of SB3 in checkpoints: `stable_baselines3.PPO`."""
+    module, _, cls = place.partition(":")
+    return f"{module.partition('.')[0]}.{cls}"

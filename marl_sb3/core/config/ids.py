@@ -1,0 +1,109 @@
+"""Ids of agents, policies and custom metrics: which are accepted, and the file names made of them.
+
+Ids are keys of checkpoints and parts of metric names and file names. An id that cannot be one of these is refused
+before the first step, and not when the trained policies are saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from marl_sb3.core.config.values import shown
+from marl_sb3.errors import ConfigError
+
+EXTERNAL = "external"  # the id of the env that clients step
+MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix
+_SHOWN = 60  # characters of a wrong id in a message
+_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]')  # on any common file system
+
+
+def id_fault(value: object) -> str | None:
+    """Why a value is not accepted as an id, as the end of a sentence; None if it is accepted."""
+    if not isinstance(value, str):
+        return f"is of type {type(value).__name__}; accepted: strings"
+    if f"{value}" != str.__str__(value):  # an Enum, for example: `str` and `format` disagree
+        return f"is a {type(value).__name__}; accepted: plain strings"
+    if not value or not value.isprintable():
+        return "is empty or has unprintable characters; accepted: printable strings"
+    size = len(value.encode())
+    return f"has {size} bytes; accepted: at most {MAX_ID_BYTES}" if size > MAX_ID_BYTES else None
+
+
+def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = "") -> None:
+    """Refuse wrong ids.
+
+    Args:
+        kind: what the ids are of: `agent`, `policy`, `custom metric`.
+        what_to_do: advice, at the end of the message.
+    """
+    checked = list(ids)
+    for value in checked:
+        fault = id_fault(value)
+        if fault:
+            raise ConfigError(f"{kind} id {shown_id(value)} {fault}{what_to_do}", key=key)
+    known = set(checked)
+    for outer, inner in [(parent, each) for each in checked for parent in _parents(str(each)) if parent in known]:
+        words = "the metrics of the second would lie within those of the first"
+        raise ConfigError(f"{kind} ids {outer!r} and {inner!r}: {words}; accepted: other ids", key=key)
+
+
+def _parents(path: str) -> list[str]:
+    """Return the paths that contain another one: `a` and `a/b` of `a/b/c`."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def shown_id(value: object) -> str:
+    """Return an id for a message, shortened if it is long."""
+    return shown(value, _SHOWN)
+
+
+def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
+    """A file name for each id: `<id><suffix>`, with `_` in place of characters that file names may not have.
+
+    Ids whose names would be the same on some file system (`a/b` and `a_b`, `A` and `a`) get the first 8 hex digits of
+    the SHA-256 of the id appended: `a_b-c14cddc0.zip`.
+    """
+    plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
+    folded = [name.casefold() for name in plain.values()]
+    unique = {each: folded.count(name.casefold()) == 1 for each, name in plain.items()}
+    digests = {each: "" if unique[each] else f"-{hashlib.sha256(each.encode()).hexdigest()[:8]}" for each in plain}
+    return {each: f"{name}{digests[each]}{suffix}" for each, name in plain.items()}
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _texts(values: Any) -> Any:
+    return [_text(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter for a mapping of ids to mappings: it converts the ids, and one field of the inner mappings."""
+
+    def converted(outer: Any) -> Any:
+        if not isinstance(outer, Mapping):
+            return outer
+        texts: dict[Any, Any] = {}
+        for each, inner in outer.items():
+            if _text(each) is not each and _text(each) in outer:
+                raise ConfigError(f"{each!r} and {_text(each)!r} are the same id; accepted: each id once")
+            has_field = isinstance(inner, Mapping) and field in inner
+            texts[_text(each)] = {**inner, field: read(inner[field])} if has_field else inner
+        return texts
+
+    return converted
+
+
+# Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a
+# `ConfigError` if the same id is there as an integer and as a string.
+TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
+    "policies": _by_text("agents", _texts),
+    "policy_settings": _by_text("agents", _texts),
+    "policies_to_train": _texts,
+    "custom_metrics": _by_text("agent", _text),
+}

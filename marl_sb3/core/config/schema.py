@@ -1,0 +1,532 @@
+"""Every setting of a run, with its default and its checks; and where each was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
+from typing import Annotated, Any, Literal, cast, get_type_hints
+
+from msgspec import Meta
+
+from marl_sb3.core.config.algorithms import Decay, Points
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.config.values import (
+    Count,
+    FiniteFloat,
+    Fraction,
+    Named,
+    NonNegativeFloat,
+    NumberOfEnvs,
+    NumberOfWorkers,
+    PositiveFloat,
+    PositiveInt,
+    PositiveSeconds,
+    Seed,
+    Strings,
+    accepts,
+    refusal,
+    require,
+    shown,
+)
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID, PolicyID
+
+# --- Where a setting was given ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a setting was given.
+
+    Attributes:
+        label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
+        path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
+        order: number of the source that gave it; settings of later sources win.
+        may_import: whether the code that it names may be imported: not what a file alone names.
+    """
+
+    label: str
+    path: str = ""
+    order: int = 0
+    may_import: bool = True
+
+    def __str__(self) -> str:
+        """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.label)
+
+
+def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
+    """Return where the setting that an error names was given.
+
+    Args:
+        sources: setting -> source; settings are named `gamma`, `checkpoints.every`, `pol1.gamma`, `policies.pol1`, ...
+        key: key of the error. `pol1.gamma` finds the source of that policy's setting, or else of the setting for all
+            policies; `pol1` finds the source of the first setting of that policy, and `policy_kwargs.net_arch` that
+            of `policy_kwargs`.
+    """
+    if not key:
+        return None
+    within = (name for name in sources if name.startswith(f"{key}."))
+    candidates = [key, next(within, ""), f"policies.{key}"]
+    parts = key.split(".")  # a policy's id may have several parts
+    for name in [".".join(parts[first:]) for first in range(len(parts))]:  # `key`, and the settings for all policies
+        whole = name.rpartition(".")[0]
+        candidates += [name, whole] if whole.rpartition(".")[2] == "policy_kwargs" else [name]
+    return next((sources[name] for name in candidates if name in sources), None)
+
+
+# --- Processing of observations, rewards and actions -----------------------------------------------------------------
+
+
+_Side = Annotated[int, Meta(ge=1, le=4096)]
+_Size = Annotated[Sequence[_Side], Meta(min_length=2, max_length=2, description="a list of height and width")] | None
+_Frames = Annotated[int, Meta(ge=1, le=256)]
+_Steps = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+@dataclass(frozen=True)
+class ProcessingSettings:
+    """What is done to the observations, rewards and actions of a policy, in the order in which it is done.
+
+    Attributes:
+        resize: `[height, width]` of images, by averaging over areas. None: images keep their size.
+        grayscale: whether RGB images become images of one channel.
+        normalize_observations: whether observations are normalised by their running mean and variance, as SB3's
+            `VecNormalize` does.
+        normalize_keys: keys of a Dict observation that are normalised. None: all.
+        clip_observations: limit of normalised observations.
+        frame_stack: number of latest observations that are stacked into one, as SB3's `VecFrameStack` does; those of
+            choices become one MultiDiscrete.
+        previous_action: whether an agent sees its previous action; zeros at the start of an episode.
+        previous_reward: whether an agent sees the reward of its previous action; 0 at the start of an episode.
+        time_feature: number of actions over which a number falls from 1 to 0 that the agent sees, as sb3-contrib's
+            `TimeFeatureWrapper` does. None: it does not see one.
+        agent_indicator: whether an agent sees which one of the policy's agents it is, one-hot.
+        clip_rewards: limit of rewards, before they are normalised. None: no limit.
+        normalize_rewards: whether rewards are divided by the running standard deviation of discounted returns, as
+            `VecNormalize` does. The discount is the policy's `gamma`.
+        clip_normalized_rewards: limit of normalised rewards.
+        normalize_epsilon: added to variances before they divide.
+        rescale_actions: whether the policy acts in [-1, 1], which becomes the range of the env's Box.
+    """
+
+    resize: _Size = None
+    grayscale: bool = False
+    normalize_observations: bool = False
+    normalize_keys: Strings | None = None
+    clip_observations: PositiveFloat = 10.0
+    frame_stack: _Frames = 1
+    previous_action: bool = False
+    previous_reward: bool = False
+    time_feature: _Steps | None = None
+    agent_indicator: bool = False
+    clip_rewards: PositiveFloat | None = None
+    normalize_rewards: bool = False
+    clip_normalized_rewards: PositiveFloat = 10.0
+    normalize_epsilon: PositiveFloat = 1e-8
+    rescale_actions: bool = False
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by name."""
+        return _changed(self)
+
+
+def _changed(settings: Any) -> dict[str, Any]:
+    values = {each.name: (getattr(settings, each.name), each.default) for each in fields(settings)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+# The kinds of the settings by their names.
+PROCESSING: Mapping[str, Any] = dict(get_type_hints(ProcessingSettings, include_extras=True))
+
+
+def processing_settings(values: Mapping[str, Any]) -> ProcessingSettings:
+    """The settings with these values, by name.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+    for name, value in values.items():
+        require(name, value, PROCESSING[name])
+    return ProcessingSettings(**values)
+
+
+# --- Recorded data that policies learn from --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`.
+
+    Attributes:
+        imitation_data: path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None:
+            no such data.
+        imitation_coefficient: weight of that loss; a number or a schedule, as of learning_rate.
+        replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
+        replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
+            overwritten. None: they are in the replay buffer like all other transitions.
+        replay_data_updates: gradient steps that the first update takes in addition, mostly on that data.
+    """
+
+    imitation_data: str | None = None
+    imitation_coefficient: NonNegativeFloat | Decay | Points = 0.1
+    replay_data: str | None = None
+    replay_data_share: Fraction | None = None
+    replay_data_updates: Count = 0
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by name."""
+        return _changed(self)
+
+
+# The kinds of the settings by their names.
+DATA: Mapping[str, Any] = dict(get_type_hints(DataSettings, include_extras=True))
+
+
+def data_settings(values: Mapping[str, Any]) -> DataSettings:
+    """The settings with these values, by name.
+
+    Raises:
+        ConfigError: a value is not accepted, or one needs another.
+    """
+    for name, value in values.items():
+        require(name, value, DATA[name])
+    made = DataSettings(**values)
+    for name in made.changed():
+        path = "imitation_data" if name.startswith("imitation") else "replay_data"
+        if getattr(made, path) is None:
+            raise ConfigError(f"{name} is {shown(values[name])}, but there is no {path}", key=name)
+    return made
+
+
+# The settings of a policy that are no hyperparameters -> the section that they have in a run.
+OF_POLICIES: Mapping[str, str] = {**dict.fromkeys(PROCESSING, "processing"), **dict.fromkeys(DATA, "data")}
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+# `require_ids` checks the ids in mappings and lists, with better messages.
+_Policies = Annotated[str | Mapping[Any, Any], Meta(description="shared, per_agent or a mapping")]
+_PolicyIds = Annotated[Sequence[Any], Meta(description="a list of policy ids")]
+_AgentIds = Annotated[Sequence[Any], Meta(description="a list of agent ids, such as [agent1, agent2]")]
+_Policy = Annotated[Mapping[Any, Any], Meta(description="a mapping of settings")]
+_ByPolicy = Annotated[Mapping[Any, Any], Meta(description="a mapping of policy ids to their settings")]
+_ByPolicyTrue = Annotated[
+    Mapping[Any, Any], Meta(description="a mapping of policy ids to true or false, such as {agent1: false}")
+]
+_ByMetric = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to {key: ..., reduce: ...}")]
+_Stop = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to numbers")]
+Extension = Annotated[Mapping[Literal["until", "n_timesteps"], PositiveInt], Meta(min_length=2)]
+_Extensions = Annotated[
+    Sequence[Extension] | None,
+    Meta(
+        description="a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the "
+        "highest; or null"
+    ),
+]
+_Wrappers = Annotated[
+    str | Sequence[Any] | Mapping[Any, Any] | None,
+    Meta(description="a name of a wrapper, {name: arguments}, a list of these, or null"),
+]
+_Callbacks = Annotated[
+    Sequence[Any] | None, Meta(description="a list of MODULE:CLASS, or {MODULE:CLASS: {argument: value}}; or null")
+]
+TRACKERS = ("wandb", "mlflow", "trackio", "tensorboard")
+_Tracker = Literal["wandb", "mlflow", "trackio", "tensorboard"]
+_Track = Annotated[
+    _Tracker | Sequence[_Tracker] | None,
+    Meta(description=f"{', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, a list of these, or null"),
+]
+_Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
+_QUOTE = " (in YAML: in quotes)"
+
+# The mappings from policy ids to settings of single policies.
+BY_POLICY = ("policies", "policy_settings")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When checkpoints are written, and which of them are kept.
+
+    Attributes:
+        every: iterations between checkpoints. 0: one at the end.
+        keep: how many of the newest checkpoints are kept, besides the best one.
+        metric: the metric that decides which checkpoint is the best. By a sum of returns none is the best where the
+            agents' returns oppose each other: commands take the latest then.
+        mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
+    """
+
+    every: Count = 10
+    keep: PositiveInt = 3
+    metric: str = "env_runners/episode_return_mean"
+    mode: Literal["max", "min"] = "max"
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """When the policies are evaluated during the training, and how.
+
+    Attributes:
+        interval: iterations, or env steps, between evaluations. 0: no evaluations.
+        interval_unit: unit of the interval: `iterations`, or `timesteps` (env steps).
+        duration: length of an evaluation.
+        duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
+        seed: seed of the episodes of every evaluation. None: it follows from the run's seed.
+        deterministic: whether evaluations take the most likely actions (true) or sample them (false); or a mapping of
+            policies to these, in which policies that are left out are true.
+        against_random: also measure what each policy gains over a random one in its place, where the other agents act
+            at random: `evaluation/against_random/gain_mean`. It plays the `duration` once more for each agent.
+        function: `MODULE:NAME` of a function that evaluates instead: it gets the algorithm and the envs, and returns a
+            mapping of numbers, which are logged below `evaluation/`. None: the built-in evaluation.
+    """
+
+    interval: Count = 0
+    interval_unit: Literal["iterations", "timesteps"] = "iterations"
+    duration: PositiveInt = 10
+    duration_unit: Literal["episodes", "timesteps"] = "episodes"
+    seed: Seed | None = None
+    deterministic: bool | _ByPolicyTrue = True
+    against_random: bool = False
+    function: str | None = None
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """The settings of one policy.
+
+    Attributes:
+        algo: name of its algorithm.
+        policy: SB3 policy class, by name.
+        hyperparameters: SB3's arguments, by name, all of them in a resolved configuration; and those settings of
+            `ProcessingSettings` and `DataSettings` that are not as by default.
+    """
+
+    algo: str
+    policy: str
+    hyperparameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All settings of a run.
+
+    Attributes:
+        env: the id of the env.
+        n_timesteps: number of env steps to train for.
+        extensions: the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in
+            env steps. Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last
+            extension. None: the run was not extended.
+        n_envs: number of envs that step together.
+        seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
+        algo: algorithm of each policy that sets no other.
+        policy: SB3 policy class, by name, of each policy that sets no other.
+        policies: `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids
+            to `{agents: [...]}` and the policy's own settings.
+        policy_settings: settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here.
+        policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
+        init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
+        init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
+        env_wrapper: wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of
+            rl-baselines3-zoo; the names are those of a table. None: no wrappers.
+        episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before.
+            None: the env alone ends its episodes.
+        n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners can
+            roll out, in processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest
+            divisor of `n_envs` up to 64.
+        n_workers: number of processes that step the envs; it changes no result. 0: the process of the training steps
+            them. `auto`: one for each core.
+        worker_timeout_s: seconds that a call of an env may take before its worker is replaced.
+        max_worker_restarts: how often in a row a worker is replaced that does not complete a step; then the run ends.
+        vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`, as in `make_vec_env`.
+        device: device of the networks: `auto`, `cpu` or `cuda`.
+        n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
+        n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
+        update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
+        on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
+            most three times.
+        processing: what is done to the observations, rewards and actions of each policy that does not set it itself.
+        data: recorded episodes that each policy learns from that does not set it itself.
+        checkpoints: when they are written, and which are kept.
+        evaluation: when the policies are evaluated, and how.
+        stop: values by metric; the training ends when one metric reaches its value.
+        custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
+        callbacks: callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they
+            are called. A run that is resumed has those of its command line alone. None: no callbacks.
+        curriculum: tasks of the envs in the course of the training: `{setting: env.NAME or task, stages: [...],
+            advance_at: {METRIC: VALUE}}`; see `CurriculumCallback`. None: no curriculum.
+        stats_window_size: number of finished episodes that the metrics of episodes run over.
+        tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
+            more it gets quantiles, and one histogram. The other logs hold all.
+        track: trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio`, each with the
+            extra of its name, or `tensorboard`, whose files every run writes. None: no trackers.
+        track_project: project, or experiment, that the run is in there. None: that of the tracker's own variable of the
+            environment, or else `marl_sb3`.
+        env_kwargs: arguments of the env, by name.
+        hyperparameters: SB3's arguments, by name, of each policy that sets no other.
+        sources: where a setting came from, for messages; not part of the configuration.
+        notes: what the user should know of how a file was read; not part of the configuration.
+        picks_rollouts: whether rollouts whose length no source gives are shortened, as in an env without a preset; not
+            part of the configuration.
+    """
+
+    env: str
+    n_timesteps: PositiveInt = 1_000_000
+    extensions: _Extensions = None
+    n_envs: NumberOfEnvs = 8
+    seed: Seed | None = None
+    algo: str = "ppo"
+    policy: str = "MlpPolicy"
+    policies: _Policies = "shared"
+    policy_settings: _ByPolicy = field(default_factory=dict)
+    policies_to_train: _PolicyIds | None = None
+    init_from: Strings | None = None
+    init_layers: Strings | None = None
+    env_wrapper: _Wrappers = None
+    episode_horizon: PositiveInt | None = None
+    n_shards: Count = 0
+    n_workers: NumberOfWorkers = 0
+    worker_timeout_s: PositiveSeconds = 300.0
+    max_worker_restarts: Count = 5
+    vectorizer: str = "auto"
+    device: str = "auto"
+    n_threads: _Threads = 1
+    n_parallel_updates: PositiveInt | None = None
+    update_path: str = "auto"
+    on_nan: Literal["stop", "rollback"] = "stop"
+    processing: ProcessingSettings = field(default_factory=ProcessingSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    stop: _Stop = field(default_factory=dict)
+    custom_metrics: _ByMetric = field(default_factory=dict)
+    callbacks: _Callbacks = None
+    curriculum: Named | None = None
+    stats_window_size: PositiveInt = 100
+    tensorboard_agents: Count = 50
+    track: _Track = None
+    track_project: str | None = None
+    env_kwargs: Named = field(default_factory=dict)
+    hyperparameters: Named = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    notes: Sequence[str] = field(default=(), compare=False, repr=False)
+    picks_rollouts: bool = field(default=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, kind in ACCEPTED.items():
+            require(name, attrgetter(name)(self), kind)
+        if any(one["until"] >= following["until"] for one, following in pairwise(self.extensions or ())):
+            raise refusal("extensions", self.extensions, _Extensions)
+        for metric, value in self.stop.items():
+            if not accepts(FiniteFloat, value):
+                raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
+        _check_ids(self)
+
+    @property
+    def _listed(self) -> Mapping[PolicyID, Mapping[str, Any]]:
+        return {} if isinstance(self.policies, str) else self.policies
+
+    @property
+    def named_policies(self) -> str:
+        """The setting `policies` in a line: `shared`, `per_agent`, or the ids of the policies."""
+        return self.policies if isinstance(self.policies, str) else ", ".join(self.policies)
+
+    def single_policies(self) -> list[PolicyID]:
+        """Return the ids of the policies that are listed or have settings of their own."""
+        return list(dict.fromkeys([*self._listed, *self.policy_settings]))
+
+    def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
+        """Return the settings that are given for one policy alone, without its agents."""
+        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
+        settings.pop("agents", None)
+        return settings
+
+    def of_policy(self, policy_id: PolicyID) -> PolicySettings:
+        """Return the settings of one policy: its own, and the run's; hyperparameters if it has the run's algorithm."""
+        own = self.own_settings(policy_id)
+        algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
+        of_run = self.hyperparameters if algo == self.algo else {}
+        return PolicySettings(algo, policy, {**of_run, **self.processing.changed(), **self.data.changed(), **own})
+
+    def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
+        """Return the agents that are listed for a policy; None if none are listed."""
+        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
+        return cast("Sequence[AgentID] | None", settings.get("agents"))
+
+    def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
+        """Return a copy with other values.
+
+        Args:
+            values: setting -> value; settings are named as in `checkpoints.every`.
+            source: where the values come from, for messages; None: as before.
+        """
+        given = {} if source is None else dict.fromkeys(values, Source(source))
+        settings = {name: value_of(self, name) for name in ACCEPTED}
+        return replace(self, sources={**self.sources, **given}, **nested({**settings, **values}))
+
+    def where(self, key: str | None) -> str:
+        """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
+        source = source_of(self.sources, key)
+        return f"{str(source)[:_LONGEST_SOURCE]}: " if source else ""
+
+
+_LONGEST_SOURCE = 1000  # characters: a key in a file may have any length
+_NOT_SETTINGS = ("env", "sources", "notes", "picks_rollouts")
+
+
+def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
+    """Yield the names and kinds of all settings of a section, including those of inner sections."""
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if is_dataclass(kind):
+            yield from ((f"{name}.{own}", own_kind) for own, own_kind in _settings_of(cast("type", kind)))
+        elif name not in _NOT_SETTINGS:
+            yield name, kind
+
+
+SECTIONS: Mapping[str, type] = {
+    "processing": ProcessingSettings,
+    "data": DataSettings,
+    "checkpoints": CheckpointSettings,
+    "evaluation": EvaluationSettings,
+}
+
+# Setting -> kind; settings are named `n_envs`, `checkpoints.every`, ...
+ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))
+
+
+def names_in(section: str) -> list[str]:
+    """Return the names of a section's settings, without the section's name."""
+    return [name.removeprefix(f"{section}.") for name in ACCEPTED if name.startswith(f"{section}.")]
+
+
+def value_of(config: TrainConfig, name: str) -> Any:
+    """Return the value of a setting, such as `checkpoints.every`."""
+    return attrgetter(name)(config)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the fields of a `TrainConfig` from setting -> value; a section has defaults for missing settings."""
+    made: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    for section, of_section in SECTIONS.items():
+        given = {own: f"{section}.{own}" for own in names_in(section)}
+        made[section] = of_section(**{own: values[name] for own, name in given.items() if name in values})
+    return made
+
+
+def _check_ids(config: TrainConfig) -> None:
+    for name in BY_POLICY:
+        by_policy = getattr(config, name)
+        for policy_id, settings in () if isinstance(by_policy, str) else by_policy.items():
+            require_ids("policy", [policy_id], name, _QUOTE)
+            require(f"policies.{policy_id}", settings, _Policy)
+            if "agents" not in settings:
+                continue
+            key = f"{policy_id}.agents"
+            if isinstance(config.policies, str):
+                words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
+                raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
+            require_ids("agent", require(key, settings["agents"], _AgentIds), key, _QUOTE)
+    require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
+    require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)

@@ -1,0 +1,438 @@
+"""Find envs by id: built-in, registered, installed with a package, or of a module; make them with checked arguments."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import pettingzoo
+from gymnasium.error import DependencyNotInstalled
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
+
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.envs.batched import BatchedEnv
+from marl_sb3.core.envs.faults import RAISED, raise_in_words
+from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
+from marl_sb3.core.envs.turn_based import as_parallel
+from marl_sb3.doors import BUILTIN_ENVS, ENV_KINDS, EnvKind
+from marl_sb3.errors import ConfigError, described
+
+GROUP = "marl_sb3.envs"
+
+# Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
+_MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
+_ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
+
+EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
+
+_SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
+
+_registered: dict[str, EnvFactory] = {}
+_imports: list[str] = []  # modules that the user has named after `--import`
+
+
+@dataclass(frozen=True)
+class EnvClass(EnvKind):
+    """The envs of a class; see `EnvKind`.
+
+    Attributes:
+        cls: the class.
+        convert: makes a `ParallelEnv` of one of its envs.
+    """
+
+    what: str
+    cls: type
+    convert: Callable[[Any], ParallelEnv]
+
+    def recognises(self, env: Any) -> bool:
+        """Whether it is an instance of the class."""
+        return isinstance(env, self.cls)
+
+    def as_parallel(self, env: Any) -> ParallelEnv:
+        """Convert it."""
+        return self.convert(env)
+
+
+# Those that the core knows, asked after those at the door.
+_OWN = (
+    EnvClass("a pettingzoo.ParallelEnv", ParallelEnv, lambda env: env),
+    EnvClass("a pettingzoo.AECEnv", AECEnv, as_parallel),
+    EnvClass("a gymnasium.Env", gymnasium.Env, SingleAgentEnv),
+)
+
+
+def register_env(name: str, factory: EnvFactory) -> None:
+    """Register a factory under an id, for `make_vec_env`, `train` and the commands.
+
+    Args:
+        name: any id that is not a built-in one. A later registration replaces an earlier one.
+        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv`, `gymnasium.Env` or `MultiAgentEnv` of
+            RLlib. If it has a parameter `env_index`, it gets the index of the env. RLlib's `creator(config)` does, too.
+
+    Raises:
+        ConfigError: a built-in env has this name, or the factory cannot be called.
+    """
+    if name in BUILTIN_ENVS:
+        raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
+    if not callable(factory):
+        raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
+    _registered[name] = factory
+
+
+def env_factory(env: str | EnvFactory) -> EnvFactory:
+    """Return the factory for an env id; section ENV of `python -m marl_sb3.train --help` lists the kinds of ids.
+
+    Args:
+        env: a registered or built-in id, a PettingZoo id, a Gymnasium id, an id of an installed package,
+            `package.module:factory`, `package:ID` of an env that the package registers when it is imported, or a
+            factory itself.
+    """
+    if not isinstance(env, str):
+        if not callable(env):
+            raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
+        return env
+    if env in _registered:
+        return _registered[env]
+    if env in BUILTIN_ENVS:
+        return BUILTIN_ENVS[env]
+    if ":" in env:
+        return _imported_factory(env)
+    factory = _pettingzoo_factory(env) or _gymnasium_factory(env) or _of_module(env) or _of_entry_point(env)
+    if factory is None:
+        raise ConfigError(_unknown(env), key="env")
+    return factory
+
+
+def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory | None]:
+    """The id of an env that a user gives, and the factory if it is given as one."""
+    return (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+
+
+def factory_id(factory: EnvFactory) -> str:
+    """The id of a factory, as on a command line: `module:name`. A script is a module by the name of its file."""
+    module = getattr(factory, "__module__", "factory")
+    name = _script_module() if module == "__main__" else module
+    return f"{name}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+
+
+def _script_module() -> str:
+    """Return the name by which other processes import the running script; `__main__` if it has none."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m package.module
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    name = "" if file is None else Path(file).stem
+    return name if name.isidentifier() and Path(file or "").suffix == ".py" else "__main__"
+
+
+def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
+    """An id that another process can import; None if only this process has the env."""
+    if factory is None and (env not in _registered or _imports):  # a module of `--import` registers it there, too
+        return env
+    factory = factory or _registered[env]
+    path = factory_id(factory)
+    module_name, _, attribute = path.partition(":")
+    there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory
+    return path if there else None
+
+
+def takes_argument(factory: EnvFactory, name: str) -> bool:
+    """Whether a parameter of the factory has this name."""
+    signature = _signature(factory)
+    return signature is not None and name in signature.parameters
+
+
+def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
+    """Make an env by its factory, and a `ParallelEnv` of it as its kind says.
+
+    An `AECEnv` becomes one as `envs.turn_based.as_parallel` says, and a `gymnasium.Env` one with one agent.
+
+    Raises:
+        ConfigError: the factory does not take these arguments, or returns what is of no kind.
+    """
+    positional, arguments = _arguments(factory, env_index, env_kwargs)
+    try:
+        env = factory(*positional, **arguments)
+    except (ImportError, FailedToImport, DependencyNotInstalled) as error:
+        raise ConfigError(str(error), key="env") from error
+    except RAISED as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in described(error):
+            raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
+        raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
+        raise
+    for kind in (*ENV_KINDS, *_OWN):
+        if kind.recognises(env):
+            return kind.as_parallel(env)
+    raise ConfigError(
+        f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {_accepted()}", key="env"
+    )
+
+
+def _arguments(
+    factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return what a factory is called with: as a kind of envs calls it, or else by name."""
+    arguments, signature = dict(env_kwargs), _signature(factory)
+    if signature is None:
+        return (), arguments
+    for kind in ENV_KINDS:
+        positional = kind.arguments(factory, signature, arguments, env_index)
+        if positional is not None:
+            return positional, {}
+    if "env_index" in signature.parameters:
+        arguments.setdefault("env_index", env_index)
+    _check_arguments(factory, signature, arguments)
+    return (), arguments
+
+
+def _accepted() -> str:
+    """The envs that a factory may make, in words."""
+    *first, last = (kind.what for kind in (*_OWN, *ENV_KINDS))
+    return f"{', '.join(first)} or {last}"
+
+
+def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
+    """The factory's `make_batched(num_envs, **env_kwargs)`, which makes a batched env; None if it has none.
+
+    An inherited `make_batched` does not count: it would make the batched version of the base class.
+    """
+    return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
+
+
+def import_modules(
+    names: Iterable[str], where: str | None = None, accepted: str = "a module, such as my_module or package.module"
+) -> None:
+    """Import modules that a user names, which may register envs, networks and algorithms.
+
+    Args:
+        where: the option or argument that names them, for messages; None: `--import`.
+        accepted: what it accepts, for messages.
+
+    Raises:
+        ConfigError: one cannot be imported.
+        EnvRaisedError: one has raised another exception.
+    """
+    for name in names:
+        import_from_here(name, where or f"--import {name[:_SHOWN]!r}", accepted)
+        if name not in _imports:
+            _imports.append(name)
+
+
+def imported_modules() -> list[str]:
+    """The modules that `import_modules` has imported: other processes of the same command need them, too."""
+    return list(_imports)
+
+
+def _imported_factory(path: str) -> EnvFactory:
+    module_name, _, attribute = path.partition(":")
+    if (file := _module_of(module_name)) is not None:
+        raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
+    module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
+    # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
+    factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
+    if factory is None:
+        callables = [name for name, value in vars(module).items() if callable(value)]
+        close = difflib.get_close_matches(attribute, callables, n=3)
+        accepted = "; accepted: package.module:factory or package:ENV_ID"
+        other = f"; did you mean {', '.join(close)}?" if close else accepted
+        found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
+        raise ConfigError(f"env {path!r}: {found}{other}", key="env")
+    if not callable(factory):
+        found = f"{attribute!r} cannot be called"
+        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
+    return factory
+
+
+def import_from_here(module_name: str, where: str, accepted: str, key: str = "env") -> Any:
+    """Import a module from the Python path or the working directory; a file must not be what names it.
+
+    Args:
+        where: what names it, for messages.
+        accepted: the form of such names, for messages.
+        key: of the setting, for errors.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{where}: {module_name[:_SHOWN]!r} names no module; accepted: {accepted}", key=key)
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}", key=key) from error
+    except RAISED as error:
+        raise_in_words(error, f"importing {module_name!r}", where)
+        raise
+
+
+def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
+    """Import what a user names as `MODULE:NAME`; see `import_from_here`, also for the arguments and errors.
+
+    Returns:
+        What the module has of this name; None if it has nothing.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
+    return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
+
+
+def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
+    for kind in ("parallel", "aec"):
+        with suppress(PettingZooRegistryError):
+            return _of_spec(kind, pettingzoo.spec(kind, env_id))
+    return None
+
+
+def _of_spec(kind: str, spec: Any) -> EnvFactory:
+    """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
+
+    def make(**env_kwargs: Any) -> Any:
+        return pettingzoo.make(kind, spec, **env_kwargs)
+
+    factory, entry_point = cast("Any", make), spec.entry_point
+    try:
+        if isinstance(entry_point, str):
+            module, _, attribute = entry_point.partition(":")
+            entry_point = getattr(importlib.import_module(module), attribute)
+        factory.__signature__ = inspect.signature(entry_point)
+        if (make_batched := batched_factory(entry_point)) is not None:
+            factory.make_batched = make_batched
+    except (ImportError, ValueError):
+        pass  # making the env reports it
+    return make
+
+
+def _gymnasium_factory(env_id: str) -> EnvFactory | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
+            spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        return None
+    return lambda **kwargs: gymnasium.make(spec, **kwargs)
+
+
+def _unknown(name: str) -> str:
+    builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
+    mine = [*builtin, *_registered, *(point.name for point in entry_points(group=GROUP))]
+    known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
+    close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
+    other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
+    own = "package.module:factory, or --import MODULE with a module that registers the env"
+    return f"unknown env {shown!r}{other} Known: {known_ids}; or use {own}"
+
+
+def _module_hint(name: str) -> str:
+    """Suggest an id for an env in a Python file of the working directory, or in another package."""
+    if len(name) > _SHOWN:  # no file has such a name
+        return ""
+    module = _module_of(name) or (name.replace("/", ".") if Path(f"{name.replace('.', '/')}.py").is_file() else None)
+    if module is not None:
+        return f"; did you mean {module}:NAME, where NAME is the env's class or a function that returns one?"
+    if name.startswith("ALE/"):
+        return f"; did you mean ale_py:{name} of the package ale_py, which has to be installed?"
+    found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
+    return "" if found is None else f"; did you mean mpe2/{found[1]}-{found[2]} of the package mpe2?"
+
+
+def _module_of(file: str) -> str | None:
+    """The module of a Python file that is named as on Linux or on Windows, `./my_env.py`; None for another name."""
+    parts = [part for part in re.split(r"[/\\]", file.removesuffix(".py")) if part not in ("", ".")]
+    return ".".join(parts) if file.endswith(".py") and all(part.isidentifier() for part in parts) else None
+
+
+def _signature(factory: EnvFactory) -> inspect.Signature | None:
+    try:
+        return inspect.signature(factory)
+    except (TypeError, ValueError):
+        return None  # some builtins have no signature; then the call itself fails
+
+
+def _check_arguments(factory: EnvFactory, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    accepted = ", ".join(signature.parameters) or "none"
+    for name in arguments:
+        if name not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise ConfigError(f"unknown env argument {name!r}; the env takes: {accepted}", key=f"env.{name}")
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"env factory {_name(factory)}: {error}; it takes: {accepted}", key="env") from error
+
+
+def _name(factory: EnvFactory) -> str:
+    return getattr(factory, "__qualname__", None) or repr(factory)
+
+
+# --- Packages that register no ids -----------------------------------------------------------------------------------
+
+
+def _of_module(env_id: str) -> EnvFactory | None:
+    found = _ID.fullmatch(env_id)
+    if found is None:
+        return None
+    package, name, version = found.groups()
+    if importlib.util.find_spec(package) is None:
+        words = f"the package {package} is not installed: pip install {package}"
+        raise ConfigError(f"env {env_id!r}: {words}", key="env")
+    module = f"{_MODULES[package]}.{name}_{version}"
+    try:
+        factory: EnvFactory = importlib.import_module(module).parallel_env
+    except ImportError as error:
+        raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
+    return factory
+
+
+def _why_not(package: str, module: str, error: ImportError) -> str:
+    if error.name != module:
+        return f"cannot import {module!r}: {error}"
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(_MODULES[package]).__path__)]
+    ids = [f"{package}/{name.replace('_v', '-v')}" for name in names if re.search(r"_v[0-9]+$", name)]
+    close = difflib.get_close_matches(module.rpartition(".")[2], names, n=1, cutoff=0.5)
+    known = [known for known in ids if close and known.endswith(close[0].replace("_v", "-v"))] or ids
+    return f"{package} has no such env; did you mean {', '.join(known)}?"
+
+
+# --- Entry points ----------------------------------------------------------------------------------------------------
+
+
+def _of_entry_point(env_id: str) -> EnvFactory | None:
+    points = {point.value: point for point in entry_points(group=GROUP, name=env_id)}
+    origins = [f"{name} of {point.dist.name}" if point.dist else name for name, point in points.items()]
+    if len(points) > 1:
+        raise ConfigError(f"several installed packages bring an env {env_id!r}: {', '.join(origins)}", key="env")
+    if not points:
+        return None
+    where = f"env {env_id!r}, entry point {origins[0]}"
+    try:
+        factory: EnvFactory = next(iter(points.values())).load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: cannot import it: {error}", key="env") from error
+    except Exception as error:
+        raise_in_words(error, "importing it", where)
+        raise
+    if not callable(factory):
+        raise ConfigError(
+            f"{where}: it is {factory!r:.200}; accepted: a class or a function that makes an env", key="env"
+        )
+    return factory

@@ -1,0 +1,90 @@
+"""What all experience has in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter
+from marl_sb3.core.state.parts import Stateful
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.types import Array, BoolArray
+
+
+class LearnedExperience(Stateful, ABC):
+    """What a learner learns from, wherever it is recorded."""
+
+    @abstractmethod
+    def due_in(self) -> int:
+        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
+
+    @abstractmethod
+    def begin_episodes(self) -> None:
+        """Note that all envs have just been reset."""
+
+    @abstractmethod
+    def begin_rollout(self) -> None:
+        """Begin a new rollout."""
+
+    def due_updates(self) -> Iterator[None]:
+        """Go through what was recorded since the last update, and pause wherever one is due: here, at its end."""
+        yield
+
+
+class Experience(LearnedExperience):
+    """What a policy learns from, recorded in this process: a rollout, or transitions in a replay buffer.
+
+    A transition of an agent runs from its action to its next turn or its end, with all that it is paid meanwhile.
+
+    Args:
+        actor: acts for the rows of the policy.
+
+    Attributes:
+        steps: since the rollout began.
+        rewriter: shows what is complete to a hook before it is learned from; None: there is no hook.
+    """
+
+    rewriter: TrajectoryRewriter | None = None
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.algorithm: Any = actor.policy.algorithm
+        self.steps = 0
+
+    @abstractmethod
+    def give_up(self, rows: BoolArray) -> None:
+        """Give up the open transitions of these rows, (rows,) bool, because other episodes have begun there."""
+
+    @abstractmethod
+    def begin(self, acted: Acted) -> None:
+        """Open a transition for each row that acts."""
+
+    @abstractmethod
+    def add(self, observed: Observed) -> None:
+        """Take in rewards and ends of a step, also those of rows that wait."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Give up the rollout instead of taking in its latest step, so that a new rollout is due."""
+
+    def complete(self, step: VecStep) -> None:
+        """Complete the rollout after its last step."""
+
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+        """Show what will be complete to a hook from now on; None: there is none any more.
+
+        Of what has already been recorded of running episodes, the hook does not see anything.
+        """
+        self.rewriter = rewriter
+
+    def held_from(self) -> Array:
+        """Return the (rows,) numbers of the first env steps that a hook has yet to see; `NEVER`: it has seen all."""
+        return np.full(self.actor.rows.num_rows, NEVER)
+
+    def recorded(self) -> Any:
+        """Return what a shard sends to the learner after a round; see `ShardedExperience.receive`."""
+        raise NotImplementedError

@@ -1,0 +1,315 @@
+"""Make the SB3 algorithm of a policy, after checking that its hyperparameters fit its rollout and spaces."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common import torch_layers
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.utils import FloatSchedule
+
+from marl_sb3.core.acting.policy import make_action_noise
+from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.config.values import counted, shown
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.policies.extractors import AttentionFeatures
+from marl_sb3.core.processing import Policy, Processing
+from marl_sb3.core.processing.processors import WHOLE, FrameStack
+from marl_sb3.core.sb3.schedules import Schedule
+from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv, check_spaces
+from marl_sb3.errors import ConfigError
+from marl_sb3.wrappers.observations import choices_of
+
+_log = logging.getLogger(__name__)
+
+
+def build(
+    rows: PolicyRows,
+    spec: PolicySpec,
+    processing: Processing | None,
+    device: str,
+    seed: int | None = None,
+    buffer: type[BaseBuffer] | None = None,
+) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy; it gets no replay buffer.
+
+    Args:
+        processing: of the policy, whose frames an extractor may look at; None: there is none.
+        seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
+        buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
+
+    Raises:
+        ConfigError: SB3 refuses the spaces or hyperparameters; some it takes, and fails on later.
+    """
+    settings = {**spec.hyperparameters, "rollout_buffer_class": buffer or _NoBuffer}
+    if is_off_policy(spec.algorithm):
+        del settings["rollout_buffer_class"]
+        settings["replay_buffer_class"] = _NoBuffer
+        if settings.get("action_noise") is not None:
+            settings["action_noise"] = make_action_noise(settings["action_noise"], rows.zero_based_actions.space)
+        if isinstance(settings.get("train_freq"), list):
+            settings["train_freq"] = tuple(settings["train_freq"])
+    settings |= {name: float(schedule(1.0)) for name, schedule in coefficients(spec).items()}
+    epsilon = settings.pop("exploration_schedule", None)
+    kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    _check_policy_name(rows, spec)
+    _check_policy_kwargs(rows, spec, kwargs)
+    _check_net_arch(rows, spec, kwargs.get("net_arch"))
+    _describe_frames(kwargs, processing)
+    arguments = {"policy": spec.policy_class, "env": SpacesOnlyVecEnv(rows), "seed": seed, "device": device, **settings}
+    with warnings.catch_warnings():
+        # `check_rollout` gives the same warning in one line.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
+        try:
+            made: Any = _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
+        except ConfigError as error:  # of a features extractor of ours
+            raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
+    if epsilon is not None:
+        made.exploration_schedule = FloatSchedule(epsilon)  # instead of SB3's line
+    return made  # type: ignore[no-any-return]
+
+
+def coefficients(spec: PolicySpec) -> dict[str, Schedule]:
+    """Return the schedules of hyperparameters that SB3 takes as numbers only, by name; see `Learner.schedules`."""
+    given = spec.hyperparameters.get("ent_coef")
+    return {"ent_coef": given} if callable(given) else {}
+
+
+def build_for_acting(rows: PolicyRows, spec: PolicySpec, processing: Processing | None, device: str) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that acts but does not learn: it gets no buffer.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the spaces.
+    """
+    check_spaces(rows)
+    if is_off_policy(spec.algorithm):
+        check_action_space(rows, spec)
+    return build(rows, spec, processing, device)
+
+
+def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse actions that the algorithm does not choose.
+
+    Raises:
+        ConfigError: names the policy, the space, and what is accepted.
+    """
+    discrete = any(cls.__name__ in ("DQN", "QRDQN") for cls in spec.algorithm.__mro__)
+    action_space = rows.group.action_space
+    if not isinstance(action_space, spaces.Discrete if discrete else spaces.Box):
+        agents = ", ".join(map(str, rows.agents))
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {agents}: the action space is {action_space}; "
+            f"accepted by {spec.algorithm.__name__}: {'Discrete' if discrete else 'Box'}",
+            key="algo",
+        )
+
+
+def is_off_policy(algorithm: type[BaseAlgorithm]) -> bool:
+    """Whether an algorithm learns from a replay buffer; what it needs for that is imported when it is asked for."""
+    return issubclass(algorithm, OffPolicyAlgorithm)
+
+
+class _NoBuffer:
+    """The buffer of an algorithm that only acts, or that gets its own afterwards."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Allocate no memory."""
+
+
+_OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
+
+
+def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
+    """Return the message of an error of SB3, and what a policy takes that takes only some observations."""
+    parts = error.args[0] if len(error.args) == 1 else None
+    words = "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)  # some assertions have a tuple
+    for name, accepted in _OBSERVED_BY.items():
+        if isinstance(spec.policy, str) and spec.policy.startswith(name):
+            observed = f"the agents observe {rows.group.observation_space}"
+            return f"{words}; accepted by {spec.policy}: {accepted}; {observed}"
+    return words
+
+
+def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
+    """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
+    buffer = arguments.pop("rollout_buffer_class")
+    with integer_sizes():
+        made: Any = spec.algorithm(**{**arguments, "n_steps": 1})
+    made.n_steps = n_steps = spec.values["n_steps"]
+    lstm = made.policy.lstm_actor
+    states = (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size)
+    settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
+    made.rollout_buffer = buffer(n_steps, made.observation_space, made.action_space, states, made.device, **settings)
+    return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def integer_sizes() -> Iterator[None]:
+    """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
+    layers: Any = torch_layers
+    size_of = layers.get_flattened_obs_dim
+    layers.get_flattened_obs_dim = lambda space: int(size_of(space))
+    try:
+        yield
+    finally:
+        layers.get_flattened_obs_dim = size_of
+
+
+def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
+    if str(spec.policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
+        parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {spec.policy} takes one "
+            "array; accepted: policy=MultiInputPolicy",
+            key="policy",
+        )
+
+
+_OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
+
+
+def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the policy class does not take, with a clearer message than SB3's."""
+    policy_class = spec.policy_class
+    parameters = inspect.signature(policy_class.__init__).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _OF_SB3]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(known)}"
+            what = f"unknown policy_kwargs {name!r} of {policy_class.__name__}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key=f"policy_kwargs.{name}")
+
+
+def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
+    """Refuse layers of networks that the algorithm does not have: SB3 would ignore them, or fail on them."""
+    if spec.has_own_network or not isinstance(net_arch, Mapping):
+        return
+    kinds = spec.info.kinds
+    names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
+    if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
+        shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
+        accepted = f"a list of layer widths{f', or {shape}' if names else ''}"
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {spec.algorithm.__name__} is {shown(net_arch)}; "
+            f"accepted: {accepted}",
+            key="policy_kwargs.net_arch",
+        )
+
+
+def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | None) -> None:
+    """Tell a features extractor with attention which frames its policy's observations have."""
+    extractor = policy_kwargs.get("features_extractor_class")
+    stack = None if processing is None else processing.processors.get("frame_stack")
+    if processing is None or not isinstance(stack, FrameStack) or not _is_attention(extractor):
+        return
+    if WHOLE in stack.frame_shapes:
+        frames = {"frames": processing.settings.frame_stack, "frame_shape": stack.frame_shapes[WHOLE]}
+        if WHOLE in stack.fillers:
+            frames["filler"] = stack.fillers[WHOLE]
+        policy_kwargs["features_extractor_kwargs"] = {
+            **(policy_kwargs.get("features_extractor_kwargs") or {}),
+            **frames,
+        }
+
+
+def _is_attention(extractor: Any) -> bool:
+    return isinstance(extractor, type) and issubclass(extractor, AttentionFeatures)
+
+
+def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
+
+    As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
+
+    Raises:
+        ConfigError: names the policy, and what is accepted.
+    """
+    check_spaces(rows)
+    if spec.info.takes_masks and choices_of(rows.group.action_space) is None:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
+            f"{rows.group.action_space}, which has no masks; {spec.algorithm.__name__} accepts Discrete, MultiDiscrete "
+            "and MultiBinary",
+            key="algo",
+        )
+    n_steps = spec.values["n_steps"]
+    size = n_steps * rows.num_rows
+    factors = (counted(n_steps, "step"), counted(rows.num_envs, "env"), counted(len(rows.agents), "agent"))
+    shape = f"{' x '.join(factors)} = {counted(size, 'agent step')}"
+    if size < 2:
+        raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
+    batch_size = spec.values.get("batch_size", size)
+    if batch_size > size:
+        _warn_once(
+            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "
+            f"is one minibatch of {size}"
+        )
+    elif size % batch_size:
+        _log.info(
+            "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
+            rows.policy_id, batch_size, size, size % batch_size,
+        )  # fmt: skip
+
+
+def mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
+    space, given = rows.group.observation_space, spec.hyperparameters.get("policy_kwargs") or {}
+    is_flat = isinstance(spec.policy, str) and spec.policy.startswith("Mlp") and "features_extractor_class" not in given
+    if is_flat and is_image_space(space):
+        cnn = spec.policy.replace("Mlp", "Cnn")
+        _warn_once(
+            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
+            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images, "
+            "of at least 36 x 36 pixels"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """Log a warning once per process: a search builds the same policies many times."""
+    _log.warning("%s", message)
+
+
+def processing_of(rows: PolicyRows, settings: ProcessingSettings) -> Processing:
+    """The processing of a policy.
+
+    Raises:
+        ConfigError: a setting does not fit the spaces.
+    """
+    policy = Policy(rows.policy_id, rows.agents, rows.zero_based_actions.space)
+    return Processing(settings, policy, rows.zero_based_observations.space)
+
+
+def policy_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:
+    """The rows in the spaces in which the policy observes and acts."""
+    group = replace(rows.group, observation_space=processing.observation_space, action_space=processing.action_space)
+    return replace(rows, group=group)
+
+
+def stored_space(processing: Processing, algorithm: BaseAlgorithm) -> spaces.Space[Any]:
+    """Return the space of the observations that a replay buffer keeps: as the policy sees them, but not normalised."""
+    space = algorithm.observation_space if processing.normalizer is None else processing.normalizer.before
+    assert space is not None
+    return space

@@ -1,0 +1,435 @@
+"""Learners: each trains one policy by its SB3 algorithm."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from typing_extensions import override
+
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.acting.exploration import Exploration, Explorer, choosing_policy
+from marl_sb3.core.config.algorithms import info_of
+from marl_sb3.core.experience.turns import Experience, LearnedExperience
+from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.sb3.optimizers import optimizer_arrays, optimizer_settings, read_optimizers
+from marl_sb3.core.sb3.private import COUNTS, set_progress_remaining, set_up_logging
+from marl_sb3.core.sb3.schedules import Progress, Schedule
+from marl_sb3.core.sb3.tensors import Arrays, read_weights, weights
+from marl_sb3.core.state.parts import (
+    Commit,
+    Field,
+    Fields,
+    Part,
+    SavedPart,
+    Stateful,
+    TensorFile,
+    computed,
+    in_order,
+    part,
+)
+from marl_sb3.core.state.space_data import generators
+from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import GoalRewards, PolicyID
+
+
+class Update(NamedTuple):
+    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made.
+
+    Attributes:
+        run: computes the update.
+        finish: puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises
+            `NumericError` if a loss, a gradient or a weight is not finite.
+        parallel: whether `run` may run in a thread, at the same time as the updates of other policies.
+    """
+
+    run: Callable[[], None]
+    finish: Callable[[], Result]
+    parallel: bool = False
+
+
+class Pace(NamedTuple):
+    """How long an iteration is for one policy, in env steps of each env, if the run does not set it.
+
+    Attributes:
+        report_steps: steps in an iteration.
+        rollout_steps: steps in a rollout; None for a policy that learns from a replay buffer.
+    """
+
+    report_steps: int
+    rollout_steps: int | None = None
+
+
+_LATEST = frozenset(
+    {"curr_lr", "exploration_rate", "num_grad_updates_lifetime", "num_trainable_parameters", "replay_buffer_size"}
+)
+
+
+def joined_metrics(of_updates: Sequence[Result]) -> Result:
+    """Join the metrics of several updates: the latest counts and settings, the sum of steps, means of the others."""
+    joined = dict(of_updates[-1])
+    if len(of_updates) == 1:
+        return joined
+    for name in joined.keys() - _LATEST:
+        known = [metrics[name] for metrics in of_updates if metrics[name] is not None]
+        if name == "num_module_steps_trained":
+            joined[name] = sum(known)
+        else:
+            joined[name] = sum(known) / len(known) if known else None
+    return joined
+
+
+L = TypeVar("L", bound="Learner")
+
+
+class ActsAndLearnsHere:
+    """The `ExperienceMaker` of a training in one process: the learner records what its own actor experiences."""
+
+    acts_here = learns_here = True
+
+    def make(self, learner: Learner) -> Experience | None:
+        """See `ExperienceMaker.make`; a policy that is not trained records nothing."""
+        return learner.make_experience() if learner.trained else None
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`: there are no copies."""
+
+
+HERE: Final = ActsAndLearnsHere()
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """What the learners of all policies of a training are made with.
+
+    Attributes:
+        device: as in SB3.
+        n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
+        update_path: see `marl_sb3.PPO`; SB3's own classes have no such choice.
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+        experience: where the policies act, and what they learn from.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: nothing is learned here.
+    """
+
+    device: str
+    n_steps: int | None
+    update_path: str
+    progress_remaining: Callable[[], Progress]
+    experience: ExperienceMaker = HERE
+    goal_rewards: GoalRewards | None = None
+
+
+class LearnerPart:
+    """Takes part in the learning of one policy, beside its SB3 algorithm: by a loss, or by transitions.
+
+    It is made, after the learner, for a policy whose settings ask for it; see `LEARNER_PARTS`.
+
+    Args:
+        learner: of the policy.
+        spec: of the policy, with the settings of the part.
+        seed: of the policy; None: random draws are not seeded.
+        options: what the learners of all policies are made with.
+
+    Attributes:
+        adds_loss: whether it adds to the loss that the algorithm minimises.
+        metrics: names below `learners/{policy}/` -> the names under which `recorded` returns them.
+        states: parts of checkpoints, by name in the state of the learner.
+        first_updates: gradient steps that the first update of the learner takes in addition.
+    """
+
+    adds_loss: ClassVar[bool] = False
+    metrics: Mapping[str, str] = MappingProxyType({})
+    states: Mapping[str, Part] = MappingProxyType({})
+    first_updates: int = 0
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        """Raise `ConfigError` if the policy cannot learn so."""
+
+    def read(self) -> None:
+        """Read what it needs from files, before the first iteration; called before every one.
+
+        Raises:
+            ConfigError: the files cannot be read, or do not fit the policy.
+        """
+
+    def before_update(self) -> None:
+        """Prepare for an update of the policy, which is about to begin."""
+
+    def recorded(self) -> Mapping[str, float]:
+        """Return what is to be recorded of the update that is over, under names of SB3's logger."""
+        return {}
+
+
+class Learner(Stateful, ABC):
+    """Trains one policy; it is a part of a checkpoint, which may be taken between any two env steps.
+
+    Args:
+        rows: the rows of the policy.
+        algorithm: its SB3 algorithm.
+        trained: whether the policy is trained; if not, it only acts.
+        processing: of its observations, rewards and actions.
+        options: what the learners of all policies are made with.
+
+    Attributes:
+        policy_id: the id of the policy.
+        metric_names: the names of its metrics, in order; see `AlgorithmInfo.metrics`.
+        schedules: of attributes of the algorithm that SB3 takes as numbers; they are set before each update.
+        takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
+        takes_parts: the settings whose `LearnerPart` it takes.
+        refusal: why it takes no other one, and what is accepted instead.
+        engine: computes its updates; None: its algorithm does.
+        parts: the parts that its settings ask for.
+        actor: acts for the rows of the policy, unless copies of it act elsewhere.
+        experience: what the policy learns from; None if it is not trained and acts in this process.
+    """
+
+    takes_common_steps: ClassVar[bool] = False
+    takes_parts: ClassVar[Sequence[str]] = ()
+    refusal: ClassVar[tuple[str, str]] = ("it cannot learn from recorded episodes", "no such setting")
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
+    engine: Engine | None = None
+    parts: Sequence[LearnerPart] = ()
+    experience: Any  # a LearnedExperience or None; subclasses know more
+
+    def __init__(
+        self, rows: PolicyRows, algorithm: Any, trained: bool, processing: Processing, options: LearnerOptions
+    ) -> None:
+        self.policy_id = rows.policy_id
+        self.rows = rows
+        self.algorithm = algorithm
+        self.trained = trained
+        self.processing = processing
+        info = info_of(type(algorithm))
+        assert info is not None, "a PolicySpec takes no other class"
+        self._recorded_as = info.all_metrics
+        self.metric_names = list(self._recorded_as)
+        set_up_logging(algorithm)
+        self.progress_remaining = options.progress_remaining
+        self._states: dict[str, Part] = {}  # of parts of checkpoints that only this learner has
+        self.actor = self._make_actor()
+        self._acts_here = options.experience.acts_here
+        self.experience = options.experience.make(self)
+
+    @classmethod
+    def make(
+        cls: type[L], rows: PolicyRows, spec: PolicySpec, trained: bool, seed: int | None, options: LearnerOptions
+    ) -> L:
+        """Make the learner of a policy; see `AlgorithmInfo.learner_class` for the class.
+
+        Args:
+            rows: the rows of the policy.
+            spec: algorithm, network and hyperparameters.
+            trained: whether the policy is trained; if not, it only acts.
+            seed: for the initial weights and all random draws of the algorithm.
+            options: what the learners of all policies are made with.
+
+        Raises:
+            ConfigError: the hyperparameters do not fit the rollout or the spaces.
+        """
+        if options.n_steps is not None and cls.takes_common_steps:
+            spec = spec.with_defaults({"n_steps": options.n_steps})
+        processing = processing_of(rows, spec.processing)
+        algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
+        learns_here = options.experience.learns_here
+        parts = cls._parts_of(rows.policy_id, spec) if trained and learns_here else []
+        engine: Engine | None = None
+        if learns_here or not is_off_policy(spec.algorithm):
+            more_losses = any(each.adds_loss for each in parts)
+            made = (
+                make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses) for make in ENGINES
+            )
+            engine = next((each for each in made if each is not None), None)
+        learner = cls(rows, algorithm, trained, processing, options)
+        learner.engine = engine
+        for part_class in parts:
+            learner.take_part(part_class(learner, spec, seed, options))
+        learner.schedules = coefficients(spec)
+        if spec.exploration is not None:
+            learner.explore_by(spec.exploration, seed, options)
+        return learner
+
+    @classmethod
+    @abstractmethod
+    def _build(
+        cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
+    ) -> Any:
+        """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts.
+
+        A copy that acts elsewhere is not checked: its learner has more rows.
+        """
+
+    @abstractmethod
+    def _make_actor(self) -> Actor:
+        """Make what acts for the rows."""
+
+    @abstractmethod
+    def make_experience(self) -> Experience:
+        """Make what records the experience of the actor in this process."""
+
+    @property
+    @abstractmethod
+    def pace(self) -> Pace:
+        """How long an iteration is for this policy."""
+
+    def explore_by(self, exploration: Exploration, seed: int | None, options: LearnerOptions) -> None:
+        """Let an object choose the actions in training; it becomes a part of checkpoints.
+
+        Raises:
+            ConfigError: it cannot, for this algorithm and these actions, or in shards.
+        """
+        self.explorer = Explorer(exploration, seed, options.progress_remaining)
+        policy = choosing_policy(self.actor.policy, self.explorer) if options.experience.acts_here else None
+        if policy is None:
+            name, space = type(self.algorithm).__name__, self.algorithm.action_space
+            why = f"with {name} and actions {space}" if options.experience.acts_here else "in shards or on Ray"
+            accepted = "DQN, QRDQN, or an algorithm with rollouts and without memory, with Discrete actions; no shards"
+            words = f"policy {self.policy_id!r}: exploration is {type(exploration).__name__} {why}"
+            raise ConfigError(f"{words}; accepted: {accepted}", key="exploration")
+        self.actor.policy = policy
+        self._states["exploration"] = self.explorer
+
+    def follow_schedules(self, progress_remaining: float) -> None:
+        """Set what the algorithm's own schedules take, and the values of those that it does not have itself."""
+        set_progress_remaining(self.algorithm, progress_remaining)
+        for name, schedule in self.schedules.items():
+            setattr(self.algorithm, name, float(schedule(progress_remaining)))
+
+    @abstractmethod
+    def begin_update(self, progress_remaining: float) -> Update:
+        """Prepare an update. It draws random numbers, so that policies do this one after the other.
+
+        Args:
+            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        """
+
+    def due_in(self) -> int:
+        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
+        return 0 if self.experience is None else self.experience.due_in()
+
+    # --- Parts -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _parts_of(cls, policy_id: PolicyID, spec: PolicySpec) -> list[type[LearnerPart]]:
+        """Return the parts that the settings of a policy ask for.
+
+        Raises:
+            ConfigError: they ask for one that this learner does not take.
+        """
+        given = spec.data.changed()
+        asked = [name for name in LEARNER_PARTS.names() if name in given]
+        if given and (not asked or not set(asked) <= set(cls.takes_parts)):
+            (why, accepted), names = cls.refusal, ", ".join(given)
+            words = f"policy {policy_id!r}: {names} is set, but {spec.algorithm.__name__}: {why}; accepted: {accepted}"
+            raise ConfigError(words, key=next(iter(given)))
+        return [LEARNER_PARTS[name] for name in asked]
+
+    def take_part(self, part: LearnerPart) -> None:
+        """Let something take part in the learning."""
+        self.parts = [*self.parts, part]
+        self._states.update(part.states)
+        self._recorded_as = {**self._recorded_as, **part.metrics}
+        self.metric_names = list(self._recorded_as)
+
+    # --- Metrics -----------------------------------------------------------------------------------------------------
+
+    def metrics(self, recorded: Mapping[str, Any]) -> Result:
+        """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger; at first, nothing."""
+        computed = self._computed(recorded)
+        return {
+            name: computed[name] if key is None else _with_sign(recorded, key)
+            for name, key in self._recorded_as.items()
+        }
+
+    @abstractmethod
+    def _computed(self, recorded: Mapping[str, Any]) -> Result:
+        """Return the metrics that the algorithm does not record, at least those that it has."""
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    fields: ClassVar[Fields] = {
+        "optimizers": computed(
+            lambda self: optimizer_settings(self.algorithm),
+            lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.value(name)),
+        ),
+        "actor": computed(
+            lambda self: self.actor.get_state() if self._acts_here else None,
+            lambda self, saved, name: self._read_acting(saved, name, self.actor if self._acts_here else None),
+        ),
+        "experience": computed(
+            lambda self: None if self.experience is None else self.experience.get_state(),
+            lambda self, saved, name: self._read_acting(saved, name, self.experience),
+        ),
+        "processing": part("processing"),
+        "observation_space": generators("algorithm.observation_space"),
+        "action_space": generators("algorithm.action_space"),
+        **COUNTS,
+    }
+
+    @override
+    def all_fields(self) -> Fields:
+        return {**self.fields, **{name: _of_part(each) for name, each in self._states.items()}}
+
+    def get_tensors(self) -> Mapping[str, Arrays]:
+        """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""
+        return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
+
+    def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]
+        """See `Part.read_state`; with another number of envs, new episodes begin."""
+        return in_order([self.read_weights(saved.files), super().read_state(saved)])
+
+    def _read_acting(
+        self, saved: SavedPart, name: str, own: Actor | LearnedExperience | None
+    ) -> Callable[[], object] | None:
+        """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
+        if own is None:
+            saved.null(name)
+            return None
+        return own.begin_episodes if saved.num_envs != self.rows.num_envs else own.read_state(saved.fields(name))
+
+    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
+        """Do what `read_state` does, but only for the weights."""
+        return read_weights(self.algorithm, files["policy"])
+
+
+def _of_part(of_learner: Part) -> Field:
+    """Return the field of a part of checkpoints that only one learner has."""
+    return computed(lambda _: of_learner.get_state(), lambda _, saved, name: of_learner.read_state(saved.fields(name)))
+
+
+def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:
+    value = recorded.get(key.removeprefix("-"))
+    return -value if value is not None and key.startswith("-") else value
+
+
+def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
+    """Return the length of rollouts for specs without `n_steps`.
+
+    It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
+    """
+    # The `n_steps` of others is that of n-step returns.
+    on_policy = [spec.hyperparameters for spec in specs.values() if not is_off_policy(spec.algorithm)]
+    own = (given["n_steps"] for given in on_policy if "n_steps" in given)
+    return n_steps if n_steps is not None else next(own, None)
+
+
+def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:
+    """Return the env steps of each env in an iteration.
+
+    They are as given. Else an iteration is as long as the longest rollout, times the fewest rollouts that a policy has
+    in an iteration of its own; without rollouts, it is the longest one of a policy.
+    """
+    if n_steps is not None:
+        return n_steps
+    paces = [learner.pace for learner in learners]
+    rollouts = [(pace.report_steps, pace.rollout_steps) for pace in paces if pace.rollout_steps is not None]
+    if not rollouts:
+        return max(pace.report_steps for pace in paces)
+    return max(steps for _, steps in rollouts) * min(report // steps for report, steps in rollouts)

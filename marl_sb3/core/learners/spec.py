@@ -1,0 +1,326 @@
+"""The specification of a policy: its algorithm, network and hyperparameters."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import ActionNoise
+
+from marl_sb3.core.acting.exploration import Exploration
+from marl_sb3.core.config.algorithms import (
+    ADDED,
+    AlgorithmInfo,
+    Decay,
+    algorithm_info,
+    built_in,
+    info_of,
+    parameters_of,
+    saved_class,
+    saved_name,
+)
+from marl_sb3.core.config.networks import CLASSES, STORED_POLICY_KWARGS
+from marl_sb3.core.config.schema import (
+    ACCEPTED,
+    DATA,
+    OF_POLICIES,
+    PROCESSING,
+    DataSettings,
+    ProcessingSettings,
+    data_settings,
+    processing_settings,
+)
+from marl_sb3.core.config.values import Named, accepts, alternatives_of, plain_numbers, require, shown
+from marl_sb3.core.learners.registry import info_of_class, named_algorithm
+from marl_sb3.core.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
+from marl_sb3.core.sb3.schedules import make_schedule
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.doors import DIALECTS
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.types import PolicyID
+
+
+class PolicySpec:
+    """The SB3 algorithm that trains one policy, with its hyperparameters.
+
+    Args:
+        algorithm: `marl_sb3.PPO` (default), another class of SB3, sb3-contrib or marl_sb3, a subclass, a registered
+            algorithm, or a name as on the command line: `"ppo"` or `"PPO"`.
+        policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
+            class, or the name that `register_network` gave to one.
+        exploration: chooses the actions in training, instead of the algorithm; None: the algorithm does.
+        hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
+            `ProcessingSettings`, such as `normalize_observations=True`, and of `DataSettings`, such as
+            `replay_data="recorded"`: by themselves, or in mappings `processing` and `data`.
+
+    Attributes:
+        algorithm: the class.
+        info: what is known of it.
+        policy: as given.
+        hyperparameters: SB3's constructor arguments.
+        values: the same, with SB3's defaults for those that are not given.
+        processing: what is done to its observations, rewards and actions.
+        data: recorded episodes that it learns from.
+        has_own_network: whether the policy or its features extractor is a class of the user's.
+
+    Raises:
+        ConfigError: an unknown setting, or a value out of range.
+    """
+
+    def __init__(
+        self,
+        algorithm: type[BaseAlgorithm] | AlgorithmInfo | str = "ppo",
+        policy: str | type[Any] = "MlpPolicy",
+        *,
+        exploration: Exploration | None = None,
+        **hyperparameters: Any,
+    ) -> None:
+        if not isinstance(exploration, Exploration | None):
+            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
+            raise ConfigError(f"exploration is {shown(exploration)}; accepted: {accepted}", key="exploration")
+        self.exploration = exploration
+        if isinstance(algorithm, (str, AlgorithmInfo)):
+            algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
+        for section in {*OF_POLICIES.values()} & hyperparameters.keys():
+            hyperparameters |= require(section, hyperparameters.pop(section), Named)
+        self.info = info_of_class(algorithm)
+        self.algorithm: type[BaseAlgorithm] = algorithm
+        self.policy = _policy_of(self.info, algorithm, policy)
+        given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
+        self._processing = {name: value for name, value in given.items() if name in PROCESSING}
+        self._data = {name: value for name, value in given.items() if name in DATA}
+        self._given = {name: value for name, value in given.items() if name not in OF_POLICIES}
+        self.processing: ProcessingSettings = processing_settings(self._processing)
+        self.data: DataSettings = data_settings(self._data)
+        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
+        self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
+        extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
+        has_own_extractor = extractor is not None and extractor not in CLASSES["features_extractor_class"]
+        self.has_own_network = has_own_extractor or self.policy not in getattr(algorithm, "policy_aliases", {})
+
+    @property
+    def policy_class(self) -> type[Any]:
+        """The class of the policy."""
+        if not isinstance(self.policy, str):
+            return self.policy
+        return registered_policy(self.policy) or self.algorithm.policy_aliases[self.policy]
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
+        """Return this spec with `defaults` for the settings that it does not have.
+
+        Raises:
+            ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
+        """
+        own = {**self._given, **self._processing, **self._data}
+        more = {name: value for name, value in defaults.items() if name not in OF_POLICIES}
+        resolve_hyperparameters(self.algorithm, more)
+        if defaults.keys() <= own.keys():
+            return self
+        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **{**defaults, **own})
+
+    def to_plain(self) -> State | None:
+        """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
+        name = saved_name(self.algorithm)
+        is_named = name is not None and isinstance(self.policy, str) and self.exploration is None
+        if not is_named or not is_plain([self._given, self._processing]):
+            return None
+        return {
+            "algorithm": name,
+            "policy": self.policy,
+            "hyperparameters": self._given,
+            "processing": self._processing,
+            **({"data": self._data} if self._data else {}),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: StateReader) -> PolicySpec:
+        """Make a spec from what `to_plain` returned.
+
+        Args:
+            plain: the description, which is untrusted.
+
+        Raises:
+            CheckpointError: the data is not a valid spec.
+            ConfigError: an unknown hyperparameter, or a value out of range.
+        """
+        given, algorithm = plain.fields("hyperparameters"), saved_class(plain.string("algorithm"))
+        values = {name: given.value(name) for name in given.names()}
+        if values.get("policy_kwargs") is not None:
+            own_policy = registered_policy(plain.string("policy")) is not None
+            _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
+        resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
+        return cls(
+            algorithm,
+            plain.string("policy"),
+            **values,
+            **_read_section(plain, "processing", PROCESSING),
+            **_read_section(plain, "data", DATA),
+        )
+
+    def __repr__(self) -> str:
+        given = {**self.hyperparameters, **self._processing, **self._data}
+        settings = "".join(f", {name}={value!r}" for name, value in given.items())
+        exploration = "" if self.exploration is None else f", exploration={type(self.exploration).__name__}"
+        return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{exploration}{settings})"
+
+
+def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
+    if not isinstance(policy, str) or registered_policy(policy) is not None:
+        return policy
+    aliases = getattr(algorithm, "policy_aliases", {})
+    meant = info.policy.replace("Mlp", policy.removesuffix("Policy"), 1)  # CnnPolicy may mean CnnLstmPolicy
+    found = next((name for name in (policy, meant) if name in aliases), None)
+    if found is None:
+        accepted = ", ".join([*aliases, OF_THE_USER])
+        kind = re.sub("^(Cnn|MultiInput)", "Mlp", policy)
+        if others := [shown(name) for name, other in built_in().items() if other.policy == kind]:
+            accepted += f"; or algorithm={' or '.join(others)}, which has it (in commands and files, algo)"
+        raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
+    return found
+
+
+def _read_section(plain: StateReader, section: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of processing or of data; none in checkpoints of versions that had none."""
+    if section not in plain:
+        return {}
+    given = plain.fields(section)
+    values = {name: given.value(name) for name in given.names()}
+    for name, value in values.items():
+        if name not in kinds:
+            raise given.error(name, value, f"settings of {', '.join(kinds)}")
+        require(name, value, kinds[name])
+    return values
+
+
+def _check_network(network: StateReader, *, own_policy: bool) -> None:
+    """Refuse settings of a network that PyTorch and SB3 would fail on.
+
+    Arguments of classes that this process has registered may be anything.
+    """
+    values = {name: network.value(name) for name in network.names()}
+    resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
+    own = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
+    if is_registered("features_extractor_class", values.get("features_extractor_class")):
+        own.add("features_extractor_kwargs")
+    for name in values.keys() - own:
+        if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], values[name]):
+            words = f"one of {', '.join(STORED_POLICY_KWARGS)}, as SB3 describes them; or pass `policies`"
+            raise network.error(name, values[name], words)
+
+
+def policy_specs(
+    policies: str | Mapping[PolicyID, PolicySpec],
+    policy_ids: Sequence[PolicyID],
+    defaults: Mapping[str, Any],
+    n_envs: int,
+) -> dict[PolicyID, PolicySpec]:
+    """Return the spec of each policy, with the defaults filled in.
+
+    Args:
+        defaults: settings of every policy that does not set its own, by SB3's names or those of a dialect.
+    """
+    if "algo" in defaults:
+        words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(defaults['algo'])}"
+        raise ConfigError(f"{words}, or a PolicySpec of its class for each policy", key="algo")
+    if isinstance(policies, str):
+        named = ("algorithm", "policy", "exploration")
+        spec = PolicySpec(**{name: defaults[name] for name in named if name in defaults})
+        policies = dict.fromkeys(policy_ids, spec)
+        defaults = {name: value for name, value in defaults.items() if name not in named}
+    for policy_id, spec in policies.items():
+        if not isinstance(spec, PolicySpec):
+            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
+    if not defaults:
+        return dict(policies)
+    return {policy_id: spec.with_defaults(_translated(spec, defaults, n_envs)) for policy_id, spec in policies.items()}
+
+
+def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
+    """Return settings that may have names of a dialect, such as RLlib's, by their names here."""
+    settings = dict(given)
+    for dialect in DIALECTS:
+        settings = dialect.translated(spec, settings, n_envs)
+    return settings
+
+
+# --- The specs in a checkpoint ----------------------------------------------------------------------------------------
+
+
+def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
+    """Read the specs of the policies.
+
+    Raises:
+        CheckpointError: the specs are missing or not valid.
+        ConfigError: a policy was made of classes or functions, which the checkpoint does not hold.
+    """
+    specs = StateReader(checkpoint.state).fields("specs")
+    for policy_id in specs.names():
+        if specs.value(policy_id) is None:
+            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
+    try:
+        return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
+
+
+# --- Hyperparameters -------------------------------------------------------------------------------------------------
+
+
+# `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
+_OF_RUN = "policy env seed device verbose tensorboard_log stats_window_size rollout_buffer_class rollout_buffer_kwargs"
+_RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"])
+
+
+def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
+    """Return the hyperparameters of an algorithm with SB3's defaults."""
+    parameters = parameters_of(algorithm_class)
+    known = {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
+    return known | {name: None for name, beside in ADDED.items() if beside in known}
+
+
+def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check hyperparameters and convert text to the objects that SB3 takes.
+
+    `lin_3e-4` becomes a schedule from 3e-4 down to 0, see `make_schedule`; `policy_kwargs: {activation_fn: relu}` the
+    class.
+
+    Raises:
+        ConfigError: an unknown name, or a value out of range.
+    """
+    known, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
+    if unknown := [name for name in values if name not in known]:
+        raise ConfigError(_unknown_name(algorithm_class, unknown[0], known), key=unknown[0])
+    resolved = dict(values)
+    for name, value in values.items():
+        # A subclass of the user's own may take arguments that no table has: they are not checked.
+        kind = Any if info is None else info.kinds.get(name, Any)
+        takes_schedules = Decay in alternatives_of(kind)
+        if (takes_schedules and callable(value)) or (name == "action_noise" and isinstance(value, ActionNoise)):
+            continue
+        if name == "replay_buffer_class" and getattr(value, "__module__", "").startswith("stable_baselines3."):
+            resolved[name] = value.__name__
+        require(name, resolved[name], kind)
+        if takes_schedules and isinstance(value, (str, list, tuple)):
+            resolved[name] = make_schedule(value, name, kind)
+        elif name == "policy_kwargs" and value is not None:
+            resolved[name] = resolve_policy_kwargs(value)
+    return resolved
+
+
+def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mapping[str, Any]) -> str:
+    if name in _RESERVED:
+        return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
+    for dialect in DIALECTS:
+        if explained := dialect.explain(name):
+            return explained
+    if name in ACCEPTED:
+        return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
+    close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *ACCEPTED], n=3)
+    hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
+    names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
+    given_as = f" ({', '.join(names)})" if names else ""
+    return f"unknown hyperparameter {shown(name)}{given_as} of {algorithm_class.__name__}; {hint}"

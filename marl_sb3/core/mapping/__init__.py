@@ -1,0 +1,1 @@
+"""Which policy each agent has, and which rows of the vec env are a policy's."""

@@ -1,0 +1,369 @@
+"""Track episodes, with numbers from their infos, and summarise the finished ones as metrics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.config.values import PositiveInt, require, shown
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.state.parts import Field, Fields, SavedPart, Stateful, counts, in_order, parts, sums, sums_or_nan
+from marl_sb3.core.state.state import State, StateReader, without_nan
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.types import AgentID, Array, PolicyID
+
+_REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "last": lambda _, new: new,
+}
+
+
+@dataclass(frozen=True)
+class InfoMetric:
+    """A number per episode, computed from an env's infos.
+
+    An env defines its metrics in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
+    metrics of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
+
+    Attributes:
+        key: the entry of `infos[agent]` to read, in every step that has it.
+        agent: the agent whose infos are read; None: every agent.
+        reduce: how the values of steps become the value of the episode: `sum`, `mean`, `min`, `max` or `last`.
+    """
+
+    key: str
+    agent: AgentID | None = None
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, Hashable):
+            raise ConfigError(f"metric of info key {self.key!r}: accepted: a hashable key of a dictionary")
+        if self.reduce not in _REDUCTIONS:
+            raise ConfigError(
+                f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
+            )
+
+
+class InfoAccumulator(Stateful):
+    """The running value of one `InfoMetric` in each of E envs."""
+
+    fields: ClassVar[Fields] = {"value": sums_or_nan("_value"), "count": sums("_count")}
+
+    def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
+        self._name = name
+        self._agents = [metric.agent] if metric.agent is not None else list(agents)
+        self._metric = metric
+        self._combine = _REDUCTIONS[metric.reduce]
+        self._value = np.empty(num_envs)
+        self._count = np.zeros(num_envs)
+        self.restart(np.ones(num_envs, dtype=bool))
+
+    def restart(self, envs: Array | list[int]) -> None:
+        """Forget the values of the envs that begin a new episode; see `EpisodeTracker.restart`."""
+        # Without any event, the sum is 0, but there is no mean, minimum, maximum or last value.
+        self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
+        self._count[envs] = 0
+
+    def add(self, step: VecStep, lengths: Array) -> None:
+        """Add a step, which is step `lengths[i]` of the episode of env i."""
+        for agent in self._agents:
+            try:
+                new = step.infos.values(agent, self._metric.key)
+            except (TypeError, ValueError) as error:  # NumPy raises it for strings and lists
+                raise self._fault(step, lengths, agent) from error
+            if new.shape != self._value.shape:
+                raise self._fault(step, lengths, agent)
+            seen = ~np.isnan(new)
+            start = np.isnan(self._value)
+            self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
+            self._count += seen
+
+    def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
+        """Make the error for the first info that is not a number."""
+        key = self._metric.key
+        values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
+        index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
+        return EnvError(
+            f"env {index}, step {lengths[index]} of its episode, agent {agent!r}: custom metric {self._name!r}: "
+            f"info {key!r} is {value!r}; accepted: a number"
+        )
+
+    def value(self, env_index: int) -> float:
+        """The value of the episode so far; NaN if there is none."""
+        value = float(self._value[env_index])
+        return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
+
+
+def _is_number_or_none(value: Any) -> bool:
+    try:
+        return np.asarray(value, dtype=np.float64).ndim == 0
+    except (TypeError, ValueError):
+        return False
+
+
+def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
+    """Make `InfoMetric`s from mappings.
+
+    Raises:
+        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
+    """
+    try:
+        return {name: InfoMetric(**fields) for name, fields in entries.items()}
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}} ({error})") from error
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode of one env.
+
+    Attributes:
+        env_index: index of the env.
+        length: number of env steps.
+        agent_returns: undiscounted sum of rewards of each agent that acted or was paid.
+        agent_steps: number of actions of each agent.
+        custom: the custom metrics that have a value.
+        duration_s: wall-clock seconds from its first to its last step, including updates in between.
+    """
+
+    env_index: int
+    length: int
+    agent_returns: Mapping[AgentID, float]
+    agent_steps: Mapping[AgentID, int]
+    custom: Mapping[str, float]
+    duration_s: float
+
+
+class EpisodeTracker(Stateful):
+    """Tracks the episodes of E envs and summarises the last `window` finished ones.
+
+    Args:
+        window: number of episodes that means, minima and maxima are taken of.
+        custom_metrics: metrics in addition to those in the env's metadata.
+
+    Raises:
+        ConfigError: `window` is less than 1, or the env's metadata is wrong.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policy_of: Mapping[AgentID, PolicyID],
+        window: int = 100,
+        custom_metrics: Mapping[str, InfoMetric] | None = None,
+    ) -> None:
+        window = require("stats_window_size", window, PositiveInt)
+        self._agents = env.agents
+        self._policy_of = policy_of
+        self._num_envs = env.num_envs
+        announced = info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
+        self.custom_metrics = {**announced, **_checked(custom_metrics or {})}
+        require_ids("custom metric", self.custom_metrics, "custom_metrics")
+        for name, metric in self.custom_metrics.items():
+            if metric.agent is not None and metric.agent not in env.agents:
+                raise ConfigError(
+                    f"custom metric {name!r}: agent is {metric.agent!r}; the env has {', '.join(env.agents)}",
+                    key="custom_metrics",
+                )
+        self.episodes: deque[Episode] = deque(maxlen=window)  # drops the oldest ones
+        self._added: list[str] = []  # names of custom metrics that hooks have added
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all running episodes; call it after a reset of all envs."""
+        shape = (self._num_envs, len(self._agents))
+        self._returns = np.zeros(shape)
+        self._agent_steps = np.zeros(shape, dtype=np.int64)
+        self._lengths = np.zeros(self._num_envs, dtype=np.int64)
+        self._started_s = np.full(self._num_envs, time.perf_counter())
+        self._custom = {
+            name: InfoAccumulator(name, metric, self._agents, self._num_envs)
+            for name, metric in self.custom_metrics.items()
+        }
+
+    def longest_running(self) -> int:
+        """Return the env steps of the longest episode that has not ended; 0 if the envs are stepped elsewhere."""
+        return int(self._lengths.max())
+
+    def record(self, step: VecStep) -> list[Episode]:
+        """Record one step of all envs; return the episodes that have finished.
+
+        Raises:
+            EnvError: the info that a custom metric reads is not a number.
+        """
+        self._returns += step.rewards  # whether or not the agent acted
+        self._agent_steps += step.acted
+        self._lengths += step.stepped
+        for accumulator in self._custom.values():
+            accumulator.add(step, self._lengths)
+        if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()
+            return []
+        finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
+        self.restart(step.episode_done)
+        self.episodes.extend(finished)
+        return finished
+
+    def running(self, env_index: int) -> tuple[int, dict[AgentID, float], dict[AgentID, int]]:
+        """Return length, returns of agents that have acted or were paid, and actions, of an env's running episode."""
+        returns, agent_steps = self._returns[env_index].tolist(), self._agent_steps[env_index].tolist()
+        acted = dict(zip(self._agents, agent_steps, strict=True))
+        paid = {agent: paid for agent, paid in zip(self._agents, returns, strict=True) if acted[agent] or paid}
+        return int(self._lengths[env_index]), paid, acted
+
+    def add_custom(self, episode: Episode, numbers: Mapping[str, float]) -> None:
+        """Add custom metrics to a finished episode in the window."""
+        if not numbers:
+            return
+        place = next(number for number, each in enumerate(self.episodes) if each is episode)
+        self.episodes[place] = replace(episode, custom={**episode.custom, **numbers})
+        self._added = list(dict.fromkeys([*self._added, *(n for n in numbers if n not in self.custom_metrics)]))
+
+    @property
+    def _custom_names(self) -> list[str]:
+        """The names of all custom metrics, of infos and those that hooks have added."""
+        return [*self.custom_metrics, *self._added]
+
+    def _episode(self, env_index: int) -> Episode:
+        length, paid, acted = self.running(env_index)
+        custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
+        return Episode(
+            env_index=env_index,
+            length=length,
+            agent_returns=paid,
+            agent_steps=acted,
+            custom={name: value for name, value in custom.items() if math.isfinite(value)},
+            duration_s=time.perf_counter() - self._started_s[env_index],
+        )
+
+    def restart(self, envs: Array | list[int]) -> None:
+        """Forget the running episodes of these envs, (E,) bool or indices: they have begun new ones."""
+        self._returns[envs] = 0.0
+        self._agent_steps[envs] = 0
+        self._lengths[envs] = 0
+        self._started_s[envs] = time.perf_counter()
+        for accumulator in self._custom.values():
+            accumulator.restart(envs)
+
+    def summary(self) -> Result:
+        """The episode metrics of `env_runners/`; None before an episode has finished."""
+        episodes = self.episodes
+        return {
+            **_spread("episode_return", [sum(e.agent_returns.values()) for e in episodes]),
+            **_spread("episode_len", [e.length for e in episodes]),
+            "episode_duration_sec_mean": _mean([e.duration_s for e in episodes]),
+            "agent_episode_returns_mean": {agent: _mean(self._returns_of([agent])) for agent in self._agents},
+            "module_episode_returns_mean": {
+                policy: _mean(self._returns_of([a for a in self._agents if self._policy_of.get(a) == policy]))
+                for policy in dict.fromkeys(self._policy_of.values())
+            },
+            "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},
+            "custom_metrics": {
+                key: value
+                for name in self._custom_names
+                for key, value in _spread(name, [e.custom[name] for e in episodes if name in e.custom]).items()
+            },
+        }
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    fields: ClassVar[Fields] = {
+        "returns": sums("_returns"),
+        "agent_steps": counts("_agent_steps"),
+        "lengths": counts("_lengths"),
+        "running_s": Field(
+            lambda self: time.perf_counter() - self._started_s,
+            lambda self, state, name: state.sums(name, self._started_s.shape),
+            lambda self, running_s: setattr(self, "_started_s", time.perf_counter() - running_s),
+        ),
+        "custom": parts("_custom"),
+        "finished": Field(
+            lambda self: self._finished(),
+            lambda self, state, name: self._read_finished(state.fields(name)),
+            lambda self, finished: self._set_finished(finished),
+        ),
+    }
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:  # type: ignore[override]
+        """See `Part.read_state`; with another number of envs, only the finished episodes are restored."""
+        if saved.num_envs == self._num_envs:
+            return super().read_state(saved)
+        finished = self._read_finished(saved.fields("finished"))
+        return in_order([self.begin, lambda: self._set_finished(finished)])
+
+    def _finished(self) -> State:
+        """Return the finished episodes in the window as columns."""
+        episodes = self.episodes
+        agent_steps = [[e.agent_steps[agent] for agent in self._agents] for e in episodes]
+        returns = [[e.agent_returns.get(agent, math.nan) for agent in self._agents] for e in episodes]
+        custom = [[e.custom.get(name, math.nan) for name in self._custom_names] for e in episodes]
+        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(self._custom_names))
+        return {
+            "env_index": np.array([e.env_index for e in episodes], np.int64),
+            "length": np.array([e.length for e in episodes], np.int64),
+            "duration_s": np.array([e.duration_s for e in episodes], float),
+            "agent_steps": np.array(agent_steps, np.int64).reshape(of_agents),
+            "agent_returns": without_nan(np.array(returns, float).reshape(of_agents)),
+            "custom": without_nan(np.array(custom, float).reshape(of_metrics)),
+            "added": list(self._added),
+        }
+
+    def _read_finished(self, state: StateReader) -> tuple[list[str], list[Episode]]:
+        env_index, listed = state.counts("env_index", (None,)), state.listed("added")
+        added = [listed.string(number) for number in listed]
+        n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
+        columns = (
+            env_index,
+            state.counts("length", (n,)),
+            state.sums_or_nan("agent_returns", (n, len(agents))),
+            state.counts("agent_steps", (n, len(agents))),
+            state.sums_or_nan("custom", (n, len(names))),
+            state.sums("duration_s", (n,)),
+        )
+        return added, [
+            Episode(
+                env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), seconds
+            )
+            for env, length, paid, acted, own, seconds in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+    def _set_finished(self, finished: tuple[list[str], list[Episode]]) -> None:
+        self._added, episodes = finished
+        self.episodes.clear()
+        self.episodes.extend(episodes)
+
+    def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
+        return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
+
+
+def _checked(custom_metrics: Any) -> Mapping[str, InfoMetric]:
+    is_mapping = isinstance(custom_metrics, Mapping)
+    if not is_mapping or not all(isinstance(metric, InfoMetric) for metric in custom_metrics.values()):
+        words = f"custom_metrics is {shown(custom_metrics)}; accepted: a mapping of names to InfoMetric"
+        raise ConfigError(words, key="custom_metrics")
+    return {**custom_metrics}
+
+
+def _known(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    return {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _spread(name: str, values: list[float]) -> Result:
+    mean, least, most = (_mean(values), min(values), max(values)) if values else (None, None, None)
+    return {f"{name}_mean": mean, f"{name}_min": least, f"{name}_max": most}

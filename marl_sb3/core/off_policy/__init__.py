@@ -1,0 +1,1 @@
+"""Learning from a replay buffer: the buffers, and the learner that updates from them."""

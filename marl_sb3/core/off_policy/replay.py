@@ -1,0 +1,534 @@
+"""SB3's replay buffers, for rows that do not act in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from typing_extensions import override
+
+from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter
+from marl_sb3.core.experience.turns import Experience
+from marl_sb3.core.sb3.private import after_step, set_progress_remaining
+from marl_sb3.core.state.checkpoint import form_of, pieces
+from marl_sb3.core.state.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
+from marl_sb3.core.state.state import MAX_COUNT, StateReader
+from marl_sb3.core.vec_env.observations import joined, map_arrays, pairs, with_rows, zeros
+from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.errors import CheckpointError
+from marl_sb3.types import Array, BoolArray, Observations
+
+_COLUMNS = ("actions", "rewards", "dones", "timeouts")
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
+    _Base = ReplayBuffer
+else:
+    _Base = object
+
+
+class Transitions(NamedTuple):
+    """n transitions that are over; (n, ...) each.
+
+    Attributes:
+        dones: whether the episode of the agent ended.
+        timeouts: whether it was truncated and not terminated.
+        rows: the indices of the rows that they are of, in ascending order.
+    """
+
+    observations: Observations
+    next_observations: Observations
+    actions: Array
+    rewards: Array
+    dones: Array
+    timeouts: Array
+    rows: Array
+
+    def at(self, places: slice) -> Transitions:
+        """Return some of them."""
+        parts: list[Any] = [map_arrays(lambda array: array[places], part) for part in self]
+        return Transitions(*parts)
+
+
+def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
+    """Join transitions, one after the other."""
+    return Transitions(*(joined(arrays) for arrays in zip(*parts, strict=True)))  # type: ignore[arg-type]
+
+
+class Lines(Stateful, _Base):
+    """Mixin for an SB3 replay buffer, whose arrays have lines of a place for each row: puts transitions into places.
+
+    In a checkpoint, the arrays are tensors beside the fields of its state.
+    """
+
+    names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
+
+    def add_transitions(self, added: Transitions) -> None:
+        """Add transitions, at most one of each row."""
+        places, number = self._places_for(added.rows), len(added.rows)
+        self._put_observations(places, added)
+        self.actions[places] = added.actions.reshape(number, self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
+        self.timeouts[places] = added.timeouts if self.handle_timeout_termination else 0
+        self._advance(added.rows)
+
+    def _places_for(self, rows: Array) -> Any:
+        """Return the index of the places, one for the next transition of each of these rows."""
+        raise NotImplementedError
+
+    def _put_observations(self, places: Any, added: Transitions) -> None:
+        seen = pairs(self.observations, added.observations), pairs(self.next_observations, added.next_observations)
+        for own, given in chain(*seen):
+            own[places] = given.reshape(len(added.rows), *own.shape[2:])
+
+    def _advance(self, rows: Array) -> None:
+        """Go on to the next places, because these rows have filled one each."""
+        raise NotImplementedError
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        """Return the number of lines with transitions, from the values of the fields."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Array]:
+        """Return views of the lines that hold transitions, by name."""
+        lines = self._lines_of(self.get_state())
+        return {name: array[:lines] for name, array in self.arrays().items()}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, (lines, rows, ...) each."""
+        named: dict[str, Array] = {}
+        for name in self.names:
+            of_all: Any = getattr(self, name)
+            parts = {f"{name}/{key}": part for key, part in of_all.items()} if isinstance(of_all, dict) else None
+            named.update(parts or {name: of_all})
+        return named
+
+    def read_state(self, state: StateReader, file: TensorFile) -> Commit:  # type: ignore[override]
+        """Check what `get_state` and `tensors` returned, without reading whole tensors into memory.
+
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        values = self.read_fields(state)
+        self.require_columns(file, self._lines_of(values), self.n_envs)
+
+        def commit() -> None:
+            self.set_fields(values)
+            for name, own in self.arrays().items():
+                for begin, piece in pieces(file.arrays, name):
+                    own[begin : begin + len(piece)] = piece
+
+        return commit
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """Refuse tensors that are not those of such a buffer, without reading whole tensors into memory.
+
+        Args:
+            file: the tensors.
+            lines: the lines with transitions.
+            rows: of the buffer.
+
+        Raises:
+            CheckpointError: they are not.
+        """
+        own = self.arrays()
+        if set(file.arrays) != set(own):
+            names = ", ".join(name[:80] for name in file.arrays)
+            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
+        for name, present in own.items():
+            form, shape = form_of(file.arrays, name), (lines, rows, *present.shape[2:])
+            if form.dtype != present.dtype or form.shape != shape:
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {present.dtype} {shape}")
+            _require_categories_of(name, file, self)
+
+
+class TurnAwareReplay(Lines):
+    """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
+
+    SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
+    line, and in the order in which the transitions ended. If every row acts in every step, this is SB3's layout, and
+    minibatches are drawn with the same random numbers. A line that is being filled for the first time is not drawn
+    from yet.
+    """
+
+    fields: ClassVar[Fields] = {
+        "pos": integer("pos", 0, lambda self: self.buffer_size - 1),
+        "filled": integer("_filled", 0, lambda self: self.n_envs - 1),
+        "full": boolean("full"),
+    }
+
+    _filled: int = 0  # places of the line `pos` that hold a transition
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays stay."""
+        super().reset()
+        self._filled = 0
+
+    @property
+    def num_transitions(self) -> int:
+        """Number of transitions in the buffer."""
+        return self.n_envs * (self.buffer_size if self.full else self.pos) + self._filled * (not self.full)
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a line to draw from."""
+        return self.full or self.pos > 0
+
+    def _places_for(self, rows: Array) -> Any:
+        if len(rows) == self.n_envs and self._filled == 0:
+            return self.pos  # a whole line, which is faster
+        places = self.pos * self.n_envs + self._filled + np.arange(len(rows))
+        return np.divmod(places % (self.buffer_size * self.n_envs), self.n_envs)
+
+    def _advance(self, rows: Array) -> None:
+        self.fill(len(rows))
+
+    def fill(self, number: int) -> None:
+        """Note that the next so many places hold transitions."""
+        lines, self._filled = divmod(self._filled + number, self.n_envs)
+        self.pos += lines
+        if self.pos >= self.buffer_size:
+            self.full = True
+            self.pos -= self.buffer_size
+
+    @override
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
+
+
+def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
+    """Refuse numbers of categories outside their space: they are indices into arrays."""
+    column, _, key = name.partition("/")
+    if column not in ("observations", "next_observations", "actions"):
+        return
+    space: Any = buffer.action_space if column == "actions" else buffer.observation_space
+    space = space.spaces[key] if key else space
+    if isinstance(space, spaces.Box):
+        return  # to read its pieces takes time
+    for _, piece in pieces(file.arrays, name):
+        require_categories(piece, space, f"{file.name}: {name}")
+
+
+class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
+    """`ReplayBuffer` of single transitions."""
+
+
+class TransitionDictReplayBuffer(TurnAwareReplay, DictReplayBuffer):
+    """The same for `Dict` observations."""
+
+
+def read_resized(
+    buffer: TransitionReplayBuffer | TransitionDictReplayBuffer, state: StateReader, file: TensorFile, rows: int
+) -> Callable[[], None]:
+    """Check what `get_state` and `tensors` of a buffer with another number of rows returned.
+
+    Args:
+        buffer: into which the transitions go, from the oldest to the newest; if it is smaller, the newest ones.
+        rows: of the other buffer.
+
+    Returns:
+        A function that puts them in.
+
+    Raises:
+        CheckpointError: they do not fit this buffer.
+    """
+    full, filled = state.boolean("full"), state.integer("filled", 0, rows - 1)
+    lines = form_of(file.arrays, "rewards").shape[0] if "rewards" in file.arrays else 0
+    pos = state.integer("pos", 0, max(lines - 1, 0) if full else max(lines - (filled > 0), 0))
+    buffer.require_columns(file, lines if full else pos + (filled > 0), rows)
+    held, oldest = (lines * rows, pos * rows + filled) if full else (pos * rows + filled, 0)
+    capacity = buffer.buffer_size * buffer.n_envs
+    dropped = max(held - capacity, 0)
+
+    def commit() -> None:
+        for name, own in buffer.arrays().items():
+            flat = own.reshape(capacity, *own.shape[2:])
+            for begin, piece in pieces(file.arrays, name):
+                numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
+                kept = (numbers >= 0) & (numbers < held - dropped)
+                flat[numbers[kept]] = piece.reshape(len(numbers), *own.shape[2:])[kept]
+        buffer.reset()
+        buffer.fill(held - dropped)
+
+    return commit
+
+
+# --- Experience ------------------------------------------------------------------------------------------------------
+
+
+class OpenTransitions(Stateful):
+    """The transition of each row that is not over: what its agent saw and did. `RowProcessing` sums its rewards.
+
+    Args:
+        observation_space: what a row observes, as SB3 sees it.
+        action_space: what it does.
+
+    Attributes:
+        rows: (rows,) bool; the rows that have one.
+    """
+
+    fields: ClassVar[Fields] = {
+        "rows": array("rows"),
+        "actions": array("_actions"),
+        "observations": arrays("_observations"),
+    }
+
+    def __init__(self, num_rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.rows = np.zeros(num_rows, dtype=np.bool_)
+        self._observation_space = observation_space
+        self._action_space = action_space
+        self._observations = zeros(observation_space, (num_rows,))
+        dtype = np.float32 if action_space.dtype == np.float64 else action_space.dtype  # as in SB3's replay buffers
+        self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=dtype)
+
+    def begin(self, rows: BoolArray, observations: Observations, actions: Array) -> None:
+        """Open a transition for each row that acts, (rows,) bool; all arrays are (rows, ...)."""
+        chosen = index_of(rows)
+        for own, given in pairs(self._observations, observations):
+            own[chosen] = given.reshape(own.shape)[chosen]
+        self._actions[chosen] = actions[chosen]
+        self.rows |= rows
+
+    def pop(self, rows: BoolArray) -> tuple[Observations, Array]:
+        """Close the transitions of these rows, (rows,) bool; returns their observations and actions."""
+        chosen = index_of(rows)
+        taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
+        self.rows = self.rows & ~rows
+        return taken, self._actions[chosen].copy()
+
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """Refuse categories outside their space: they are indices into arrays."""
+        require_categories(values["actions"], self._action_space, f"{state.where}/actions")
+        require_observed(values["observations"], self._observation_space, f"{state.where}/observations")
+
+
+def index_of(rows: BoolArray) -> Any:
+    """Return an index of these rows, (rows,) bool: a slice if it is all of them, which NumPy takes much faster."""
+    return slice(None) if np.count_nonzero(rows) == len(rows) else rows
+
+
+class ReplayExperience(Experience):
+    """See `Experience`; transitions that are over are added to `algorithm.replay_buffer`.
+
+    The order of random draws and of floating point operations is that of SB3's `off_policy_algorithm.py`, so that one
+    shared policy trains bit for bit as in SB3. A rollout is what SB3 collects between two updates.
+
+    Args:
+        stored: the space of the observations that the buffer keeps.
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+
+    Attributes:
+        episodes: of agents that ended since the rollout began; the same for `agent_steps`.
+    """
+
+    fields: ClassVar[Fields] = {
+        "steps": integer("steps", 0, lambda own: own.most_steps),
+        "episodes": integer("episodes"),
+        "agent_steps": integer("agent_steps"),
+        "open": part("_open"),
+    }
+
+    def __init__(self, actor: Actor, stored: spaces.Space[Any], progress_remaining: Callable[[], float]) -> None:
+        super().__init__(actor)
+        self.episodes = self.agent_steps = 0
+        self._progress_remaining = progress_remaining
+        self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
+        self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # env step of the open transition, for a hook
+        self._held: dict[int, list[tuple[int, Transitions]]] = {}  # row -> its episode so far, with those steps
+        self._held_from = np.full(actor.rows.num_rows, NEVER)  # first of those steps
+        self._unseen = np.zeros(actor.rows.num_rows, dtype=np.bool_)  # rows whose episode began before the hook
+        self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
+        self._advanced = 0  # steps of all envs that the latest one has completed
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps that a rollout has."""
+        every = self.algorithm.train_freq
+        return min(every.frequency, MAX_COUNT) if every.unit is TrainFrequencyUnit.STEP else MAX_COUNT
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`; when an episode ends is not known beforehand."""
+        every = self.algorithm.train_freq
+        if every.unit is TrainFrequencyUnit.STEP:
+            return int(every.frequency) - self.steps
+        return 0 if self.episodes >= every.frequency else 1
+
+    @override
+    def begin_episodes(self) -> None:
+        self.give_up(np.ones(self.actor.rows.num_rows, dtype=np.bool_))
+
+    def give_up(self, rows: BoolArray) -> None:
+        """See `Experience.give_up`; returns over several steps are given up too.
+
+        What was held back for a hook is shown: it is over, and would have been recorded without the hook.
+        """
+        if self._held and self.rewriter is not None:
+            numbers = np.where(self._open.rows, self._began_in, self.rewriter.numbers(self.actor))
+            for row in np.flatnonzero(rows).tolist():
+                self._show_held(row, int(numbers[row]), self.rewriter)
+        self._open.rows = self._open.rows & ~rows
+        self._held_from[rows], self._unseen[rows] = NEVER, False
+        self._break_off(rows)
+
+    def _break_off(self, rows: BoolArray) -> None:
+        self.algorithm.replay_buffer.break_off(rows)
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`; open transitions go on."""
+        self.steps = self.episodes = self.agent_steps = 0
+
+    @override
+    def begin(self, acted: Acted) -> None:
+        assert acted.decision.learned is not None
+        self._open.begin(acted.acting, acted.seen, acted.decision.learned)
+        if self.rewriter is not None:
+            self._began_in[acted.acting] = self.rewriter.numbers(self.actor)[acted.acting]
+            first = acted.acting & ~self._unseen & (self._held_from == NEVER)
+            self._held_from[first] = self._began_in[first]
+        number = int(np.count_nonzero(acted.acting))
+        self.algorithm.num_timesteps += number
+        self.agent_steps += number
+        self._advanced = self._count_step(acted.stepping)
+        self.steps += self._advanced
+
+    def _count_step(self, stepping: BoolArray | None) -> int:
+        """Return the steps of all envs that are complete with this one: 1, if the envs take their steps together."""
+        if stepping is None:
+            return 1
+        rows = self.actor.rows
+        self._turns += int(np.count_nonzero(stepping)) // len(rows.agents)
+        complete, self._turns = divmod(self._turns, rows.num_envs)
+        return complete
+
+    @override
+    def add(self, observed: Observed) -> None:
+        step, _, ended = observed
+        over = self._open.rows & (ended | self.actor.rows.of_agents(step.to_act))
+        if np.count_nonzero(over):  # for few rows much faster than any()
+            self._add_transitions(observed, over)
+        set_progress_remaining(self.algorithm, self._progress_remaining())
+        if self._advanced:
+            after_step(self.algorithm)
+        self.episodes += int(np.count_nonzero(ended))
+
+    def _add_transitions(self, observed: Observed, over: BoolArray) -> None:
+        step, rewards, ended = observed
+        timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
+        following, chosen = self._following(step, ended & over), index_of(over)
+        observations, actions = self._open.pop(over)
+        transitions = Transitions(
+            observations,
+            map_arrays(lambda array: array[chosen], following),
+            actions,
+            rewards[chosen],
+            ended[chosen],
+            timeouts[chosen],
+            np.flatnonzero(over),
+        )
+        if self.rewriter is None:
+            self._record(transitions)
+        else:
+            truncated = self.actor.rows.of_agents(step.truncated)
+            self._hold(transitions, truncated, self.rewriter)
+
+    def _hold(self, transitions: Transitions, truncated: BoolArray, rewriter: TrajectoryRewriter) -> None:
+        """Hold transitions back until their episodes end; then show these to the hook, and record what it leaves."""
+        for number, row in enumerate(transitions.rows.tolist()):
+            one = transitions.at(slice(number, number + 1))
+            if self._unseen[row]:
+                self._record(one)
+                self._unseen[row] = not one.dones[0]
+                continue
+            self._held.setdefault(row, []).append((int(self._began_in[row]), one))
+            if one.dones[0]:
+                end = int(rewriter.numbers(self.actor)[row])
+                self._show_held(row, end, rewriter, has_ended=True, truncated=bool(truncated[row]))
+                self._held_from[row] = NEVER
+
+    def _show_held(
+        self, row: int, end: int, rewriter: TrajectoryRewriter, has_ended: bool = False, truncated: bool = False
+    ) -> None:
+        """Show what is held of a row to the hook, until step `end`, and record it.
+
+        Where transitions are missing, nothing is added up over the gap: the one before it counts as truncated.
+        """
+        if row not in self._held:
+            return
+        steps, parts = zip(*self._held.pop(row), strict=True)
+        episode = joined_transitions(parts)
+        experience: dict[str, Any] = {
+            "observations": map_arrays(np.array, episode.observations),
+            "actions": episode.actions,
+            "rewards": np.array(episode.rewards, np.float32),
+            "values": None,
+            "log_probs": None,
+            "has_ended": has_ended,
+            "truncated": truncated,
+        }
+        shown = rewriter.shown(self.actor, row, np.array(steps), end, experience)
+        for own, given in pairs(episode.next_observations, shown.observations):
+            own[:-1] = given[1:]
+        episode = episode._replace(observations=shown.observations, rewards=shown.rewards)
+        of_row = np.arange(len(self._unseen)) == row
+        for number, kept in enumerate(np.asarray(shown.keep, dtype=np.bool_).tolist()):
+            if kept:
+                self._record(episode.at(slice(number, number + 1)))
+            else:
+                self._break_off(of_row)
+
+    @override
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+        """See `Experience.show_to`; what was held back for a hook that is gone is recorded as it is."""
+        if self.rewriter is None:
+            self._unseen = ~self.actor.starts
+        super().show_to(rewriter)
+        for held in self._held.values() if rewriter is None else ():
+            for _, transition in held:
+                self._record(transition)
+        if rewriter is None:
+            self._held.clear()
+            self._held_from.fill(NEVER)
+
+    @override
+    def held_from(self) -> Array:
+        return self._held_from
+
+    def _record(self, transitions: Transitions) -> None:
+        self.algorithm.replay_buffer.add_transitions(transitions)
+
+    def _following(self, step: VecStep, ended: BoolArray) -> Observations:
+        """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
+        following = self.actor.observations(step)
+        if not np.count_nonzero(ended):
+            return following
+        known = np.zeros(step.terminated.shape, dtype=np.bool_)
+        for place in step.final_observations:
+            known[place] = True
+        known &= self.actor.rows.mine
+        if not known.any():
+            return following
+        final: Any = self.actor.final_observations(step, known)
+        rows = self.actor.rows.of_agents(known)
+        if isinstance(following, dict):
+            return {key: with_rows(array, rows, final[key]) for key, array in following.items()}
+        return with_rows(following, rows, final)
+
+    def break_off(self) -> None:
+        """See `Experience.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""
+        self.begin_episodes()
+        self.steps = self.episodes = self.algorithm.train_freq.frequency

@@ -1,0 +1,13 @@
+"""Processing of a policy's observations, rewards and actions, as its settings say; `processing.ORDER` is the order.
+
+`Processing` holds the processors of one policy and their running statistics. `process_rows` applies it to the rows of a
+policy in training and in evaluations, step by step; `predict` passes the memory of an agent in and out.
+"""
+
+from __future__ import annotations
+
+from marl_sb3.core.processing.processing import ORDER, Processing
+from marl_sb3.core.processing.processors import Memory, Policy
+from marl_sb3.core.processing.rows import RowProcessing, process_rows
+
+__all__ = ["ORDER", "Memory", "Policy", "Processing", "RowProcessing", "process_rows"]

@@ -1,0 +1,177 @@
+"""The processing of one policy: which processors there are, in which order, and their running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.processing.normalize import NormalizeObservations, RunningStatistics
+from marl_sb3.core.processing.processors import (
+    AgentIndicator,
+    FrameStack,
+    Grayscale,
+    Memory,
+    ObservationProcessor,
+    Policy,
+    PreviousAction,
+    PreviousReward,
+    ProcessorInput,
+    Resize,
+    Space,
+    TimeFeature,
+)
+from marl_sb3.core.state.parts import read_states, states_of
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array, Observations
+
+
+class RescaleActions:
+    """Maps [-1, 1] to the range of a Box, as Gymnasium's `RescaleAction(env, -1, 1)` does.
+
+    Args:
+        space: the env's action space.
+
+    Attributes:
+        space: the policy's action space.
+        low: lower bounds of the env's actions.
+        high: upper bounds of the env's actions.
+
+    Raises:
+        ConfigError: the env's action space is no Box with finite bounds.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        if not isinstance(space, spaces.Box) or not (space.is_bounded() and (space.low < space.high).all()):
+            words = f"rescale_actions: the action space is {space}; accepted: a Box with finite bounds"
+            raise ConfigError(words, key="rescale_actions")
+        assert space.dtype is not None
+        self.low, self.high, self._dtype = space.low, space.high, space.dtype
+        self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)
+
+    def __call__(self, actions: Array) -> Array:
+        """Convert (rows, ...) actions of the policy to actions of the env."""
+        scaled: Array = self.low + (actions + 1) * 0.5 * (self.high - self.low)
+        inside: Array = np.clip(scaled, self.low, self.high)  # rounding must not leave the Box
+        return inside.astype(self._dtype)
+
+    def reverse(self, actions: Array) -> Array:
+        """Convert (rows, ...) actions of the env to actions of the policy."""
+        scaled: Array = 2.0 * (actions - self.low) / (self.high - self.low) - 1.0
+        return scaled.astype(self._dtype)
+
+
+# The order in which observations are processed; this is the one place that states it. Rewards are clipped, then
+# normalised. Frames are stacked after they are normalised, as rl-baselines3-zoo does it; numbers that are in order
+# already, such as one-hot codes, are appended last and stay as they are.
+ORDER: Mapping[str, Callable[[Space, ProcessingSettings, Policy], ObservationProcessor]] = {
+    "resize": Resize,
+    "grayscale": Grayscale,
+    "normalize_observations": NormalizeObservations,
+    "frame_stack": FrameStack,
+    "previous_action": PreviousAction,
+    "previous_reward": PreviousReward,
+    "time_feature": TimeFeature,
+    "agent_indicator": AgentIndicator,
+}
+
+
+class Processing:
+    """What is done to the observations, rewards and actions of one policy.
+
+    It holds no memory of rows: `RowProcessing` and `predict` pass it in.
+
+    Args:
+        settings: the settings of the policy.
+        policy: the policy; its `action_space` is that of the env.
+        observation_space: the env's observation space.
+
+    Attributes:
+        settings: as given.
+        env_observation_space: the env's observation space.
+        observation_space: the space of processed observations.
+        action_space: the space in which the policy acts.
+        processors: processors of observations by setting, in the order in which they are applied.
+        normalizer: the one of them that normalises; None: none does.
+        returns: running statistics of the discounted returns, by which rewards are normalised; None: they are not.
+        rescale: the processor of actions; None: actions are not changed.
+
+    Raises:
+        ConfigError: a setting does not fit the spaces; the message names the policy.
+    """
+
+    def __init__(self, settings: ProcessingSettings, policy: Policy, observation_space: Space) -> None:
+        self.settings = settings
+        self.env_observation_space = self.observation_space = observation_space
+        self.processors: dict[str, ObservationProcessor] = {}
+        changed = settings.changed()
+        try:
+            self.rescale = RescaleActions(policy.action_space) if settings.rescale_actions else None
+            self.action_space: spaces.Space[Any] = self.rescale.space if self.rescale else policy.action_space
+            policy = policy._replace(action_space=self.action_space)
+            for name in ORDER:
+                if name in changed:
+                    self.processors[name] = ORDER[name](self.observation_space, settings, policy)
+                    self.observation_space = self.processors[name].space
+        except ConfigError as error:
+            raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
+        self.returns = RunningStatistics(shape=()) if settings.normalize_rewards else None
+        found = self.processors.get("normalize_observations")
+        self.normalizer = found if isinstance(found, NormalizeObservations) else None
+        self._remembering = [each for each in self.processors.values() if each.initial(1)]
+
+    def initial(self, rows: int) -> dict[str, Array]:
+        """Return the memory of `rows` rows at the start of an episode."""
+        return {name: array for each in self._remembering for name, array in each.initial(rows).items()}
+
+    def observe(
+        self, seen: Observations, memory: Memory, agents: Array, learn: bool = False, normalize: bool = True
+    ) -> tuple[Observations, Memory]:
+        """Process observations; returns them with the new memory of the rows.
+
+        Args:
+            seen: (rows, ...) observations of the env.
+            memory: memory of these rows; it is not changed in place.
+            agents: (rows,) index of each row's agent among the agents of the policy.
+            learn: whether the observations update running statistics.
+            normalize: whether observations are normalised; the statistics take them in anyway.
+        """
+        for each in self.processors.values():
+            inputs = ProcessorInput(seen, memory, agents, learn)
+            if each is self.normalizer and not normalize:
+                self.normalizer.take_in(inputs)
+                continue
+            seen, changed = each.observe(inputs)
+            memory = {**memory, **changed} if changed else memory
+        return seen, memory
+
+    def acted(self, memory: Memory, actions: Array) -> Memory:
+        """Return the memory of rows after they have taken these (rows, ...) actions of the policy."""
+        for each in self._remembering:
+            memory = {**memory, **each.acted(memory, actions)}
+        return memory
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> dict[str, RunningStatistics]:
+        """All running statistics by name."""
+        of_parts = {} if self.normalizer is None else self.normalizer.statistics
+        observed = {f"observations/{key}" if key else "observations": own for key, own in of_parts.items()}
+        return observed if self.returns is None else {**observed, "returns": self.returns}
+
+    def get_state(self) -> State:
+        """Return the running statistics for `read_state`."""
+        return states_of(self.statistics)
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`.
+
+        Raises:
+            CheckpointError: the state does not fit this processing.
+        """
+        return read_states(self.statistics, state)

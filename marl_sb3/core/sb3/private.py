@@ -1,0 +1,209 @@
+"""Access to private members of SB3's algorithms: for a new version of SB3, check this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecNormalize
+
+from marl_sb3.core.state.parts import Fields, if_present, integer, number
+
+# --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
+
+
+def set_up_logging(algorithm: Any) -> None:
+    """Give an algorithm a logger without outputs, and the counts that learners keep in it if it lacks them."""
+    if not isinstance(algorithm, BaseAlgorithm):
+        for name, value in {"num_timesteps": 0, "_n_updates": 0, "_current_progress_remaining": 1.0}.items():
+            setattr(algorithm, name, getattr(algorithm, name, value))
+        algorithm.logger = Logger(None, [])
+    else:
+        algorithm.set_logger(Logger(None, []))
+
+
+def _torch_names(algorithm: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the modules and optimizers, and of the tensors outside of them, that are saved."""
+    if isinstance(algorithm, BaseAlgorithm):
+        return algorithm._get_torch_save_params()
+    return ["policy", "policy.optimizer"], []
+
+
+# --- Schedules and counts --------------------------------------------------------------------------------------------
+
+
+def progress_remaining(algorithm: BaseAlgorithm) -> float:
+    """Return the argument of the algorithm's schedules: 1 at the start of training, 0 at its end."""
+    return algorithm._current_progress_remaining
+
+
+def set_progress_remaining(algorithm: BaseAlgorithm, progress: float) -> None:
+    """Set what `progress_remaining` returns."""
+    algorithm._current_progress_remaining = progress
+
+
+def num_updates(algorithm: BaseAlgorithm) -> int:
+    """Return SB3's count `train/n_updates`: for PPO, the number of epochs."""
+    return algorithm._n_updates
+
+
+# The counts in the state of an owner that has the algorithm as `algorithm`.
+COUNTS: Fields = {
+    "num_timesteps": integer("algorithm.num_timesteps"),
+    "n_updates": integer("algorithm._n_updates"),
+    "progress_remaining": number("algorithm._current_progress_remaining")._replace(
+        get=lambda owner: float(progress_remaining(owner.algorithm))  # without the env steps of a `Progress`
+    ),
+}
+# The same for off-policy algorithms: how often `after_step` was called, and the share of random actions, both of DQN.
+OFF_POLICY_COUNTS: Fields = {
+    "steps": if_present("algorithm._n_calls", integer("algorithm._n_calls")),
+    "exploration_rate": if_present("algorithm.exploration_rate", number("algorithm.exploration_rate", 0.0, 1.0)),
+}
+
+
+# --- Policies with LSTMs ---------------------------------------------------------------------------------------------
+
+
+def calls_lstm_as_sb3(policy: BasePolicy) -> bool:
+    """Whether the policy's LSTMs get sequences in the way of sb3-contrib: in one call if no episode starts in them."""
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+    sb3: Any = RecurrentActorCriticPolicy
+    own: Any = type(policy)
+    names = ("_process_sequence", "evaluate_actions")
+    return issubclass(own, sb3) and all(getattr(own, name) is getattr(sb3, name) for name in names)
+
+
+# --- Off-policy algorithms -------------------------------------------------------------------------------------------
+
+
+def after_step(algorithm: BaseAlgorithm) -> None:
+    """What the algorithm does after each step of all envs: DQN copies its target network and sets its epsilon."""
+    algorithm._on_step()  # type: ignore[attr-defined]
+
+
+def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
+    """Set what normalises the minibatches that the algorithm draws from its replay buffer."""
+    algorithm._vec_normalize_env = env
+
+
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Keep PyTorch's distributions from checking their arguments."""
+    before = th.distributions.Distribution._validate_args
+    th.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        th.distributions.Distribution.set_default_validate_args(before)
+
+
+def take_single_steps(policy: Any) -> None:
+    """Let a recurrent policy of sb3-contrib take single steps alone, without looking at the starts, as graphs need it.
+
+    Its `_process_sequence` has another way for steps in which no episode starts.
+    """
+    policy._process_sequence = _single_step
+
+
+def _single_step(features: th.Tensor, states: Any, starts: th.Tensor, lstm: th.nn.LSTM) -> tuple[th.Tensor, Any]:
+    """See `take_single_steps`.
+
+    Args:
+        features: (rows, size).
+        states: (layers, rows, size) each.
+        starts: (rows,) bool.
+    """
+    kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
+    hidden, after = lstm(features[None], kept)
+    return hidden[0], after
+
+
+# --- Callbacks -------------------------------------------------------------------------------------------------------
+
+_WITHIN_ROLLOUTS = frozenset(
+    (
+        "on_step",
+        "_on_step",
+        "update_locals",
+        "update_child_locals",
+        "on_episode_start",
+        "on_episode_step",
+        "on_episode_end",
+    )
+)
+_LIBRARIES = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # whose own hooks leave the policies as they are
+
+
+def _inner(callback: Any) -> list[Any]:
+    """Return the callbacks that a list or an event callback of SB3 has."""
+    if isinstance(callback, CallbackList):
+        return list(callback.callbacks)
+    if not isinstance(callback, EventCallback):
+        return []
+    of_event = (callback.callback, getattr(callback, "callback_on_new_best", None))
+    return [each for each in of_event if each is not None]
+
+
+def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
+    """Yield a callback and all callbacks within SB3's lists and event callbacks, in order."""
+    if isinstance(callback, BaseCallback) and not isinstance(callback, CallbackList):
+        yield callback
+    for each in _inner(callback):
+        yield from all_callbacks(each)
+
+
+def has_step_hook(callback: Any) -> bool:
+    """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
+    if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
+        return True
+    hooks = [getattr(type(callback), name, None) for name in _WITHIN_ROLLOUTS]
+    return (
+        not _WITHIN_ROLLOUTS.isdisjoint(vars(callback))
+        or not all(map(_is_harmless, filter(None, hooks)))
+        or any(map(has_step_hook, _inner(callback)))
+    )
+
+
+def _is_harmless(hook: Any) -> bool:
+    """Whether it is of these libraries, or just returns True, as `_on_step` of many callbacks, which SB3 demands."""
+    code, true = getattr(hook, "__code__", None), _return_true.__code__
+    only_returns_true = code is not None and code.co_code == true.co_code and code.co_consts[-1] is True
+    return only_returns_true or hook.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _return_true(self: Any) -> bool:
+    return True
+
+
+# --- Saving ----------------------------------------------------------------------------------------------------------
+
+
+def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
+    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[0]}
+
+
+def torch_variables(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """Tensors outside all modules by the names that SB3 saves them under, such as SAC's `log_ent_coef`."""
+    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[1]}
+
+
+def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """Return the attributes that SB3's `save` pickles: all but tensors, modules and those the algorithm excludes."""
+    if not isinstance(algorithm, BaseAlgorithm):  # a class that is not SB3's has no such file
+        return {}
+    names, tensors = algorithm._get_torch_save_params()
+    apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params()}
+    return {name: value for name, value in vars(algorithm).items() if name not in apart}

@@ -1,0 +1,106 @@
+"""Spaces that SB3 can learn in, and the VecEnv without envs that its algorithms are made with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.errors import ConfigError
+
+Space = spaces.Space[Any]
+
+_ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_VECTOR = "of one axis, with one integer or more"
+
+
+def check_spaces(rows: PolicyRows) -> None:
+    """Refuse spaces in which SB3 cannot act.
+
+    Args:
+        rows: of a policy, in the spaces in which it observes and acts.
+
+    Raises:
+        ConfigError: names the policy, its agents, the space, and what is accepted.
+    """
+    group = rows.group
+    where = f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}"
+    observed = group.observation_space
+    named = observed.spaces.items() if isinstance(observed, spaces.Dict) else ()
+    parts = {f" of {key!r}": part for key, part in named} or {"": observed}
+    for part, space in parts.items():
+        accepted = _accepted_observations(space)
+        if accepted:
+            raise ConfigError(f"{where}: the observation space{part} is {space}; accepted: {accepted}")
+    accepted = _accepted_actions(group.action_space)
+    if accepted:
+        raise ConfigError(f"{where}: the action space is {group.action_space}; accepted: {accepted}")
+
+
+def _accepted_observations(space: Space) -> str | None:
+    """What is accepted in place of an observation space; None if it is accepted."""
+    if isinstance(space, spaces.MultiDiscrete) and not _is_vector(space):
+        return f"MultiDiscrete {_VECTOR}"
+    if isinstance(space, spaces.Box) and (not space.shape or not math.prod(space.shape)):
+        return "a Box of one axis or more, with one number or more, such as shape (1,)"
+    return None
+
+
+def _accepted_actions(space: Space) -> str | None:
+    """What is accepted in place of an action space; None if it is accepted."""
+    if not isinstance(space, _ACTION_SPACES):
+        return ", ".join(kind.__name__ for kind in _ACTION_SPACES)
+    if isinstance(space, spaces.MultiDiscrete) and not _is_vector(space):
+        return f"MultiDiscrete {_VECTOR}"
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) != 1:
+        return f"MultiBinary {_VECTOR}"
+    if isinstance(space, spaces.Box) and not math.prod(space.shape):
+        return "a Box of one number or more"
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind != "f":
+        return "a Box of floats, Discrete or MultiDiscrete: SB3 draws real numbers for a Box"
+    return None
+
+
+def _is_vector(space: spaces.MultiDiscrete) -> bool:
+    return len(space.nvec.shape) == 1 and len(space.nvec) > 0
+
+
+class SpacesOnlyVecEnv(VecEnv):
+    """Spaces and number of rows of one policy. Only the joint loop steps the envs, in which all policies act."""
+
+    def __init__(self, rows: PolicyRows) -> None:
+        super().__init__(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Do nothing: the joint env has its own seed."""
+        return [None] * self.num_envs
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Rows have no attribute except the render mode, which SB3 reads."""
+        if attr_name != "render_mode":
+            raise AttributeError(attr_name)
+        return [None] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """Return False for every row."""
+        return [False] * self.num_envs
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _joint_only(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("one policy cannot step the env alone: use MultiAgentAlgorithm.learn() or train_iteration()")
+
+    reset = step_async = step_wait = set_attr = env_method = _joint_only
+
+
+class OneRow(SpacesOnlyVecEnv):
+    """The same with one row, of these spaces."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        VecEnv.__init__(self, 1, observation_space, action_space)

@@ -1,0 +1,205 @@
+"""A checkpoint as data: its state, its tensors by file, and the names of these files.
+
+A store writes and reads it, see `marl_sb3.doors.Store`. Tensors that a store reads may be `LazyTensors`: their forms
+are compared with what is expected before any number is read.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import marl_sb3
+from marl_sb3.core.state.parts import Arrays, TensorFile
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.doors import STORES, Store
+from marl_sb3.errors import CheckpointError, NumericError
+from marl_sb3.types import Array
+
+Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The verified content of a checkpoint."""
+
+    folder: Path  # where it was; a running training may have removed it since
+    about: StateReader  # its description: iteration, env steps, score, versions
+    state: State  # everything but weights and optimizer state
+    tensors: Tensors  # weights and optimizer state, by file; `LazyTensors` if read from a folder
+    # One sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.name
+
+    def with_weights(self) -> Checkpoint:
+        """The same with the weights of all policies in memory, for when the folder is removed."""
+        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if name.startswith("policy-")}
+        return replace(self, tensors={**self.tensors, **weights})
+
+
+def store_of(path: str | Path) -> Store:
+    """Return the store for a path that the user names: of those that take it, the one that was added last."""
+    return next(store for store in reversed(list(STORES)) if store.takes(path))
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    """Return version by package; with other versions, a resumed run may not be exact."""
+    others = ("stable-baselines3", "torch", "numpy", "gymnasium")
+    # Not by its metadata: a checkout that is not installed has none.
+    return {"marl_sb3": marl_sb3.__version__, **{name: version(name) for name in others}}
+
+
+# --- Tensors ---------------------------------------------------------------------------------------------------------
+
+
+# The dtypes of tensors, by their names in safetensors files.
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+class Form(NamedTuple):
+    """Dtype and shape of a tensor."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+class LazyTensors(Mapping[str, Array], ABC):
+    """Tensors that a store reads when they are accessed.
+
+    Attributes:
+        forms: dtype and shape of each, known before it is read.
+    """
+
+    forms: Mapping[str, Form]
+
+    @abstractmethod
+    def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """The numbers of some tensors, or of all.
+
+        Raises:
+            CheckpointError: they are damaged.
+        """
+
+    @abstractmethod
+    def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
+        """The numbers of one tensor in slices of its first axis, each with the index where it begins."""
+
+    def __getitem__(self, name: str) -> Array:
+        return self.load([name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.forms  # Mapping's own would read the tensor
+
+
+def form_of(tensors: Mapping[str, Array], name: str) -> Form:
+    """Dtype and shape of a tensor; a stored tensor is not read."""
+    if isinstance(tensors, LazyTensors):
+        return tensors.forms[name]
+    return Form(tensors[name].dtype, tensors[name].shape)
+
+
+def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies of the tensors, in memory."""
+    if isinstance(tensors, LazyTensors):
+        return tensors.load()
+    return {name: array.copy() for name, array in tensors.items()}
+
+
+def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[tuple[int, Array]]:
+    """Slices of a tensor's first axis, each with the index where it begins; a stored tensor is not read as a whole."""
+    if isinstance(tensors, LazyTensors):
+        yield from tensors.pieces(name)
+    else:
+        yield 0, tensors[name]
+
+
+def require_storable(file: str, forms: Mapping[str, Form]) -> None:
+    """Refuse tensors that a checkpoint cannot hold."""
+    accepted = list(DTYPES.values())
+    for name, form in forms.items():
+        if form.dtype.newbyteorder("=") not in accepted:
+            raise CheckpointError(f"{file}: {name} has dtype {form.dtype}; accepted: {', '.join(map(str, accepted))}")
+
+
+def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
+    """Refuse to write arrays that are not finite."""
+    for name, array in arrays.items():
+        if not is_finite(array):
+            raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")
+
+
+def is_finite(array: Array) -> bool:
+    """Whether all numbers are finite; uses minimum and maximum, which need no temporary array."""
+    return array.dtype.kind != "f" or not array.size or bool(np.isfinite((array.min(), array.max())).all())
+
+
+# --- The files of each policy ----------------------------------------------------------------------------------------
+
+
+# Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
+KINDS = ("policy", "optimizer")  # weights; state of the optimizers
+OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
+
+OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
+
+
+def _file_name(kind: str, number: int) -> str:
+    return f"{kind}-{number:03d}"
+
+
+def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
+    """Return the tensors of all policies by file name, given those of each policy, in order, by kind of file."""
+    return {_file_name(kind, n): arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
+
+
+def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
+    """Return one file of a policy.
+
+    Raises:
+        CheckpointError: it is missing.
+    """
+    name = _file_name(kind, number)
+    return TensorFile(name, StateReader(tensors, where).value(name))
+
+
+def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> list[OfPolicy]:
+    """Return the files of each policy, by kind.
+
+    Raises:
+        CheckpointError: a file is missing, or there are files of further policies.
+    """
+    names = [{kind: _file_name(kind, number) for kind in (*KINDS, *OPTIONAL_KINDS)} for number in range(num_policies)]
+    there = [{kind: name for kind, name in of.items() if kind in KINDS or name in tensors} for of in names]
+    StateReader(tensors, where).require_names([name for of in there for name in of.values()])
+    return [{kind: TensorFile(name, tensors[name]) for kind, name in of.items()} for of in there]

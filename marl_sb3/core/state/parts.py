@@ -1,0 +1,290 @@
+"""The parts of a checkpoint, and the fields that their states consist of.
+
+A part lists its fields once; `Stateful` returns, checks and sets them by this list. A state is restored in two phases:
+first, every part checks its saved state and changes nothing. When all parts have done so, the functions that they
+returned set the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from marl_sb3.core.state.state import MAX_COUNT, MAX_NUMBER, State, StateReader, without_nan
+from marl_sb3.types import Array
+
+Arrays = Mapping[str, Array]
+Commit = Callable[[], None]  # sets a state that was checked before; the content of a checkpoint cannot make it fail
+
+
+class TensorFile(NamedTuple):
+    """Tensors of a part in a file of their own."""
+
+    name: str  # of the file, without suffix, for messages
+    arrays: Arrays  # the tensors by name; `LazyTensors` if a store has read them
+
+
+class SavedPart(StateReader):
+    """The saved state of one part. It is untrusted: check all of it.
+
+    Attributes:
+        num_envs: number of envs of the training that was saved. If it differs from the current number, a part does not
+            restore the state of running episodes.
+        files: the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`.
+    """
+
+    def __init__(self, values: Any, where: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> None:
+        super().__init__(values, where)
+        self.num_envs = num_envs
+        self.files = files or {}
+
+    @classmethod
+    def of(cls, state: StateReader, name: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> Self:
+        """The part of this name in a state."""
+        return cls(state.value(name), f"{state.where}/{name}", num_envs, files)
+
+
+class Part(Protocol):
+    """A part of a training that a checkpoint holds."""
+
+    def get_state(self) -> State:
+        """Return the full state as plain data and arrays, without the tensors that have files of their own."""
+
+    def read_state(self, saved: SavedPart) -> Callable[[], object]:
+        """Check a saved state; nothing changes yet.
+
+        Returns:
+            A function that sets the state; the content of the checkpoint cannot make it fail.
+
+        Raises:
+            CheckpointError: it is not the state of such a part; names the path of the value.
+        """
+
+
+def in_order(setters: Sequence[Callable[[], object]]) -> Commit:
+    """Join functions that set parts of a state: one function that calls them in this order."""
+
+    def commit() -> None:
+        for put in setters:
+            put()
+
+    return commit
+
+
+# --- Fields ----------------------------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """One entry of the state of an object, its owner."""
+
+    get: Callable[[Any], Any]  # returns the entry, as plain data or arrays, of an owner
+    # Checks the saved entry, given the owner, the reader of its state, and the entry's name; returns what `put` takes.
+    read: Callable[[Any, StateReader, str], Any]
+    put: Callable[[Any, Any], None]  # sets what `read` returned
+
+
+Fields = Mapping[str, Field]
+Bound = float | Callable[[Any], float]  # a number, or how to find it in the owner
+
+
+class Stateful:
+    """Base class of objects whose state consists of fields.
+
+    Attributes:
+        fields: the fields by their names in the state, in the order in which they are set.
+    """
+
+    fields: ClassVar[Fields] = {}
+
+    def get_state(self) -> State:
+        """Return the state as plain data and arrays."""
+        return {name: field.get(self) for name, field in self.all_fields().items()}
+
+    def read_state(self, state: StateReader) -> Commit:
+        """Check a saved state; nothing changes yet.
+
+        Returns:
+            A function that sets the state.
+
+        Raises:
+            CheckpointError: it is not the state of such an object; names the path of the value.
+        """
+        values = self.read_fields(state)
+        return lambda: self.set_fields(values)
+
+    def read_fields(self, state: StateReader) -> dict[str, Any]:
+        """Check a saved state; returns what `set_fields` takes, by the names of the fields."""
+        fields = self.all_fields()
+        state.require_names(list(fields))
+        values = {name: field.read(self, state, name) for name, field in fields.items()}
+        self.check_state(values, state)
+        return values
+
+    def set_fields(self, values: Mapping[str, Any]) -> None:
+        """Set all fields."""
+        for name, field in self.all_fields().items():
+            field.put(self, values[name])
+        self.state_was_set()
+
+    def all_fields(self) -> Fields:
+        """Return `fields`, and those that only this object has."""
+        return self.fields
+
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """Refuse values of fields that contradict each other."""
+
+    def state_was_set(self) -> None:
+        """Called when all fields have been set: derive from them what is not saved."""
+
+
+def integer(path: str, lowest: int = 0, highest: Bound = MAX_COUNT) -> Field:
+    """An integer attribute; `path` is its name, or leads to it as in `algorithm.num_timesteps`."""
+    return _attribute(path, lambda owner, state, name: state.integer(name, lowest, int(_bound(highest, owner))))
+
+
+def number(path: str, lowest: float = -MAX_NUMBER, highest: float = MAX_NUMBER) -> Field:
+    """A float attribute, finite."""
+    return _attribute(path, lambda _, state, name: state.number(name, lowest, highest))
+
+
+def boolean(path: str) -> Field:
+    """A bool attribute."""
+    return _attribute(path, lambda _, state, name: state.boolean(name))
+
+
+def array(path: str, lowest: float | None = None, highest: Bound | None = None) -> Field:
+    """An array, finite, of the dtype and shape that the attribute has; its numbers lie within the bounds.
+
+    None where the attribute is None.
+    """
+    get = attrgetter(path)
+
+    def copied(owner: Any) -> Array | None:
+        own = get(owner)
+        return None if own is None else np.array(own)
+
+    def read(owner: Any, state: StateReader, name: str) -> Array | None:
+        own, most = copied(owner), None if highest is None else _bound(highest, owner)
+        return state.null(name) if own is None else state.array(name, own.dtype, own.shape, lowest, most)
+
+    return Field(copied, read, _setter(path))
+
+
+def counts(path: str) -> Field:
+    """An array of counts: int64, not negative."""
+    return array(path, 0, MAX_COUNT)
+
+
+def sums(path: str) -> Field:
+    """An array of sums: float64, small enough to be added up."""
+    return array(path, -MAX_NUMBER, MAX_NUMBER)
+
+
+def sums_or_nan(path: str) -> Field:
+    """An array of sums, with NaN where there is none."""
+    get = attrgetter(path)
+    return Field(
+        lambda owner: without_nan(get(owner)),
+        lambda owner, state, name: state.sums_or_nan(name, get(owner).shape),
+        _setter(path),
+    )
+
+
+def arrays(path: str) -> Field:
+    """An array, or mappings and tuples of arrays, of the names, dtypes and shapes that the attribute has."""
+    get = attrgetter(path)
+    return Field(
+        lambda owner: _copies(get(owner)), lambda owner, state, name: state.arrays_like(name, get(owner)), _setter(path)
+    )
+
+
+def part(path: str) -> Field:
+    """An object with a state of its own; None where the owner has none."""
+    get = attrgetter(path)
+
+    def read(owner: Any, state: StateReader, name: str) -> Any:
+        own = get(owner)
+        return state.null(name) if own is None else own.read_state(state.fields(name))
+
+    return computed(lambda owner: None if get(owner) is None else get(owner).get_state(), read)
+
+
+def parts(path: str) -> Field:
+    """A mapping of names to objects with states of their own."""
+    get = attrgetter(path)
+    return computed(
+        lambda owner: states_of(get(owner)), lambda owner, state, name: read_states(get(owner), state.fields(name))
+    )
+
+
+def states_of(objects: Mapping[str, Stateful]) -> State:
+    """Return the states of several objects by their names."""
+    return {name: each.get_state() for name, each in objects.items()}
+
+
+def read_states(objects: Mapping[str, Stateful], state: StateReader) -> Commit:
+    """Check what `states_of` returned; returns a function that sets it."""
+    state.require_names(list(objects))
+    return in_order([each.read_state(state.fields(name)) for name, each in objects.items()])
+
+
+def optional(field: Field) -> Field:
+    """The same, or None."""
+
+    def read(owner: Any, state: StateReader, name: str) -> Any:
+        return None if state.value(name) is None else field.read(owner, state, name)
+
+    return field._replace(read=read)
+
+
+def if_present(path: str, field: Field) -> Field:
+    """The same, or None for an owner that has no attribute of this path."""
+
+    def is_there(owner: Any) -> bool:
+        try:
+            attrgetter(path)(owner)
+        except AttributeError:
+            return False
+        return True
+
+    return Field(
+        lambda owner: field.get(owner) if is_there(owner) else None,
+        lambda owner, state, name: field.read(owner, state, name) if is_there(owner) else state.null(name),
+        lambda owner, value: field.put(owner, value) if is_there(owner) else None,
+    )
+
+
+def computed(get: Callable[[Any], Any], read: Callable[[Any, Any, str], Callable[[], object] | None]) -> Field:
+    """A field that is not simply an attribute; `read` returns a function that sets it, or None.
+
+    The state that `read` gets is a `SavedPart` if the owner is a part.
+    """
+    return Field(get, read, _commit)
+
+
+def _attribute(path: str, read: Callable[[Any, StateReader, str], Any]) -> Field:
+    return Field(attrgetter(path), read, _setter(path))
+
+
+def _setter(path: str) -> Callable[[Any, Any], None]:
+    """A function that sets the attribute to which a path leads."""
+    owners, _, name = path.rpartition(".")
+    return lambda owner, value: setattr(attrgetter(owners)(owner) if owners else owner, name, value)
+
+
+def _commit(_: Any, commit: Callable[[], object] | None) -> None:
+    if commit is not None:
+        commit()
+
+
+def _bound(bound: Bound, owner: Any) -> float:
+    return bound(owner) if callable(bound) else bound
+
+
+def _copies(own: Any) -> Any:
+    if isinstance(own, Mapping):
+        return {name: _copies(each) for name, each in own.items()}
+    return own.copy() if isinstance(own, np.ndarray) else [_copies(each) for each in own]

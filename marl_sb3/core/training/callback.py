@@ -1,0 +1,365 @@
+"""The callbacks of a training: what they are called with, which are accepted, and their states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    LogEveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.envs.registry import attribute_from_here
+from marl_sb3.core.experience.trajectories import Trajectory
+from marl_sb3.core.metrics import Result, RunningEpisode
+from marl_sb3.core.sb3.private import all_callbacks
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
+from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
+from marl_sb3.types import PolicyID
+
+_log = logging.getLogger(__name__)
+
+
+class TrainingCallback(BaseCallback):
+    """An SB3 callback with more hooks; see `MultiAgentCallback`.
+
+    Hooks do nothing unless a callback overrides them. Those of several callbacks are called in the order in which the
+    callbacks were given. An exception in a hook ends the training with a `HookError`.
+    """
+
+    def _on_step(self) -> bool:
+        return True
+
+    # --- Within rollouts ---------------------------------------------------------------------------------------------
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        """Called when an env has begun an episode, with its first observations."""
+
+    def on_episode_step(self, episode: RunningEpisode) -> None:
+        """Called after every env step of every episode, also the last one."""
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        """Called once for each env episode that ends, before `on_step` of that step."""
+
+    def on_trajectory(self, trajectory: Trajectory) -> None:
+        """Called with what an agent has experienced, before its policy's learner uses it; changes it in place.
+
+        Of policies with rollouts, that is the part of each episode that lies in a rollout, before returns are computed;
+        of policies with replay buffers, each finished episode, before it goes into the buffer. In shards, it runs in
+        their processes, and what it stores in the callback is forgotten after a round. Episodes that were under way
+        before there was the hook are not shown.
+        """
+
+    def on_update_start(self, policy_id: PolicyID, batch: Any) -> None:
+        """Called before each update of a policy.
+
+        Args:
+            policy_id: the policy.
+            batch: SB3's rollout buffer with returns and advantages; or the replay buffer that minibatches are drawn of.
+        """
+
+    # --- Between iterations ------------------------------------------------------------------------------------------
+
+    def on_envs_created(self, env: MultiAgentVecEnv) -> None:
+        """Called when a training starts, with its envs."""
+
+    def on_workers_restarted(self, health: Health) -> None:
+        """Called at the end of a rollout in which processes that step envs were replaced."""
+
+    def on_evaluation_start(self) -> None:
+        """Called before an evaluation within a training."""
+
+    def on_evaluation_end(self, evaluation: Result) -> None:
+        """Called after an evaluation within a training, with what is logged below `evaluation/`; it may add to it."""
+
+    def on_checkpoint_saved(self, path: Path) -> None:
+        """Called when a checkpoint of the training was written."""
+
+    def on_checkpoint_loaded(self) -> None:
+        """Called at the start of a training that continues one from a checkpoint, when all states are set."""
+
+    def complete_result(self, result: Result) -> None:
+        """Add metrics to an iteration's result; called on all callbacks before any of them gets `on_iteration_end`."""
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Called after each iteration with its complete result; False ends the training."""
+        return True
+
+    def on_iteration_logged(self, result: Result) -> None:
+        """Called after the iteration's metrics were written, when the iteration is complete."""
+
+    def get_state(self) -> State:
+        """Return the state that a resumed run needs: names, and plain data and arrays.
+
+        Also called when a training starts, to check that a checkpoint can hold the state.
+        """
+        return {}
+
+    def set_state(self, state: StateReader) -> None:
+        """Called after `on_training_start` of a resumed run, with what `get_state` returned.
+
+        Raises:
+            CheckpointError: the state does not fit the callback. It is untrusted: check all of it.
+        """
+
+
+@contextmanager
+def named_errors(callback: BaseCallback, hook: str, where: str = "") -> Iterator[None]:
+    """Name the hook in the error that ends a training because of it.
+
+    Args:
+        where: the env, the episode and the step, or the policy.
+
+    Raises:
+        HookError: instead of any exception of the hook, which is its cause.
+        CheckpointError: as `set_state` has raised it.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        place = f"{type(callback).__name__}.{hook}(){where and f', {where}'}"
+        raise HookError(f"{place}: {error if isinstance(error, HookError) else described(error)}") from error
+
+
+def training_callbacks(callback: Any) -> Iterator[TrainingCallback]:
+    """Yield the `TrainingCallback`s within SB3's lists and event callbacks, in order."""
+    return (each for each in all_callbacks(callback) if isinstance(each, TrainingCallback))
+
+
+# --- SB3's own callbacks ---------------------------------------------------------------------------------------------
+
+# Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
+# rollout do not: there are several policies, and exact resume is only possible between iterations.
+# Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
+_INSTEAD: Mapping[type[BaseCallback], str] = {
+    EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
+    "together, in envs from make_vec_env",
+    CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
+    "iterations, where a run can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
+    LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
+    StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
+    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
+    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
+    "False when result has not improved for too long",
+}
+
+
+def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
+    """Return the callbacks of a user as a list.
+
+    Args:
+        callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
+
+    Raises:
+        ConfigError: one of them is no callback, or is a callback of SB3 that cannot work here; the message names a
+            replacement.
+    """
+    if isinstance(callback, BaseCallback):
+        callbacks: list[Any] = [callback]
+    elif isinstance(callback, (list, tuple)):
+        callbacks = list(callback)
+    elif callable(callback) and not isinstance(callback, type):
+        callbacks = [ConvertCallback(callback)]
+    else:
+        callbacks = [] if callback is None else [callback]
+    for each in callbacks:
+        for inner in all_callbacks(each) if isinstance(each, BaseCallback) else [each]:
+            _require_usable(inner)
+    return callbacks
+
+
+def _require_usable(callback: Any) -> None:
+    if not isinstance(callback, BaseCallback):
+        hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
+        raise ConfigError(
+            f"callback is or contains {callback!r}; accepted: SB3 callbacks, a list of them, or a function of "
+            f"(locals, globals) that returns False to stop{hint}",
+            key="callback",
+        )
+    if not hasattr(callback, "n_calls"):
+        words = f"callback {type(callback).__name__} is not set up; accepted: an __init__ that calls super().__init__()"
+        raise ConfigError(words, key="callback")
+    for stock, instead in _INSTEAD.items():
+        if isinstance(callback, stock):
+            raise ConfigError(
+                f"SB3's {type(callback).__name__} does not work on a MultiAgentAlgorithm; use {instead}", key="callback"
+            )
+
+
+# --- By name ---------------------------------------------------------------------------------------------------------
+
+_NAMES = "MODULE:CLASS, the name of a callback's class"
+
+
+def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
+    """Make the callbacks that a user has named; nothing else may name them: to import a module runs its code.
+
+    Args:
+        entries: `MODULE:CLASS` or `{MODULE:CLASS: arguments}` each.
+
+    Raises:
+        ConfigError: a name cannot be imported, is no callback, or does not take the arguments.
+    """
+    return [_named_callback(entry) for entry in entries or ()]
+
+
+def _named_callback(entry: Any) -> BaseCallback:
+    name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
+    where = f"callback {shown(name)}"
+    if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
+        raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
+    found = attribute_from_here(name, where, _NAMES, "callbacks")
+    if not (isinstance(found, type) and issubclass(found, BaseCallback)):
+        module_name, _, attribute = name.partition(":")
+        words = f"{module_name} has no class {attribute!r} that is a callback"
+        raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
+    try:
+        made = found(**(arguments or {}))
+    except Exception as error:  # code of the user's
+        raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
+    return accepted_callbacks(made)[0]
+
+
+# --- States ----------------------------------------------------------------------------------------------------------
+
+_PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
+
+
+_OF_EPISODES = "episodes"  # beside the names of callbacks, which end with a number
+
+
+class EpisodeStates(Protocol):
+    """What hooks have put into the episodes that run."""
+
+    def get_state(self) -> State:
+        """Return it, as plain data and arrays."""
+
+    def restore(self, state: StateReader) -> None:
+        """Give it to the episodes that go on.
+
+        Raises:
+            CheckpointError: the state does not fit.
+        """
+
+
+class CallbackStates:
+    """The part of a checkpoint with the states of the callbacks of `learn`.
+
+    A state that is loaded before a training is kept until the training starts, when its callbacks are known.
+    """
+
+    def __init__(self) -> None:
+        self._callback: BaseCallback | None = None
+        self._episodes: EpisodeStates | None = None
+        self._waiting: State | None = None
+        self._was_loaded = False
+
+    def begin(self, callback: BaseCallback, episodes: EpisodeStates | None = None) -> None:
+        """Start a training with this callback, and give it the state that was loaded before.
+
+        Args:
+            episodes: what its hooks put into the episodes at hand; None: it has no hooks of episodes.
+
+        Raises:
+            ConfigError: a checkpoint cannot hold the state of a callback.
+        """
+        for each in training_callbacks(callback):
+            with named_errors(each, "get_state"):
+                own = each.get_state()
+            if not is_plain(own) or not isinstance(own, Mapping | None):
+                words = f"{type(each).__name__}.get_state() does not return a mapping of names to {_PLAIN}"
+                raise ConfigError(words, key="callback")
+        self._callback, self._episodes = callback, episodes
+        if self._waiting is not None:
+            waiting, self._waiting = dict(self._waiting), None
+            of_episodes = waiting.pop(_OF_EPISODES, None)
+            _set_states(callback, waiting)
+            if of_episodes is not None and episodes is not None:
+                episodes.restore(StateReader(of_episodes["own"] or {}, f"state/callbacks/{_OF_EPISODES}/own"))
+        if self._was_loaded:
+            self._was_loaded = False
+            for each in training_callbacks(callback):
+                with named_errors(each, "on_checkpoint_loaded"):
+                    each.on_checkpoint_loaded()
+
+    @property
+    def callback(self) -> BaseCallback | None:
+        """All callbacks of the present or latest training."""
+        return self._callback
+
+    def keep(self) -> None:
+        """Keep the states of the callbacks for those of the next training."""
+        self._waiting = self.get_state() or None
+
+    def has_state(self, name: str) -> bool:
+        """Whether there is a state for the callback of this name, such as `RecordEpisodes-0`."""
+        return name in self.get_state()
+
+    def get_state(self) -> State:
+        """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
+        if self._waiting is not None:
+            return self._waiting
+        named = {} if self._callback is None else _by_name(self._callback)
+        states: State = {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
+        if self._episodes is not None:
+            states[_OF_EPISODES] = {"n_calls": 0, "own": self._episodes.get_state()}
+        return states
+
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
+        """See `Part.read_state`; callbacks check their own states when the next training starts."""
+        waiting = {}
+        for name in saved.names():
+            entry = saved.fields(name)
+            if entry.value("own") is not None:
+                entry.fields("own")
+            waiting[name] = {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
+
+        def commit() -> None:
+            self._waiting, self._was_loaded = waiting, True
+
+        return commit
+
+
+def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
+    """Name each callback by its class, with a number if there are several: positions differ between runs with views."""
+    named: dict[str, BaseCallback] = {}
+    for each in all_callbacks(callback):
+        alike = sum(type(other) is type(each) for other in named.values())
+        named[f"{type(each).__name__}-{alike}"] = each
+    return named
+
+
+def _own_state(callback: BaseCallback) -> State | None:
+    state = callback.get_state() if isinstance(callback, TrainingCallback) else {}
+    if is_plain(state) and isinstance(state, Mapping | None):
+        return state
+    name = type(callback).__name__
+    _log.warning("inexact: the checkpoint is without the state of %s: get_state() does not return %s", name, _PLAIN)
+    return None
+
+
+def _set_states(callback: BaseCallback, states: State) -> None:
+    named = _by_name(callback)
+    for name, saved in states.items():
+        each, own = named.get(name), saved["own"]
+        if each is None and own:
+            _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+        if each is not None:
+            each.n_calls = saved["n_calls"]
+        if isinstance(each, TrainingCallback) and own is not None:
+            with named_errors(each, "set_state"):
+                each.set_state(StateReader(own, f"state/callbacks/{name}/own"))

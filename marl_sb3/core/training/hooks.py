@@ -1,0 +1,309 @@
+"""What hooks of callbacks get within a training: the episode at hand, and trajectories that they may rewrite."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Image, Logger
+
+from marl_sb3.core.acting.actor import Acted
+from marl_sb3.core.config.ids import file_names
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.experience.trajectories import Trajectory
+from marl_sb3.core.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.doors import FILMS
+from marl_sb3.errors import ConfigError, HookError
+from marl_sb3.types import Array, PolicyID
+
+_log = logging.getLogger(__name__)
+
+OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end")
+_OF_STEPS = ("on_episode_start", "on_episode_step")
+_TRAJECTORY = "on_trajectory"
+_LEFT_IN_SHARDS = ("model", "parent", "training_env", "locals", "globals", "_logger")  # BaseCallback's own attributes
+
+
+def with_hook(callback: BaseCallback | None, *names: str) -> list[TrainingCallback]:
+    """Return the callbacks that have one of these hooks, in order: that of the list, as given to `learn`."""
+    return [each for each in training_callbacks(callback) if any(has_hook(each, name) for name in names)]
+
+
+def has_hook(callback: TrainingCallback, name: str) -> bool:
+    """Whether a callback has a hook of the user's; those of this package are called without `RunningEpisode`s."""
+    is_ours = getattr(type(callback), name).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_ours or name in vars(callback)
+
+
+def call_hook(callback: TrainingCallback, hook: str, *arguments: Any) -> Any:
+    """Call a hook and return what it returns; an exception of one of the user's is named.
+
+    Raises:
+        HookError: instead of an exception of a user's hook. Those of this package's own callbacks stay as they are.
+    """
+    with named_errors(callback, hook) if has_hook(callback, hook) else nullcontext():
+        return getattr(callback, hook)(*arguments)
+
+
+# --- Episodes ---------------------------------------------------------------------------------------------------------
+
+
+class EpisodeHooks:
+    """Calls the hooks of episodes; an `ActingWatcher`. There is none in a training without such hooks.
+
+    Args:
+        env: the envs.
+        tracker: counts their episodes.
+        callback: all callbacks of the training.
+    """
+
+    def __init__(self, env: MultiAgentVecEnv, tracker: EpisodeTracker, callback: BaseCallback) -> None:
+        self._env, self._tracker = env, tracker
+        self._of = {name: with_hook(callback, name) for name in OF_EPISODES}
+        self._numbers = np.zeros(env.num_envs, dtype=np.int64)
+        self._running: dict[int, RunningEpisode] = {}
+        self._saved: dict[int, StateReader] = {}  # of the episodes that a checkpoint has interrupted
+        self._warned = False
+        self._actions: Sequence[Array] = ()
+        self._histograms: dict[str, list[float]] = {}
+        self._media: dict[str, Array] = {}
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """See `ActingWatcher.begin_episodes`."""
+        self._begin(range(self._env.num_envs), step)
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `ActingWatcher.restart_envs`: other episodes begin there."""
+        for index in env_indices:
+            self._running.pop(index, None)
+
+    def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
+        """See `ActingWatcher.before_step`. Episodes that run without a start hook have it now."""
+        self._actions = actions
+        if len(self._running) < self._env.num_envs:
+            self._begin([index for index in range(self._env.num_envs) if index not in self._running], step)
+
+    def after_step(self, step: VecStep) -> None:
+        """See `ActingWatcher.after_step`; that of an episode's last step comes with its end."""
+        for index in np.flatnonzero(step.stepped & ~step.episode_done).tolist() if self._of["on_episode_step"] else ():
+            episode = self._episode(index)
+            episode.latest = LatestStep(self._env, index, step, self._actions)
+            self._update(episode, *self._tracker.running(index))
+            self._call("on_episode_step", episode)
+
+    def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
+        """Call the hooks of finished episodes, and of those that begin in their envs."""
+        for each in finished:
+            episode = self._episode(each.env_index)
+            episode.latest = LatestStep(self._env, each.env_index, step, self._actions)
+            self._update(episode, each.length, each.agent_returns, each.agent_steps)
+            episode.custom, episode.duration_s = each.custom, each.duration_s
+            self._call("on_episode_step", episode)
+            self._call("on_episode_end", episode)
+            self._tracker.add_custom(each, custom_numbers(episode))
+            for name, numbers in episode.hist_data.items():
+                self._histograms.setdefault(name, []).extend(checked_numbers(episode, name, numbers))
+            self._media.update({name: checked_frames(episode, name) for name in episode.media})
+            del self._running[each.env_index]
+        self._begin([each.env_index for each in finished], step)
+
+    def log(self, logger: Logger, iteration: int) -> None:
+        """Record `hist_data` and `media` of the episodes that ended since the last call, and write films of media.
+
+        Args:
+            logger: the films are in the folder `media` of its folder, if it has one.
+        """
+        for name, numbers in self._histograms.items():
+            if not numbers:  # no histogram can be drawn of nothing
+                continue
+            logger.record(f"env_runners/hist_stats/{name}", np.array(numbers), exclude=("csv", "stdout"))
+        for name, frames in self._media.items():
+            picture = Image(frames[-1], "HWC")
+            logger.record(f"env_runners/media/{name}", picture, exclude=("csv", "json", "stdout"))
+        if self._media and logger.get_dir() is not None:
+            folder = Path(str(logger.get_dir())) / "media"
+            folder.mkdir(exist_ok=True)
+            for name, file_name in file_names(list(self._media), f"-{iteration:06}.gif").items():
+                FILMS["gif"](folder / file_name, self._media[name])
+        self._histograms, self._media = {}, {}
+
+    def _begin(self, env_indices: Sequence[int], step: VecStep) -> None:
+        for index in env_indices:
+            saved, running = self._saved.pop(index, None), self._tracker.running(index)
+            self._numbers[index] += 1
+            if saved is not None:
+                goes_on = saved.integer("length") == running[0]
+                self._numbers[index] = saved.integer("number", 1) + (not goes_on)
+                saved = saved if goes_on else None
+            self._running.pop(index, None)
+            episode = self._episode(index)
+            episode.latest = LatestStep(self._env, index, step, None)
+            self._update(episode, *running)
+            if saved is not None:  # the start hook sees what there was, and may not change it
+                _give_back(episode, saved)
+            self._call("on_episode_start", episode)
+            if saved is not None:
+                _give_back(episode, saved)
+
+    def get_state(self) -> State:
+        """See `EpisodeStates.get_state`; what a checkpoint cannot hold exactly is named in a warning, once."""
+        return {str(index): self._state_of(episode) for index, episode in self._running.items()}
+
+    def _state_of(self, episode: RunningEpisode) -> State:
+        state: dict[str, Any] = {
+            "number": int(self._numbers[episode.env_index]),
+            "length": self._tracker.running(episode.env_index)[0],
+        }
+        for field in _OF_HOOKS:
+            data: Mapping[Any, Any] = getattr(episode, field)
+            held = {name: value for name, value in data.items() if isinstance(name, str) and _is_exact(value)}
+            state[field] = {"held": copy.deepcopy(held), "left_out": [str(name) for name in data if name not in held]}
+            for name in data if not self._warned else ():
+                if name not in held:
+                    self._warned = True
+                    words = "inexact: checkpoints are without %s[%r] of episodes, such as %s: %s"
+                    accepted = "accepted: dicts with strings as keys, lists, strings, finite numbers, arrays, None"
+                    _log.warning(words, field, name, shown(data[name]), accepted)
+        return state
+
+    def restore(self, state: StateReader) -> None:
+        """See `EpisodeStates.restore`; an episode gets it with its start hook."""
+        for name in state.names():
+            if name not in map(str, range(self._env.num_envs)):
+                raise state.error(name, name, f"the index of an env, below {self._env.num_envs}")
+            saved = state.fields(name)
+            saved.integer("number", 1)
+            saved.integer("length")
+            for field in _OF_HOOKS:
+                saved.fields(field).fields("held")
+                saved.fields(field).items("left_out")
+            self._saved[int(name)] = saved
+
+    def _episode(self, index: int) -> RunningEpisode:
+        if index not in self._running:
+            self._running[index] = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
+        return self._running[index]
+
+    @staticmethod
+    def _update(episode: RunningEpisode, length: int, returns: Mapping[Any, float], steps: Any) -> None:
+        episode.length, episode.agent_returns, episode.agent_steps = length, returns, steps
+
+    def _call(self, hook: str, episode: RunningEpisode) -> None:
+        for callback in self._of[hook]:
+            with named_errors(callback, hook, f"episode {episode.id} (env {episode.env_index}), step {episode.length}"):
+                getattr(callback, hook)(episode)
+
+
+_OF_HOOKS = ("user_data", "custom_metrics", "hist_data", "media")
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether a checkpoint gives a value back as it is: as the same types, too."""
+    if type(value) is dict:
+        return all(type(name) is str and _is_exact(each) for name, each in value.items())
+    if type(value) is list:
+        return all(map(_is_exact, value))
+    return type(value) in (str, int, float, bool, type(None), np.ndarray) and is_plain(value)
+
+
+def _give_back(episode: RunningEpisode, saved: StateReader) -> None:
+    """Put what hooks had put into an episode back; what could not be saved is as the start hook has left it."""
+    for field in _OF_HOOKS:
+        state, now = saved.fields(field), getattr(episode, field)
+        left_out = {name: now[name] for name in now if name in state.items("left_out")}
+        setattr(episode, field, {**copy.deepcopy(state.value("held")), **left_out})
+
+
+def custom_numbers(episode: RunningEpisode) -> dict[str, float]:
+    """Return the custom metrics of an episode, checked."""
+    for name, value in episode.custom_metrics.items():
+        is_number = isinstance(name, str) and isinstance(value, (int, float, np.number)) and np.isfinite(value)
+        if not is_number:
+            words = f"custom_metrics[{name!r}] is {value!r:.100}; accepted: a finite number"
+            raise HookError(f"episode {episode.id}: {words}")
+    return {name: float(value) for name, value in episode.custom_metrics.items()}
+
+
+def checked_numbers(episode: RunningEpisode, name: Any, numbers: Any) -> list[float]:
+    """Return a histogram's numbers of an episode, checked; there may be none."""
+    try:
+        array = np.asarray(numbers)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), dtype=object)
+    is_named = isinstance(name, str) and array.ndim == 1
+    if not is_named or (array.size and (array.dtype.kind not in "biuf" or not np.isfinite(array).all())):
+        words = f"hist_data[{name!r}] is {numbers!r:.100}; accepted: a list of finite numbers, under a text"
+        raise HookError(f"episode {episode.id}: {words}")
+    return [float(number) for number in array]
+
+
+def checked_frames(episode: RunningEpisode, name: Any) -> Array:
+    """Return pictures of an episode as an array, checked."""
+    try:
+        frames = np.asarray(episode.media[name])
+    except ValueError:  # pictures of different sizes
+        frames = np.empty((), dtype=object)
+    is_film = frames.ndim == 4 and frames.size and frames.shape[-1] == 3 and frames.dtype == np.uint8
+    if not is_film or not isinstance(name, str):
+        words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}"
+        raise HookError(f"episode {episode.id}: {words}; accepted: (T, H, W, 3) of uint8, of one size, under a text")
+    return frames
+
+
+def require_possible(callback: BaseCallback, *, sharded: bool) -> None:
+    """Refuse hooks of steps where the steps are taken in shards, whose observations stay there.
+
+    Raises:
+        ConfigError: the message names the callback.
+    """
+    for each in with_hook(callback, *_OF_STEPS) if sharded else ():
+        name = next(name for name in _OF_STEPS if has_hook(each, name))
+        words = f"{type(each).__name__}.{name}() needs every step as it is taken, and shards take theirs elsewhere"
+        raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
+
+
+# --- Trajectories -----------------------------------------------------------------------------------------------------
+
+
+class TrajectoryHooks:
+    """Shows a trajectory to all callbacks with the hook `on_trajectory`, one after the other; it can be pickled.
+
+    Args:
+        callbacks: those with the hook.
+    """
+
+    def __init__(self, callbacks: Sequence[TrainingCallback]) -> None:
+        self.callbacks = callbacks
+
+    def __call__(self, trajectory: Trajectory) -> None:
+        """Call them."""
+        for callback in self.callbacks:
+            where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
+            with named_errors(callback, _TRAJECTORY, f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"):
+                before = trajectory.as_it_was()
+                callback.on_trajectory(trajectory)
+                trajectory.require_fitting(before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the callbacks without the algorithm and the envs."""
+        alone = [copy.copy(callback) for callback in self.callbacks]
+        for callback in alone:
+            for name in _LEFT_IN_SHARDS:
+                vars(callback).pop(name, None)
+        return TrajectoryHooks, (alone,)
+
+
+def trajectory_hooks(callback: BaseCallback) -> TrajectoryHooks | None:
+    """Return what shows trajectories to the callbacks; None if none has the hook."""
+    callbacks = with_hook(callback, _TRAJECTORY)
+    return TrajectoryHooks(callbacks) if callbacks else None

@@ -1,0 +1,287 @@
+"""The joint loop: collect until the nearest update that is due, update, and report once per iteration; its counters."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.learners.threads import run_in_threads
+from marl_sb3.core.metrics import Episode, Result
+from marl_sb3.core.sb3.optimizers import parameter_addresses
+from marl_sb3.core.sb3.private import has_step_hook
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.state.parts import Fields, Stateful, counts, integer, number, optional
+from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
+from marl_sb3.core.training.hooks import (
+    OF_EPISODES,
+    EpisodeHooks,
+    has_hook,
+    require_possible,
+    trajectory_hooks,
+    with_hook,
+)
+from marl_sb3.core.training.runner import Runner
+from marl_sb3.core.vec_env.interface import Health
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.types import Array, PolicyID
+
+
+class Counters(Stateful):
+    """Counts since the start of the training.
+
+    Args:
+        num_agents: number of agents, A.
+
+    Attributes:
+        agent_steps: (A,) actions of each agent.
+        env_steps: env steps, over all envs.
+        iteration: iterations done.
+        episodes: finished episodes.
+        time_s: seconds of rollouts and updates.
+        planned_env_steps: env steps at the planned end; None before `learn` was called.
+    """
+
+    fields: ClassVar[Fields] = {
+        "num_timesteps": integer("env_steps"),
+        "iteration": integer("iteration"),
+        "num_episodes": integer("episodes"),
+        "agent_steps": counts("agent_steps"),
+        "time_total_s": number("time_s", 0.0),
+        "total_timesteps": optional(integer("planned_env_steps", 1)),
+    }
+
+    def __init__(self, num_agents: int) -> None:
+        self._num_agents = num_agents
+        self.restart()
+
+    def restart(self) -> None:
+        """Set all counters to 0, without a planned end."""
+        self.agent_steps: Array = np.zeros(self._num_agents, dtype=np.int64)
+        self.env_steps = self.iteration = self.episodes = 0
+        self.time_s = 0.0
+        self.planned_env_steps: int | None = None
+        self.begin_iteration()
+
+    def progress_remaining(self, after: int = 0) -> Progress:
+        """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end.
+
+        Schedules of points take the env steps from it.
+
+        Args:
+            after: that many env steps from now.
+        """
+        env_steps, planned = self.env_steps + after, self.planned_env_steps
+        return Progress(1.0 if planned is None else max(0.0, 1.0 - env_steps / planned), env_steps)
+
+    def begin_iteration(self) -> None:
+        """Begin to count the next iteration."""
+        self._before = (self.env_steps, self.agent_steps.copy(), self.episodes)
+
+    @property
+    def steps_of_iteration(self) -> int:
+        """Env steps of the running iteration."""
+        return self.env_steps - self._before[0]
+
+    def of_iteration(self) -> tuple[int, Array, int]:
+        """Return env steps, agent steps (A,) and episodes of the running iteration."""
+        _, agent_steps, episodes = self._before
+        return self.steps_of_iteration, self.agent_steps - agent_steps, self.episodes - episodes
+
+    def state_was_set(self) -> None:
+        """A state is saved between iterations."""
+        self.begin_iteration()
+
+
+@dataclass
+class IterationReport:
+    """Times and metrics of one iteration.
+
+    Attributes:
+        sampling_s: seconds of collecting experience.
+        update_s: seconds of updates.
+        metrics: policy id -> the metrics of each of its updates.
+    """
+
+    sampling_s: float = 0.0
+    update_s: float = 0.0
+    metrics: dict[PolicyID, list[Result]] = field(default_factory=dict)
+
+
+class TrainingLoop:
+    """Runs iterations; it is the `StepListener` that counts steps and episodes and calls the callbacks.
+
+    Args:
+        model: what callbacks get as `self` among their `locals`.
+        runner: takes the steps.
+        learners: of all policies.
+        counters: are kept up to date.
+        n_steps: env steps of each env in an iteration.
+        at_once: number of updates that run in parallel, if possible.
+
+    Attributes:
+        episode_hooks: of the training's callbacks; None: they have none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        runner: Runner,
+        learners: Mapping[PolicyID, Learner],
+        counters: Counters,
+        n_steps: int,
+        at_once: int,
+    ) -> None:
+        self.changes_policies = False
+        self._model, self._runner, self._counters = model, runner, counters
+        self._trained = [learner for learner in learners.values() if learner.trained]
+        self.n_steps, self._at_once = n_steps, at_once
+        self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
+        self._steps_of_envs: Array | None = None
+        self.episode_hooks: EpisodeHooks | None = None
+        self._update_hooks: Sequence[TrainingCallback] = ()
+        self._restart_hooks: Sequence[TrainingCallback] = ()
+
+    def begin(self, callback: BaseCallback) -> None:
+        """Find the hooks of the callbacks with which a training begins.
+
+        Raises:
+            ConfigError: a hook cannot run where the envs are stepped.
+        """
+        env, runner = self._model.env, self._runner
+        watchers = runner.watchers
+        require_possible(callback, sharded=watchers is None)
+        runner.rewrite_trajectories(trajectory_hooks(callback), self._counters.env_steps // env.num_envs)
+        self._update_hooks = with_hook(callback, "on_update_start")
+        self._restart_hooks = with_hook(callback, "on_workers_restarted")
+        if watchers is not None and self.episode_hooks in watchers:
+            watchers.remove(self.episode_hooks)
+        self.episode_hooks = None
+        if with_hook(callback, *OF_EPISODES):
+            self.episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
+            if watchers is not None:
+                watchers.append(self.episode_hooks)
+        for each in with_hook(callback, "on_envs_created"):
+            with named_errors(each, "on_envs_created"):
+                each.on_envs_created(env)
+
+    def log_episodes(self, logger: Logger) -> None:
+        """Record what hooks have added to the episodes of the iteration."""
+        if self.episode_hooks is not None:
+            self.episode_hooks.log(logger, self._counters.iteration)
+
+    def iterate(self, callback: BaseCallback, budget: float = math.inf) -> IterationReport | None:
+        """Run one iteration; returns None if the callback stopped it.
+
+        Args:
+            budget: env steps of the training. The iteration ends early where these are taken and the policy with the
+                longest rollouts has updated, so that nothing is collected in vain.
+        """
+        self._callback, self.changes_policies = callback, has_step_hook(callback)
+        self._counters.begin_iteration()
+        report, taken = IterationReport(), 0
+        # Of each env in this iteration, if they take their steps at different times.
+        apart = self._model.env.steps_apart
+        self._steps_of_envs = np.zeros(self._model.env.num_envs, dtype=np.int64) if apart else None
+        while taken < self.n_steps:
+            started_s = time.perf_counter()
+            if self._runner.begin_rollouts() or not self._trained:
+                callback.on_rollout_start()
+            env_steps = min([self.n_steps - taken, *(learner.due_in() for learner in self._trained)])
+            health = self._runner.health if self._restart_hooks else None
+            if not self._runner.collect(env_steps, self):
+                return None
+            taken = taken + env_steps if self._steps_of_envs is None else int(self._steps_of_envs.max())
+            self._tell_of_restarts(health)
+            due = [learner for learner in self._trained if learner.due_in() == 0]
+            if due or not self._trained:
+                callback.on_rollout_end()
+            collected_s = time.perf_counter()
+            self._update(due, report)
+            report.sampling_s += collected_s - started_s
+            report.update_s += time.perf_counter() - collected_s
+            if self._counters.env_steps >= budget and self._slowest in due:
+                break
+        self._counters.iteration += 1
+        self._counters.time_s += report.sampling_s + report.update_s
+        return report
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        counters = self._counters
+        counters.env_steps += int(np.count_nonzero(step.stepped))
+        if self._steps_of_envs is not None:
+            self._steps_of_envs += step.stepped
+        counters.agent_steps += step.acted.sum(axis=0)
+        counters.episodes += len(episodes)
+        if self.episode_hooks is not None:
+            self.episode_hooks.finished(episodes, step)
+        for episode in episodes:
+            for each in training_callbacks(self._callback):
+                if not has_hook(each, "on_episode_end"):
+                    each.on_episode_end(episode)  # type: ignore[arg-type]  # it has all that callbacks of ours read
+        self._callback.update_locals(
+            {
+                "self": self._model,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
+            }
+        )
+        return self._callback.on_step()
+
+    def _tell_of_restarts(self, before: Health | None) -> None:
+        """Call the hooks of restarts if processes were replaced since `before`; None: there are no hooks or workers."""
+        now = None if before is None else self._runner.health
+        if now is not None and before is not None and now.num_worker_restarts > before.num_worker_restarts:
+            for each in self._restart_hooks:
+                with named_errors(each, "on_workers_restarted"):
+                    each.on_workers_restarted(now)
+
+    def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
+        """Update the policies that are due, in parallel where possible."""
+        progress_remaining = self._counters.progress_remaining()
+        for learners in _without_shared_parameters(due):
+            for each in self._update_hooks:
+                for learner in learners:
+                    with named_errors(each, "on_update_start", f"policy {learner.policy_id!r}"):
+                        each.on_update_start(learner.policy_id, experience_of(learner.algorithm))
+            jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
+            for job in jobs.values():
+                if not job.parallel:
+                    job.run()
+            run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
+            for policy_id, job in jobs.items():
+                report.metrics.setdefault(policy_id, []).append(job.finish())
+
+
+def experience_of(algorithm: Any) -> Any:
+    """Return SB3's rollout buffer of an algorithm, or its replay buffer."""
+    return getattr(algorithm, "rollout_buffer", None) or algorithm.replay_buffer
+
+
+def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner]]:
+    """Divide learners into groups that update one after the other, if some may run in parallel.
+
+    Those that share no parameters with another one are all in the first group.
+    """
+    if len(learners) < 2 or all(learner.engine is None for learner in learners):
+        return [[*learners]]
+    groups: list[tuple[list[Learner], set[int]]] = [([], set())]
+    for learner in learners:
+        addresses = parameter_addresses(learner.algorithm)
+        shared = [number for number, (_, taken) in enumerate(groups) if not taken.isdisjoint(addresses)]
+        number = shared[-1] + 1 if shared else 0
+        if number == len(groups):
+            groups.append(([], set()))
+        groups[number][0].append(learner)
+        groups[number][1].update(addresses)
+    return [group for group, _ in groups]

@@ -1,0 +1,313 @@
+"""The setup of a training: its policies, their agents, their learners and its runner; and its parts in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicySpaces
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.learner import HERE, Learner, LearnerOptions, common_steps, iteration_steps
+from marl_sb3.core.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
+from marl_sb3.core.mapping.mapping import (
+    Deterministic,
+    by_policy,
+    policies_that_train,
+    policy_of_agents,
+    read_deterministic,
+    resolve_policies,
+)
+from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.metrics import EpisodeTracker
+from marl_sb3.core.sb3.files import require_zippable
+from marl_sb3.core.sb3.optimizers import optimizer_forms
+from marl_sb3.core.sb3.private import progress_remaining, set_progress_remaining
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.sb3.tensors import weight_forms
+from marl_sb3.core.state.checkpoint import Checkpoint, OfPolicy, by_file, find_files, require_storable
+from marl_sb3.core.state.parts import Arrays, Part, SavedPart, in_order
+from marl_sb3.core.state.process_rng import ProcessRandomness
+from marl_sb3.core.state.space_data import space_to_plain
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.callback import CallbackStates
+from marl_sb3.core.training.loop import Counters
+from marl_sb3.core.training.runner import LocalRunner, Runner
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
+from marl_sb3.doors import EXECUTIONS, ExperienceMaker
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The setup of a training.
+
+    Attributes:
+        num_envs: E.
+        n_steps: env steps of each env in an iteration.
+        rollout_steps: see `common_steps`.
+        specs: policy id -> spec.
+        learners: policy id -> learner.
+        bundle: the policies, ready to act.
+    """
+
+    num_envs: int
+    n_steps: int
+    rollout_steps: int | None
+    specs: Mapping[PolicyID, PolicySpec]
+    learners: Mapping[PolicyID, Learner]
+    bundle: PolicyBundle
+
+    def to_plain(self, evaluation_deterministic: Deterministic) -> State:
+        """Return the setup as plain data for a checkpoint."""
+        return {
+            "num_envs": self.num_envs,
+            "n_steps": self.n_steps,
+            "evaluation_deterministic": evaluation_deterministic,
+            "policy_of": dict(self.bundle.policy_of),
+            "trained": [policy_id for policy_id, learner in self.learners.items() if learner.trained],
+            "spaces": {
+                policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
+                for policy_id, its in self.bundle.spaces.items()
+            },
+            "specs": {policy_id: spec.to_plain() for policy_id, spec in self.specs.items()},
+        }
+
+    def require_same(self, state: StateReader) -> None:
+        """Refuse a checkpoint with other agents, other policies or another `n_steps`.
+
+        Raises:
+            CheckpointError: the message says what differs.
+        """
+        policy_of = state.fields("policy_of")
+        policy_of.require_names(list(self.bundle.policy_of))
+        for agent, policy_id in self.bundle.policy_of.items():
+            if policy_of.string(agent) != policy_id:
+                raise policy_of.error(agent, policy_of.string(agent), policy_id)
+        if state.integer("n_steps") != self.n_steps:
+            raise state.error("n_steps", state.integer("n_steps"), str(self.n_steps))
+
+
+def set_up(
+    env: MultiAgentVecEnv,
+    policies: str | Mapping[PolicyID, PolicySpec],
+    policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
+    policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None,
+    hyperparameters: Mapping[str, Any],
+    *,
+    n_steps: int | None,
+    seed: int | None,
+    device: str,
+    update_path: str,
+    evaluation_deterministic: Deterministic,
+    progress_remaining: Callable[[], Progress],
+    experience: ExperienceMaker,
+) -> Setup:
+    """Make the policies and their learners; most arguments are those of `MultiAgentAlgorithm`.
+
+    Args:
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        experience: of the `Execution` of the envs.
+
+    Raises:
+        ConfigError: an argument is wrong, or a policy could not be saved.
+    """
+    policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
+    policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
+    specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
+    by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
+    rollout_steps = common_steps(n_steps, specs)
+    trained = policies_that_train(policies_to_train, policy_ids)
+    rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
+    if any(is_off_policy(specs[policy_id].algorithm) for policy_id in trained):
+        from marl_sb3.core.off_policy.replay_settings import require_memory
+
+        require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
+    learners: dict[PolicyID, Learner] = {}
+    goal_rewards = goal_rewards_of(env)
+    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, experience, goal_rewards)
+    for index, policy_id in enumerate(policy_ids):
+        # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
+        own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
+        make = specs[policy_id].info.learner_class.make
+        try:
+            learners[policy_id] = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
+        except ConfigError as error:
+            error.policy_id = policy_id
+            raise
+    bundle = PolicyBundle(
+        {policy_id: learner.algorithm for policy_id, learner in learners.items()},
+        policy_of,
+        {
+            policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
+            for policy_id, its in rows.items()
+        },
+        {policy_id: learner.processing for policy_id, learner in learners.items()},
+    )
+    _require_savable(bundle.policies)
+    n_steps = iteration_steps(list(learners.values()), n_steps)
+    return Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
+
+
+def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
+    """Refuse, before the training, policies that could not be saved afterwards."""
+    for policy_id, policy in policies.items():
+        try:
+            require_storable("its weights", weight_forms(policy))
+            require_storable("its optimizer", optimizer_forms(policy))
+            require_zippable(policy)
+        except CheckpointError as error:
+            raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """All parts with a state, which a resumed training needs besides its `Setup`."""
+
+    learners: Mapping[PolicyID, Learner]
+    runner: Runner
+    tracker: EpisodeTracker
+    counters: Counters
+    callbacks: CallbackStates = field(default_factory=CallbackStates)
+    randomness: ProcessRandomness = field(default_factory=ProcessRandomness)
+
+    def by_name(self) -> dict[str, Part]:
+        """Return the parts without tensors, by their names in a checkpoint."""
+        return {
+            "env": self.runner,
+            "tracker": self.tracker,
+            "counters": self.counters,
+            "callbacks": self.callbacks,
+            "random": self.randomness,
+        }
+
+    def get_state(self) -> State:
+        """Return the whole state except for the tensors of learners."""
+        return {
+            "policies": {policy_id: learner.get_state() for policy_id, learner in self.learners.items()},
+            **{name: part.get_state() for name, part in self.by_name().items()},
+        }
+
+    def get_tensors(self) -> dict[str, Arrays]:
+        """Return the tensors of learners by file name."""
+        return by_file(learner.get_tensors() for learner in self.learners.values())
+
+    def restore(self, checkpoint: Checkpoint, seed: int | None) -> dict[int, str]:
+        """Restore all parts from a checkpoint. If a part does not accept its state, nothing is changed.
+
+        Args:
+            checkpoint: of a training with the same `Setup`.
+            seed: the run seed, for envs that begin new episodes.
+
+        Returns:
+            Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
+
+        Raises:
+            CheckpointError: the checkpoint does not fit the training.
+        """
+        state = StateReader(checkpoint.state)
+        num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
+        put_envs = self.runner.read_state(SavedPart.of(state, "env", num_envs))
+        setters: list[Callable[[], object]] = [
+            self.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
+            for policy_id, files in self._files(checkpoint).items()
+        ]
+        for name, each in self.by_name().items():  # `random` last: no numbers may be drawn afterwards
+            if each is not self.runner:
+                setters.append(each.read_state(SavedPart.of(state, name, num_envs)))
+        lost = dict(put_envs())  # first: a user's env may refuse its saved state
+        *put_others, put_random = setters
+        in_order(put_others)()
+        for learner in self.learners.values():  # without the env steps, a zip could not have the values of schedules
+            left = Progress(progress_remaining(learner.algorithm), self.counters.env_steps)
+            set_progress_remaining(learner.algorithm, left)
+        # Other episodes begin than those of the first rollout.
+        self.runner.restart_lost(lost, None if seed is None else derived_seed(seed, self.counters.env_steps))
+        put_random()
+        return lost
+
+    def restore_weights(self, checkpoint: Checkpoint) -> None:
+        """Restore only the weights, and the statistics by which observations are normalised for them.
+
+        If anything does not fit, nothing is changed.
+
+        Raises:
+            CheckpointError: the policies or their layers differ.
+        """
+        files, saved = self._files(checkpoint), StateReader(checkpoint.state).fields("policies")
+        setters: list[Callable[[], object]] = []
+        for policy_id, learner in self.learners.items():
+            setters.append(learner.read_weights(files[policy_id]))
+            setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
+        in_order(setters)()
+
+    def _files(self, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
+        StateReader(checkpoint.state).fields("policies").require_names(list(self.learners))
+        found = find_files(checkpoint.tensors, checkpoint.name, len(self.learners))
+        return dict(zip(self.learners, found, strict=True))
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Return one of many seeds that follow from a seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+def constructor_arguments(
+    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, n_steps: int | None
+) -> dict[str, Any]:
+    """Return the arguments of the constructor for the algorithm in a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint, which is untrusted.
+        policies: specs from the caller; None: those in the checkpoint.
+        n_steps: the value from the caller; None: that in the checkpoint.
+
+    Raises:
+        CheckpointError: the specs in the checkpoint are missing or not valid.
+        ConfigError: a policy was made of classes or functions, and `policies` is None.
+    """
+    state = StateReader(checkpoint.state)
+    policy_of = state.fields("policy_of")
+    trained = state.listed("trained")
+    return {
+        "policies": policies or specs_of_checkpoint(checkpoint),
+        "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
+        "policies_to_train": [trained.string(number) for number in trained],
+        "n_steps": n_steps or state.integer("n_steps", 1),
+        "evaluation_deterministic": read_deterministic(
+            state, "evaluation_deterministic", state.fields("policies").names()
+        ),
+    }
+
+
+# --- The runner ------------------------------------------------------------------------------------------------------
+
+
+class InThisProcess:
+    """The `Execution` of vec envs that this process steps."""
+
+    experience = HERE
+
+    def make_runner(
+        self,
+        env: MultiAgentVecEnv,
+        setup: Setup,
+        tracker: EpisodeTracker,
+        progress_after: Callable[[int], Progress],
+        *,
+        update_path: str,
+        n_threads: int,
+    ) -> Runner:
+        """See `Execution.make_runner`."""
+        return LocalRunner(env, setup.learners, tracker)
+
+
+EXECUTIONS.add(MultiAgentVecEnv.stepped_by, InThisProcess())

@@ -1,0 +1,326 @@
+"""E envs stepped as arrays by a `BatchedEnv`, with the same results as of the other vectorizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from typing_extensions import override
+
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
+from marl_sb3.core.envs.registry import EnvFactory, batched_factory, make_env
+from marl_sb3.core.state.state import MAX_SEED, State, StateReader
+from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
+from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
+from marl_sb3.core.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
+from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, read_settings
+from marl_sb3.core.vec_env.step import (
+    NO_FINAL_OBSERVATIONS,
+    ActionMasks,
+    ArrayInfos,
+    FinalObservations,
+    StackedFinalObservations,
+    VecStep,
+    first_step,
+)
+from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
+from marl_sb3.wrappers.observations import choices_of
+
+_NO_MASKS: ActionMasks = (None,)
+
+
+def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any], first_index: int = 0) -> BatchedEnv:
+    """Make a batch of envs by the factory of single ones.
+
+    Raises:
+        ConfigError: it has no `make_batched`, or does not take these arguments.
+    """
+    make_batched = batched_factory(factory)
+    if make_batched is None:
+        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
+    make_env(factory, first_index, env_kwargs).close()  # raises better errors for wrong arguments
+    return make_batched(num_envs, **env_kwargs)
+
+
+class BatchedVecEnv(InProcessVecEnv):
+    """A `MultiAgentVecEnv` on a `BatchedEnv`.
+
+    Args:
+        first_index: index of the first env. With workers, each has a part of all envs.
+    """
+
+    def __init__(self, env: BatchedEnv, seed: int | None = None, first_index: int = 0) -> None:
+        require_agents(env.possible_agents)
+        self._env = env
+        self._first_index = first_index
+        self.num_envs = env.num_envs
+        self.agents = tuple(env.possible_agents)
+        columns = tuple(range(len(self.agents)))
+        self.groups = (AgentGroup(self.agents, columns, env.observation_space, env.action_space),)
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self._episodes = np.full(self.num_envs, -1)
+        self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._horizon: int | None = None
+        self._run_seed = fresh_seed() if seed is None else seed
+        self._all_envs = list(range(self.num_envs))
+        self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
+        self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
+        configure, set_task = getattr(env, "configure", None), getattr(env, "set_task", None)
+        kind = type(env).__name__
+        self._settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
+        self._choices = choices_of(env.action_space)
+        self._masked: bool | None = None  # None: not known before the first reset
+
+    def _seed(self, seed: int) -> None:
+        self._run_seed = seed
+        self._episodes[:] = -1
+
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
+        given = [options or {} for options in options] if options is not None and any(options) else None
+        if given is not None and "options" not in inspect.signature(self._env.reset).parameters:
+            name = type(self._env).__name__
+            raise ConfigError(f"reset options {given}: the batched env {name} takes none; use vectorizer='sync'")
+        self._begin_episodes(self._all_envs, given)
+        return self._first_step()
+
+    @override
+    def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
+        episodes = self._episodes.tolist()
+        return [None if episodes[env] < 0 else self._episode_seed(env, episodes[env]) for env in env_indices]
+
+    @override
+    def limit_episodes(self, env_steps: int) -> None:
+        self._horizon = env_steps
+
+    def _first_step(self) -> VecStep:
+        """Return the first step after a reset of all envs; all agents act next."""
+        to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
+        infos = self._reset_infos(self._all_envs)
+        return first_step((self._shown(),), self._masks(to_act), to_act, infos, self._env_state())
+
+    def _reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        return {index: {agent: {} for agent in self.agents} for index in env_indices}
+
+    def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        self._episodes[env_indices] += 1
+        self._episode_steps[env_indices] = 0
+        episodes = self._episodes.tolist()
+        seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
+        for index in env_indices:
+            self._checked(CONFIGURE, [index], self._settings[index].begin_episode)
+        self._require_same_spaces(env_indices)
+        self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
+
+    def _require_same_spaces(self, env_indices: Sequence[int]) -> None:
+        """Refuse settings that have changed spaces: the policies were built for the first ones."""
+        group, env = self.groups[0], self._env
+        if env.observation_space != group.observation_space or env.action_space != group.action_space:
+            raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
+
+    def _step(self, actions: Sequence[Array]) -> VecStep:
+        acted = self.latest.to_act
+        self._episode_steps += 1
+        step: BatchedStep = self._of_env("step", self._all_envs, actions[0])
+        if step.rewards.dtype.kind not in "biuf":
+            raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
+        rewards = step.rewards.astype(np.float32)
+        terminated, truncated = step.terminated.view(), step.truncated.view()  # the env may write into its own later
+        if not acted.all():
+            rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
+        if self._horizon is not None:
+            at_horizon = (self._episode_steps >= self._horizon)[:, None]
+            truncated = truncated | (at_horizon & acted & ~terminated)
+        if not np.isfinite(rewards).all():
+            index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
+            raise self._error(index, column, f"reward is {rewards[index, column]}, not a finite number")
+        observations = self._shown()
+        ended = terminated | truncated
+        to_act, episode_done = acted, self._none_done
+        final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
+        reset_infos: dict[int, Mapping[str, Any]] = {}
+        final_env_states: dict[int, Array] = {}
+        if ended.any():
+            final_observations = StackedFinalObservations(ended, observations)
+            to_act = acted & ~ended
+            episode_done = ~np.any(to_act, axis=1)
+            over: list[int] = np.flatnonzero(episode_done).tolist()
+            if over:
+                final_states = self._env_state()
+                final_env_states = {} if final_states is None else {index: final_states[index] for index in over}
+                self._begin_episodes(over)
+                reset_infos = self._reset_infos(over)
+                to_act[episode_done] = True
+                observations = self._shown()
+        if not to_act.all():
+            observations = zeros_where_idle(observations, to_act)
+        return VecStep(
+            observations=(observations,),
+            action_masks=self._masks(to_act) if self._masked else _NO_MASKS,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            acted=acted,
+            to_act=to_act,
+            in_play=acted,
+            stepped=self._all_stepped,
+            episode_done=episode_done,
+            final_observations=final_observations,
+            infos=ArrayInfos(step.infos, self.num_envs),
+            reset_infos=reset_infos,
+            env_state=self._env_state(),
+            final_env_states=final_env_states,
+        )
+
+    def _env_state(self) -> Array | None:
+        """Return the states of the envs, (E, ...), if they are asked for."""
+        if not self._shows_env_state:
+            return None
+        states: Array | None = self._of_env("env_states", self._all_envs)
+        if states is None:
+            name = type(self._env).__name__
+            raise ConfigError(f"env_state: {name} has no env_states(); use vectorizer='sync'", key="env_state")
+        return states
+
+    def _masks(self, to_act: BoolArray) -> ActionMasks:
+        """Return the masks of the agents that act next; the first call finds out whether there are any."""
+        masks: BoolArray | None = self._of_env("action_masks", self._all_envs)
+        if self._masked is None:
+            self._masked = masks is not None and self._choices is not None
+        if not self._masked:
+            return _NO_MASKS
+        assert self._choices is not None
+        shape = (*to_act.shape, sum(self._choices))
+        if masks is None or masks.shape != shape or masks.dtype != np.bool_:
+            received = None if masks is None else f"an array of {masks.dtype} {masks.shape}"
+            raise EnvError(f"{self._where(0)}: action_masks() is {received}; accepted: an array of bool {shape}")
+        masks = masks | ~to_act[:, :, None]
+        place = forbidden_place(masks, self._choices)
+        if place is not None:
+            index, column, choice = place
+            problem = forbidden_words(choice, self._choices)
+            raise EnvError(f"{self._where(index)}, agent {self.agents[column]!r}: {problem}")
+        return (masks,)
+
+    def _shown(self) -> Observations:
+        observations: Observations = self._of_env("observations", self._all_envs)
+        self._check_observations(observations)
+        return observations
+
+    def _of_env(self, method: str, env_indices: Sequence[int], *arguments: Any) -> Any:
+        """Call a method of the batched env; if it raises an exception, the message names the first of these envs."""
+        return self._checked(f"{method}()", env_indices, getattr(self._env, method), *arguments)
+
+    def _checked(self, call: str, env_indices: Sequence[int], function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RAISED as error:
+            raise_in_words(error, call, self._where_and_seed(env_indices))
+            raise
+
+    def _episode_seed(self, env_index: int, episode: int) -> int:
+        return episode_seed(self._run_seed, self._first_index + env_index, episode)
+
+    def _where_and_seed(self, env_indices: Sequence[int]) -> str:
+        """Describe the first of these envs: it is not known which of them failed."""
+        first, count = env_indices[0], len(env_indices)
+        episode = int(self._episodes[first])
+        batch = f" (the first of {count} in one batch)" if count > 1 else ""
+        if episode < 0:
+            return f"env {self._first_index + first}, before its first episode{batch}"
+        return f"{self._where(first)}, seed {self._episode_seed(first, episode)}{batch}"
+
+    def _where(self, env_index: int) -> str:
+        episode, step = self._episodes[env_index], self._episode_steps[env_index]
+        return f"env {self._first_index + env_index}, episode {episode}, step {step}"
+
+    def _check_observations(self, observations: Observations) -> None:
+        """Refuse observations that a network cannot take; the bounds of a Box are not checked."""
+        whole: Any = self.groups[0].observation_space
+        for key, array in observations.items() if isinstance(observations, dict) else [(None, observations)]:
+            space = whole if key is None else whole[key]
+            unfit = unfit_numbers(array, space.dtype) if isinstance(space, spaces.Box) else None
+            if unfit is not None and unfit.any():
+                place = tuple(np.argwhere(unfit)[0].tolist())
+                words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
+                where = "" if key is None else f" (key {key!r})"
+                raise self._error(place[0], place[1], f"observation is {words}{where}")
+
+    def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
+        return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
+
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
+        return [self._call_one(index, name, *args, **kwargs) for index in env_indices]
+
+    def _call_one(self, env_index: int, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        if name == "render":
+            return self._of_env("render", [env_index], env_index)
+        if name == "set_wrapper_attr":
+            return setattr(self._env, *args)
+        if name == "has_wrapper":
+            return isinstance(self._env, *args)  # it has no wrappers
+        if name == "get_wrapper_attr":
+            return self._attribute(env_index, *args)
+        is_there = hasattr(self._env, name) or name in self._settings[env_index].in_force
+        if args or kwargs or not is_there or callable(self._attribute(env_index, name)):
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
+        return self._attribute(env_index, name)
+
+    def _attribute(self, env_index: int, name: str) -> Any:
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
+        in_force = self._settings[env_index].in_force
+        return in_force[name] if name in in_force else getattr(self._env, name)
+
+    def _get_state(self) -> State:
+        return {
+            "run_seed": self._run_seed,
+            "episodes": self._episodes.copy(),
+            "episode_steps": self._episode_steps.copy(),
+            "to_act": self.latest.to_act,
+            "observations": list(self.latest.observations),
+            "action_masks": list(self.latest.action_masks),
+            "settings": [settings.get_state() for settings in self._settings],
+            "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
+        }
+
+    def _set_state(self, state: StateReader) -> Mapping[int, str]:
+        """See `MultiAgentVecEnv.set_state`; either all envs are restored exactly, or none."""
+        run_seed = state.integer("run_seed", 0, MAX_SEED)
+        counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
+        to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
+        if not to_act.any(axis=1).all():
+            raise state.error("to_act", to_act, "an agent that acts in every env")
+        observations = state.arrays_like("observations", zero_observations(self.groups, self.num_envs))
+        masks = read_masks(state, self.groups, self.num_envs)
+        self._run_seed = run_seed
+        self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
+        saved = read_settings(state, self.num_envs)
+        kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self._settings)]
+        why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
+        for own, settings in zip(self._settings, saved, strict=True):
+            own.coming = settings["coming"]
+        if why is None:
+            self._masked = masks[0] is not None
+            in_play = to_act & (self._episode_steps > 0)[:, None]
+            self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
+            return {}
+        self._begin_episodes(self._all_envs)
+        self._latest = self._first_step()
+        return dict.fromkeys(self._all_envs, why)
+
+    def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
+        if state.value("own") is None:
+            return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
+        self._env.set_state(state.fields("own"))
+        shown = (zeros_where_idle(self._env.observations(), to_act),)
+        return None if same(shown, seen) else "its set_state() led to other observations"
+
+    def _close(self) -> None:
+        close_in_words(self._env.close, self._where_and_seed(self._all_envs))

@@ -1,0 +1,34 @@
+"""The extensions that come with the package, at the doors of the core: each is imported when it is first used."""
+
+from __future__ import annotations
+
+from marl_sb3.doors import (
+    ALGORITHM_TABLES,
+    BUILTIN_ENVS,
+    DIALECTS,
+    ENGINES,
+    ENV_KINDS,
+    EXECUTIONS,
+    FILMS,
+    LEARNER_PARTS,
+    STEPPED_ELSEWHERE,
+    STORES,
+    VIEWS,
+)
+
+BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
+BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
+BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
+DIALECTS.add("zoo", "marl_sb3.extensions.dialects.names:ZOO")
+DIALECTS.add("rllib", "marl_sb3.extensions.dialects.names:RLLIB")
+ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
+ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
+ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
+EXECUTIONS.add("shards", "marl_sb3.extensions.remote.sharded:IN_SHARDS")
+FILMS.add("gif", "marl_sb3.extensions.display.video:write_film")
+LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:ImitationData")
+LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
+STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:with_workers")
+STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")
+STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")
+VIEWS.add("terminal", "marl_sb3.extensions.display.training_view:standard_view")

@@ -1,0 +1,279 @@
+"""Behaviour cloning: train a policy of any algorithm to act as recorded episodes do (Pomerleau 1991)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch as th
+
+from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.sb3.optimizers import reset_optimizers
+from marl_sb3.core.state.parts import Fields, Stateful, arrays, integer, number, optional
+from marl_sb3.core.state.space_data import generator
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.extensions.data.demonstrations import demonstrations
+from marl_sb3.extensions.data.imitation import (
+    Minibatch,
+    action_loss,
+    episode_batch,
+    mean_loss,
+    minibatch,
+    require_masks,
+)
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.data.dataset import RecordedEpisode
+
+_VALIDATION_BATCH = 4096  # transitions
+_SQUARES = ("step", "exp_avg_sq")  # of Adam, which are never negative
+
+
+@dataclass(frozen=True)
+class CloningOptions:
+    """How policies are cloned.
+
+    Attributes:
+        epochs: most passes over the data.
+        batch_size: transitions in a minibatch; policies with memory take whole episodes of about as many.
+        learning_rate: of Adam.
+        validation: share of the episodes that are kept apart; their loss decides when to stop, and which weights stay.
+        patience: passes without a lower loss of these episodes after which a policy is done.
+        entropy_coefficient: how much of the policy's entropy is taken off its loss; 0: nothing.
+    """
+
+    epochs: PositiveInt = 100
+    batch_size: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    validation: Fraction = 0.1
+    patience: PositiveInt = 10
+    entropy_coefficient: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        kinds = {"epochs": PositiveInt, "batch_size": PositiveInt, "learning_rate": PositiveFloat}
+        kinds |= {"validation": Fraction, "patience": PositiveInt, "entropy_coefficient": NonNegativeFloat}
+        for name, kind in kinds.items():
+            require(name, getattr(self, name), kind)
+        if self.validation == 1:
+            raise ConfigError(
+                "validation is 1, which leaves nothing to learn from; accepted: below 1", key="validation"
+            )
+
+
+class Cloning(Stateful):
+    """The cloning of one policy.
+
+    Its running statistics are those of the data, of all episodes. Only the networks that act are trained: critics stay
+    as they are, and target networks follow at the end. The optimizers of the algorithm are not used.
+
+    Args:
+        learner: of the policy.
+        episodes: of its agents, at least one.
+        options: see there.
+        seed: of the split and of the order of the minibatches.
+        learn: whether the policy's running statistics take in the data; not if they are restored from a checkpoint.
+
+    Attributes:
+        epoch: passes done.
+        best_epoch: the pass with the lowest loss of the validation episodes; without any, the last one.
+        num_episodes: episodes that are learned from, and those of the validation.
+
+    Raises:
+        ConfigError: the policy cannot learn from these data.
+    """
+
+    fields: ClassVar[Fields] = {
+        "epoch": integer("epoch", 1),
+        "best_epoch": integer("best_epoch", 1),
+        "best_loss": optional(number("_best_loss")),
+        "checksum": integer("checksum", 0, 2**32 - 1),
+        "random": generator("_random"),
+        "moments": arrays("_moments"),
+        "weights": arrays("_weights"),
+    }
+
+    def __init__(
+        self,
+        learner: Learner,
+        episodes: Sequence[RecordedEpisode],
+        options: CloningOptions,
+        seed: int,
+        *,
+        learn: bool = True,
+    ) -> None:
+        self._learner, self._options = learner, options
+        algorithm: Any = learner.algorithm
+        self._algorithm = algorithm
+        self._loss = action_loss(learner.policy_id, algorithm)
+        self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=learn)
+        self.checksum = self._data.checksum()
+        self._takes_masks = learner.actor.policy.takes_masks
+        require_masks(learner.policy_id, algorithm, self._data, self._takes_masks)
+        self._random = np.random.default_rng(seed)
+        self._train, self._validation = _split(len(episodes), options.validation, self._random)
+        self.num_episodes = len(self._train), len(self._validation)
+        self._optimizer = th.optim.Adam(self._loss.parameters(), options.learning_rate)
+        self.epoch = self.best_epoch = 0
+        self._best_loss: float | None = None  # without episodes for the validation
+        self._best: dict[str, th.Tensor] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further pass is wanted."""
+        waited = self.epoch - self.best_epoch
+        return self.epoch >= self._options.epochs or (bool(self.num_episodes[1]) and waited >= self._options.patience)
+
+    def run_epoch(self) -> Result:
+        """Pass over the data once; returns the metrics.
+
+        Raises:
+            NumericError: the loss is not finite.
+        """
+        policy = self._algorithm.policy
+        policy.set_training_mode(True)
+        sums = [self._step(batch) for batch in self._batches(self._random.permutation(self._train))]
+        self._settle_batch_norms()
+        policy.set_training_mode(False)
+        self.epoch += 1
+        trained = sum(float(mean) * number for mean, number in sums)
+        number = sum(number for _, number in sums)
+        if not np.isfinite(trained):
+            words = "the loss of its cloning is not finite; a lower learning rate may help"
+            raise NumericError(f"policy {self._learner.policy_id!r}: {words}")
+        measured = self._validation_loss() if len(self._validation) else None
+        if measured is None or self._best_loss is None or measured < self._best_loss:
+            self.best_epoch = self.epoch
+            self._best_loss = measured if measured is not None and np.isfinite(measured) else None
+            self._best = self._copies()
+        return {
+            "imitation_loss": trained / number,
+            "imitation_loss_validation": measured,
+            "num_module_steps_trained": number,
+            "curr_lr": self._options.learning_rate,
+        }
+
+    def finish(self) -> None:
+        """Give the policy the weights of the best pass, and its target networks the same."""
+        self._put(self._best)
+        self._loss.finish()
+        reset_optimizers(self._algorithm)
+
+    def _copies(self) -> dict[str, th.Tensor]:
+        return {name: tensor.clone() for name, tensor in self._algorithm.policy.state_dict().items()}
+
+    def _put(self, weights: Mapping[str, th.Tensor]) -> None:
+        with th.no_grad():
+            for name, tensor in self._algorithm.policy.state_dict().items():
+                tensor.copy_(weights[name])
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    # A checkpoint between two passes has the policy as `finish` would leave it, so that it can be evaluated, and beside
+    # it the present weights. `_best` is the former when a state is set.
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Let the policy be, within the context, what `finish` would make of it."""
+        present = self._copies()
+        self.finish()
+        try:
+            yield
+        finally:
+            self._put(present)
+
+    @property
+    def _weights(self) -> dict[str, Array]:
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self._algorithm.policy.state_dict().items()}
+
+    @_weights.setter
+    def _weights(self, weights: Mapping[str, Array]) -> None:
+        self._best = self._copies()
+        self._put({name: th.as_tensor(array) for name, array in weights.items()})
+
+    @property
+    def _moments(self) -> dict[str, dict[str, Array]]:
+        """What Adam keeps of each parameter; before its first gradient these are zeros."""
+        found = {}
+        for place, parameter in enumerate(self._parameters):
+            zeros = {"step": th.zeros(()), "exp_avg": th.zeros_like(parameter), "exp_avg_sq": th.zeros_like(parameter)}
+            kept = {**zeros, **self._optimizer.state.get(parameter, {})}
+            found[str(place)] = {name: value.detach().cpu().numpy().copy() for name, value in kept.items()}
+        return found
+
+    @_moments.setter
+    def _moments(self, moments: Mapping[str, Mapping[str, Array]]) -> None:
+        for place, parameter in enumerate(self._parameters):
+            state = {name: th.as_tensor(array) for name, array in moments[str(place)].items()}
+            moved = {name: value if name == "step" else value.to(parameter.device) for name, value in state.items()}
+            self._optimizer.state[parameter] = moved
+
+    @property
+    def _parameters(self) -> list[th.nn.Parameter]:
+        return list(self._optimizer.param_groups[0]["params"])
+
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """See `Stateful.check_state`; with negative means of squares, Adam would divide by a NaN."""
+        negative = any(float(each[name].min(initial=0)) < 0 for each in values["moments"].values() for name in _SQUARES)
+        if negative or values["best_epoch"] > values["epoch"]:
+            raise state.error("moments", "a negative one, or a best pass after the last", "those of a cloning")
+
+    def _settle_batch_norms(self) -> None:
+        """Make the running statistics of batch norms, which CrossQ has, those of the present weights."""
+        norms: list[Any] = [each for each in self._algorithm.policy.modules() if hasattr(each, "momentum")]
+        momenta = [each.momentum for each in norms]
+        with th.no_grad():
+            for number, batch in enumerate(self._batches(self._train) if norms else [], 1):
+                for each in norms:
+                    each.momentum = 1.0 / number  # the mean over all minibatches
+                self._loss.losses(batch)
+        for each, momentum in zip(norms, momenta, strict=True):
+            each.momentum = momentum
+
+    def _step(self, batch: Minibatch) -> tuple[th.Tensor, int]:
+        """Take a gradient step; returns the mean loss and the number of transitions."""
+        total, mean = mean_loss(self._loss, batch, self._options.entropy_coefficient)
+        self._optimizer.zero_grad()
+        total.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return mean.detach(), _number(batch)
+
+    def _validation_loss(self) -> float:
+        with th.no_grad():
+            found = [
+                (mean_loss(self._loss, batch)[1], _number(batch))
+                for batch in self._batches(self._validation, _VALIDATION_BATCH, shuffled=False)
+            ]
+        total = sum(float(mean) * number for mean, number in found)
+        return total / sum(number for _, number in found)
+
+    def _batches(self, episodes: Array, size: int | None = None, *, shuffled: bool = True) -> Iterator[Minibatch]:
+        size = size or self._options.batch_size
+        if self._loss.in_sequences:
+            together = max(1, round(size / self._data.lengths.mean()))
+            for begin in range(0, len(episodes), together):
+                yield episode_batch(self._data, episodes[begin : begin + together], self._algorithm)
+            return
+        transitions = self._data.of_episodes(episodes)
+        if shuffled:
+            transitions = self._random.permutation(transitions)
+        for begin in range(0, len(transitions), size):
+            chosen = transitions[begin : begin + size]
+            yield minibatch(self._data, chosen, self._algorithm, with_masks=self._takes_masks)
+
+
+def _number(batch: Minibatch) -> int:
+    return len(batch.actions) if batch.counted is None else int(batch.counted.sum())
+
+
+def _split(episodes: int, share: float, random: np.random.Generator) -> tuple[Array, Array]:
+    """Divide episodes at random into those to learn from, and those of the validation; one alone is to learn from."""
+    order = random.permutation(episodes)
+    apart = min(max(1, round(share * episodes)), episodes - 1) if share else 0
+    return np.sort(order[apart:]), np.sort(order[:apart])

@@ -1,0 +1,489 @@
+"""Read recorded episodes: one Minari dataset per policy, whose episodes are those of single agents.
+
+A recording is a folder: `recording.json`, and for each policy `POLICY/data`, which `minari.MinariDataset` opens. What
+Minari has no place for is in the infos of an episode, under the names below. Datasets from elsewhere are read too:
+their episodes are those of an agent `agent`, without log-probabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from gymnasium import spaces
+from typing_extensions import override
+
+from marl_sb3.core.config.ids import id_fault, shown_id
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.envs.gymnasium_envs import AGENT as SINGLE_AGENT
+from marl_sb3.core.state.state import MAX_COUNT
+from marl_sb3.errors import CheckpointError, ConfigError, as_path, described, install_words
+from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
+from marl_sb3.files.regular import read_bytes, require_fits, require_own
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
+from marl_sb3.wrappers.observations import choices_of, flat_space, is_nested
+
+FOLDER = "data"  # of a dataset, in the folder of its policy: `minari.load_dataset` looks there, too
+METADATA = "metadata.json"  # of a dataset; Minari's
+RECORDING = "recording.json"
+FORMAT = 1
+OWN_FILES = (METADATA, MAIN, "episodes-*.hdf5")  # of the folder of a dataset; each must be a regular file
+_MAX_JSON = 2**25  # bytes
+_MOST_SAID = 1000  # characters of what is wrong: it may repeat what a file says
+_PER_EPISODE = 1000  # bytes in memory beyond those of its arrays, at least
+_DTYPES = ("float16", "float32", "float64", *(f"{u}int{size}" for u in ("", "u") for size in (8, 16, 32, 64)), "bool")
+
+# Infos of an episode. Those in lower rows have a value for each action, the others one for the episode.
+AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED = "agent", "episode_id", "env_index", "episode_seed"
+LOG_PROB, VALUE, ACTION_MASK, SAMPLED_ACTION, STEP = "log_prob", "value", "action_mask", "sampled_action", "step"
+
+Space = spaces.Space[Any]
+Recorded = Array | Mapping[str, Array]  # (T, ...), or one such array per key of a `Dict` space
+
+
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """The transitions of one agent in one episode; T is the number of its actions.
+
+    Attributes:
+        policy_id: the policy that acted.
+        agent: the agent that it acted for.
+        episode_id: the same for all agents of one joint episode. An agent that ended and lived again in it has a
+            second episode, with an id of its own.
+        env_index: index of the env.
+        seed: seed of the env's episode, if it is known.
+        observations: (T + 1, ...) what the agent saw at each of its actions, and what it ended on; as the env gave it.
+        actions: (T, ...) as the env got them.
+        rewards: (T,) float64; all it was paid from an action to its next turn or its end.
+        terminated: whether it ended in a terminal state.
+        truncated: whether it was cut off.
+        log_probs: (T,) log-probability or log-density of each action, if the policy that acted told it.
+        values: (T,) what this policy expected, if it told it.
+        action_masks: (T, n) True where an action was allowed, if the env gave masks.
+        sampled_actions: (T, ...) what the policy sampled, which the log-probabilities are of, if that is not `actions`:
+            actions in a Box are brought within its bounds.
+        steps: (T,) the env step of each action, counted from 0 in the joint episode; None: 0 to T - 1.
+    """
+
+    policy_id: PolicyID
+    agent: AgentID
+    episode_id: str
+    env_index: int
+    seed: int | None
+    observations: Recorded
+    actions: Recorded
+    rewards: Array
+    terminated: bool
+    truncated: bool
+    log_probs: FloatArray | None = None
+    values: FloatArray | None = None
+    action_masks: BoolArray | None = None
+    sampled_actions: Array | None = None
+    steps: Array | None = None
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class PolicyData:
+    """One dataset.
+
+    Attributes:
+        policy_id: the policy that acted.
+        observation_space: of the env.
+        action_space: of the env.
+        episodes: all episodes, each of one agent. They are read from the disk whenever they are accessed.
+    """
+
+    policy_id: PolicyID
+    observation_space: Space
+    action_space: Space
+    episodes: Sequence[RecordedEpisode]
+
+
+def read_policy_data(path: str | Path) -> PolicyData:
+    """Open one dataset.
+
+    Args:
+        path: `RECORDING/POLICY`, the folder `data` in it, or the folder of any Minari dataset that names its spaces.
+
+    Raises:
+        ConfigError: Minari is not installed, there is no dataset, it is damaged, leads out of its folder, or does not
+            name its spaces. A damaged episode raises it when it is accessed.
+    """
+    named = as_path("path", path)
+    is_above = os.path.lexists(named / FOLDER) and not os.path.lexists(named / METADATA)
+    folder = named / FOLDER if is_above else named
+    with damage_named(named):
+        require_own(named, [f"{FOLDER}/"] if is_above else [])
+    if not os.path.lexists(folder / METADATA):
+        raise ConfigError(f"{folder} is no dataset: it has no {METADATA}; accepted: a Minari dataset", key="data")
+    minari_storage()
+    with damage_named(folder):
+        require_own(folder, OWN_FILES)
+        metadata = _json(folder / METADATA)
+        if metadata.get("data_format", "hdf5") != "hdf5":
+            raise ValueError(f"{METADATA} says data_format {shown(metadata['data_format'])}; accepted: 'hdf5'")
+        form = _Form(
+            _space(metadata, "observation_space"),
+            _space(metadata, "action_space"),
+            total_steps=_count(metadata, "total_steps", MAX_COUNT),
+            jpeg=bool(metadata.get("jpeg_encoding", True)),
+            of_agents="marl_sb3" in metadata,
+            policy_id=_policy_id(metadata, folder.parent.name),
+        )
+        episodes = range(_count(metadata, "total_episodes", form.total_steps))
+        stored = _StoredEpisodes(folder, form, episodes)
+    return PolicyData(form.policy_id, _flat(form.observation_space), form.action_space, stored)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(read_bytes(path, _MAX_JSON).decode())
+
+
+def _policy_id(metadata: Mapping[str, Any], otherwise: str) -> PolicyID:
+    found = metadata.get("marl_sb3", {}).get("policy_id", otherwise)
+    if fault := id_fault(found):
+        raise ValueError(f"{METADATA} has the policy_id {shown_id(found)}, which {fault}")
+    return str(found)
+
+
+def _count(metadata: Mapping[str, Any], name: str, most: int) -> int:
+    """Return a number of the metadata. Each episode has an action, so that there are no more of them than env steps."""
+    found = metadata.get(name)
+    if type(found) is not int or not 0 <= found <= most:
+        raise ValueError(f"{METADATA} has {name} {found!r:.40}; accepted: an integer from 0 to {most}")
+    return found
+
+
+def _space(metadata: Mapping[str, Any], name: str) -> Space:
+    """Return a space of the metadata."""
+    from minari.serialization import deserialize_space
+
+    found = metadata.get(name)
+    if not isinstance(found, str):
+        # Minari would otherwise make the env that the file names, which imports code by that name.
+        raise ValueError(f"{METADATA} does not describe the {name}")
+    space: Space = deserialize_space(json.loads(found, object_hook=_sound))
+    return space
+
+
+def _sound(part: dict[str, Any]) -> dict[str, Any]:
+    """Refuse descriptions of spaces that make large arrays of few letters: by their dtype, or by their shape."""
+    if part.get("dtype", "int64") not in _DTYPES:
+        raise ValueError(f"a space of dtype {part['dtype']!r:.40}; accepted: {', '.join(_DTYPES)}")
+    for name in ("low", "high") if "shape" in part else ():
+        found, wanted = np.array(part[name], dtype=np.float64).shape, tuple(part["shape"])
+        if found != wanted:
+            raise ValueError(f"a space of shape {wanted} with {name} of shape {found}")
+    return part
+
+
+def _flat(space: Space) -> Space:
+    """Return an observation space as policies see it."""
+    return flat_space(space) if is_nested(space) else space
+
+
+def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
+    """Yield what all agents did in each joint episode of a recording: agent -> its episode.
+
+    Args:
+        directory: the folder of a recording.
+
+    Raises:
+        ConfigError: it is no recording, or a dataset of it is damaged.
+    """
+    datasets = [_PolicyStream(data, count) for data, count in _datasets(directory)]
+    while any(stream.episode_id for stream in datasets):
+        earliest = min(stream.episode_id for stream in datasets if stream.episode_id)
+        yield {episode.agent: episode for stream in datasets for episode in stream.take(earliest)}
+
+
+def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
+    """Return the datasets of a recording, by policy.
+
+    Raises:
+        ConfigError: see `joint_episodes`.
+    """
+    return {data.policy_id: _first(data, count) for data, count in _datasets(directory)}
+
+
+def _datasets(directory: str | Path) -> list[tuple[PolicyData, int]]:
+    """The datasets of a recording, each with the number of its episodes that are recorded of all agents."""
+    folder = as_path("directory", directory)
+    if not os.path.lexists(folder / RECORDING):
+        raise ConfigError(f"{folder} is no recording: it has no {RECORDING}; accepted: what --record wrote", key="data")
+    with damage_named(folder):
+        counts = recording_counts(_json(folder / RECORDING))
+        require_own(folder, [f"{name}/" for name in counts])
+    found = [(read_policy_data(folder / name), count) for name, count in counts.items()]
+    for data, count in found:
+        if len(data.episodes) < count:
+            words = f"policy {data.policy_id!r} has {len(data.episodes)} episodes; {RECORDING} says {count}"
+            raise ConfigError(f"{folder} is damaged: {words}", key="data")
+    return found
+
+
+def recording_counts(content: Any) -> dict[str, int]:
+    """Return folder -> number of episodes from what a `recording.json` holds.
+
+    Raises:
+        ValueError: it is of another format, or a folder lies elsewhere.
+    """
+    if content["format"] != FORMAT:
+        raise ValueError(f"{RECORDING} has the format {shown(content['format'])}; accepted: {FORMAT}")
+    counts = {str(name): int(count) for name, count in content["episodes"].items()}
+    elsewhere = [name for name in counts if Path(name).name != name or name in ("", "..")]
+    if elsewhere:
+        raise ValueError(f"{RECORDING} names the folder {elsewhere[0]!r}; accepted: names without a path")
+    return counts
+
+
+def require_memory(path: Path, sets: Iterable[PolicyData]) -> None:
+    """Refuse datasets that do not fit into memory, by what they say, before all of their episodes are read.
+
+    Args:
+        path: where they are, for messages.
+
+    Raises:
+        ConfigError: they need more than a quarter of the free memory.
+    """
+    with damage_named(path):
+        stored = [each.episodes for each in sets if isinstance(each.episodes, _StoredEpisodes)]
+        require_fits(path, sum(each.nbytes for each in stored))
+
+
+def _first(data: PolicyData, count: int) -> PolicyData:
+    return PolicyData(data.policy_id, data.observation_space, data.action_space, data.episodes[:count])
+
+
+class _PolicyStream:
+    """The episodes of one policy in their order, as far as they are recorded of all agents.
+
+    Attributes:
+        episode_id: of the next episode; empty at the end.
+    """
+
+    def __init__(self, data: PolicyData, count: int) -> None:
+        self._episodes = iter(data.episodes[:count])
+        self._go_on()
+
+    def take(self, episode_id: str) -> Iterator[RecordedEpisode]:
+        """Yield the next episodes as long as they have this id."""
+        while self.episode_id == episode_id and self._next is not None:
+            yield self._next
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._next = next(self._episodes, None)
+        self.episode_id = "" if self._next is None else self._next.episode_id
+
+
+# --- Minari ----------------------------------------------------------------------------------------------------------
+
+
+def minari_storage() -> Any:
+    """Return Minari's class `MinariStorage`.
+
+    Raises:
+        ConfigError: Minari, or h5py, is not installed.
+    """
+    try:
+        import h5py  # noqa: F401 - Minari imports it only when it opens a file
+        from minari.dataset.minari_storage import MinariStorage
+    except ImportError as error:
+        words = f"recorded episodes need the package {error.name}, which cannot be imported; {install_words('data')}"
+        raise ConfigError(words, key="data") from error
+    return MinariStorage
+
+
+@contextmanager
+def damage_named(folder: Path) -> Iterator[None]:
+    """Turn errors of damaged files into `ConfigError`s that name the folder."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ImportError as error:
+        raise ConfigError(f"{folder} cannot be read: {error}", key="data") from error
+    except Exception as error:  # HDF5 and decoders of pictures raise anything
+        words = f"{folder} is damaged, or no dataset of recorded episodes: {_said(error)[:_MOST_SAID]}"
+        words = words if "; accepted: " in words else f"{words}; accepted: a Minari dataset"
+        raise ConfigError(words, key="data") from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{Path(os.fsdecode(error.filename)).name}: {error.strerror}"
+    return str(error) if type(error) in (ValueError, CheckpointError) else described(error)
+
+
+# --- Episodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a dataset says of its episodes.
+
+    Attributes:
+        observation_space: as it is stored: nested, perhaps.
+        action_space: of the env.
+        total_steps: of all episodes; there are no more.
+        jpeg: whether pictures are JPEG files.
+        of_agents: whether the infos are those that `store` writes.
+        policy_id: the policy that acted.
+    """
+
+    observation_space: Space
+    action_space: Space
+    total_steps: int
+    jpeg: bool
+    of_agents: bool
+    policy_id: PolicyID
+
+
+class _StoredEpisodes(Sequence[RecordedEpisode]):
+    """The episodes of a dataset, which stay on the disk."""
+
+    def __init__(self, folder: Path, form: _Form, indices: range) -> None:
+        self._folder, self._form, self._indices = folder, form, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def nbytes(self) -> int:
+        """About the size of all of them in memory, by what the dataset says."""
+        form = self._form
+        seen = sum(map(_size, _leaves(form.observation_space).values()))
+        infos = 40 + _mask_size(form.action_space) if form.of_agents else 8
+        of_step = seen + 2 * _size(form.action_space) + infos
+        return form.total_steps * of_step + len(self) * (seen + _PER_EPISODE)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedEpisode: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RecordedEpisode]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return _StoredEpisodes(self._folder, self._form, self._indices[index])
+        return next(self._read([self._indices[index]]))
+
+    @override
+    def __iter__(self) -> Iterator[RecordedEpisode]:
+        return self._read(self._indices)
+
+    def _read(self, indices: Sequence[int]) -> Iterator[RecordedEpisode]:
+        if not indices:
+            return
+        with damage_named(self._folder):
+            files = EpisodeFiles(self._folder)
+        left = self._form.total_steps
+        with closing(files):
+            for index in indices:
+                with damage_named(self._folder):
+                    read = _read_episode(files.episode(index), self._form, index, left)
+                left -= len(read)
+                yield read
+
+
+def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedEpisode:
+    """Read an episode of at most so many actions."""
+    length = group.length("rewards")
+    if not 0 < length <= most:
+        raise ValueError(f"{group.where} has {length} actions; {METADATA} leaves 1 to {most} of total_steps")
+    infos = group.group("infos") if form.of_agents and group.link_type("infos") is not None else None
+
+    def info(name: str, shape: Sequence[int] | None = None) -> Any:
+        return None if infos is None or infos.link_type(name) is None else infos.array(name, shape)
+
+    def text(name: str, otherwise: str) -> str:
+        return otherwise if infos is None or infos.link_type(name) is None else infos.text(name)
+
+    def numbers(name: str, dtype: type) -> Any:
+        found = info(name, (length,))
+        return None if found is None else found.astype(dtype)
+
+    space, seed = form.action_space, info(EPISODE_SEED)
+    masks, sampled = info(ACTION_MASK, (length, _mask_size(space))), info(SAMPLED_ACTION, _shape(space, length))
+    ends = {name: group.array(name, (length,))[-1] for name in ("terminations", "truncations")}
+    return RecordedEpisode(
+        policy_id=form.policy_id,
+        agent=text(AGENT, SINGLE_AGENT),
+        episode_id=text(EPISODE_ID, f"{index:08d}"),
+        env_index=int(info(ENV_INDEX) or 0),
+        seed=None if seed is None else int(seed),
+        observations=_values(group, "observations", form.observation_space, length + 1, jpeg=form.jpeg),
+        actions=_values(group, "actions", space, length, jpeg=form.jpeg),
+        rewards=group.array("rewards", (length,)).astype(np.float64, copy=False),
+        terminated=bool(ends["terminations"]),
+        truncated=bool(ends["truncations"]),
+        log_probs=numbers(LOG_PROB, np.float32),
+        values=numbers(VALUE, np.float32),
+        sampled_actions=None if sampled is None else _cast(sampled, space, f"{group.where}/infos/{SAMPLED_ACTION}"),
+        steps=numbers(STEP, np.int64),
+        action_masks=None if masks is None else masks.astype(np.bool_),
+    )
+
+
+def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -> Recorded:
+    """Read the values of a space, with the names that policies know its parts by."""
+    parts = _leaves(space, path)
+    read = []
+    for where, part in parts.items():
+        find = group.images if jpeg and _is_picture(part) else group.array
+        read.append(_cast(find(where, _shape(part, length)), part, f"{group.where}/{where}"))
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return read[0]
+    return dict(zip(flat_space(space).spaces, read, strict=True))
+
+
+def _leaves(space: Space, path: str = "") -> dict[str, Space]:
+    """The parts of a space that have no parts by their paths in an episode, as Minari stores them."""
+    if isinstance(space, spaces.Tuple):
+        inner = {f"_index_{number}": part for number, part in enumerate(space.spaces)}
+    elif isinstance(space, spaces.Dict):
+        inner = dict(space.spaces)
+    else:
+        return {path: space}
+    return {where: leaf for name, part in inner.items() for where, leaf in _leaves(part, f"{path}/{name}").items()}
+
+
+def _shape(space: Space, length: int) -> tuple[int, ...]:
+    if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
+        raise ValueError(f"a space {space}; accepted: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these")
+    return (length, *space.shape)
+
+
+def _size(space: Space) -> int:
+    return math.prod(_shape(space, 1)) * np.dtype(space.dtype).itemsize
+
+
+def _mask_size(space: Space) -> int:
+    """How many entries a mask of actions has; a few letters may describe a space of billions."""
+    return 2 * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else sum(choices_of(space) or ())
+
+
+def _is_picture(space: Space) -> bool:
+    from minari.dataset.minari_storage import is_image_space
+
+    return bool(is_image_space(space))
+
+
+def _cast(found: Array, space: Space, where: str) -> Array:
+    """Return values with the dtype of a space, which must not change them."""
+    with np.errstate(invalid="ignore"):
+        cast = found.astype(space.dtype, copy=False)
+    if cast.dtype.kind in "biu" and cast.dtype != found.dtype and not np.array_equal(cast, found):
+        raise ValueError(f"{where} has values of {found.dtype} that are not those of {space}")
+    return cast

@@ -1,0 +1,324 @@
+"""Recorded episodes as a policy learns from them: what it would have observed, and its actions, in its own spaces."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+from marl_sb3.core.config.values import shown
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.processing import Memory, Processing
+from marl_sb3.core.processing.processors import REWARD
+from marl_sb3.core.vec_env.observations import joined, map_arrays, pairs, taken, zeros
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array, BoolArray, Observations
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.data.dataset import RecordedEpisode
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The N transitions of recorded episodes, one episode after the other.
+
+    Attributes:
+        seen: (N + episodes, ...) what the policy would have observed: at each action of an episode, and at its end.
+        actions: (N, *action shape) as the algorithm learns from them.
+        rewards: (N,) float32; clipped if the policy's settings say so, and not normalised.
+        masks: (N, n) bool; None: the data has none.
+        lengths: (episodes,) the number of transitions of each episode.
+        terminated: (episodes,) bool; whether an episode was terminated. Its end is a truncation otherwise.
+        agents: (episodes,) the index of each episode's agent among the agents of the policy.
+    """
+
+    seen: Observations
+    actions: Array
+    rewards: Array
+    masks: BoolArray | None
+    lengths: Array
+    terminated: BoolArray
+    agents: Array
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @cached_property
+    def places(self) -> Array:
+        """(N,) the index of each transition's observation in `seen`; the next one is that after it."""
+        return np.arange(len(self)) + self.episodes
+
+    @cached_property
+    def episodes(self) -> Array:
+        """(N,) the episode of each transition."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def is_last(self) -> BoolArray:
+        """(N,) whether a transition is the last one of its episode."""
+        last = np.zeros(len(self), dtype=np.bool_)
+        last[self.begins[1:] - 1] = True
+        return last
+
+    @cached_property
+    def begins(self) -> Array:
+        """(episodes + 1,) the index of each episode's first transition; the last is N."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def of_episodes(self, episodes: Array) -> Array:
+        """Return the indices of the transitions of these episodes, in their order."""
+        return np.concatenate([np.arange(self.begins[each], self.begins[each + 1]) for each in episodes])
+
+    def transitions(self, chosen: Array, rows: Array) -> Transitions:
+        """Return these transitions for a replay buffer, as if they were of these rows."""
+        last, place = self.is_last[chosen], self.places[chosen]
+        return Transitions(
+            taken(self.seen, place),
+            taken(self.seen, place + 1),
+            self.actions[chosen],
+            self.rewards[chosen],
+            last,
+            last & ~self.terminated[self.episodes[chosen]],
+            rows,
+        )
+
+    def checksum(self) -> int:
+        """Return a number that tells these data from others."""
+        return zlib.crc32(self.actions.tobytes(), zlib.crc32(self.lengths.astype(np.int64).tobytes()))
+
+
+def demonstrations(
+    episodes: Sequence[RecordedEpisode],
+    rows: PolicyRows,
+    processing: Processing,
+    algorithm: Any,
+    *,
+    learn: bool = False,
+    normalize: bool = True,
+) -> Demonstrations:
+    """Process recorded episodes as those that a policy plays itself.
+
+    Args:
+        episodes: at least one; see `require_episodes`.
+        rows: the rows of the policy, in the spaces of its env.
+        processing: of the policy.
+        algorithm: the SB3 algorithm of the policy.
+        learn: whether its running statistics take in the data first.
+        normalize: whether observations are normalised; not for a replay buffer, which normalises what is drawn.
+    """
+    agents = np.array([_agent_of(episode, rows, processing) for episode in episodes])
+    of_policy = [_actions(episode, rows, processing) for episode in episodes]
+    if learn and processing.normalizer is not None:
+        _observed(episodes, of_policy, agents, rows, processing, learn=True, normalize=normalize)
+    seen = _observed(episodes, of_policy, agents, rows, processing, learn=False, normalize=normalize)
+    rewards = [_clipped(processing, episode.rewards) for episode in episodes]
+    if learn and processing.returns is not None:
+        for of_episode in rewards:
+            processing.returns.update(np.array([*accumulate(of_episode, lambda sum_, r: sum_ * algorithm.gamma + r)]))
+    masks = [episode.action_masks for episode in episodes]
+    return Demonstrations(
+        _transposed(algorithm, seen),
+        learned_actions(algorithm, np.concatenate(of_policy)),
+        np.concatenate(rewards).astype(np.float32),
+        None if any(each is None for each in masks) else np.concatenate([np.asarray(each, bool) for each in masks]),
+        np.array([len(episode.actions) for episode in episodes]),
+        np.array([bool(episode.terminated) for episode in episodes]),
+        agents,
+    )
+
+
+def learned_actions(algorithm: Any, actions: Array) -> Array:
+    """Convert (n, *action shape) actions in the action space of a policy to those that its algorithm learns from.
+
+    Algorithms with a replay buffer, and policies that squash their actions, learn actions in [-1, 1].
+    """
+    policy = algorithm.policy
+    if not isinstance(algorithm.action_space, spaces.Box):
+        return actions
+    scaled = policy.squash_output or not hasattr(policy, "get_distribution")
+    return np.asarray(policy.scale_action(actions) if scaled else actions, dtype=np.float32)
+
+
+def _agent_of(episode: RecordedEpisode, rows: PolicyRows, processing: Processing) -> int:
+    if episode.agent in rows.agents:
+        return rows.agents.index(episode.agent)
+    if processing.settings.agent_indicator:
+        words = f"agent_indicator is on, and the data are of agent {episode.agent!r}"
+        accepted = f"accepted: data of {', '.join(rows.agents)}"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words}; {accepted}", key="agent_indicator")
+    return 0
+
+
+def _actions(episode: RecordedEpisode, rows: PolicyRows, processing: Processing) -> Array:
+    """Return the (T, *action shape) actions of an episode in the action space of the policy."""
+    counted: Array = rows.zero_based_actions.from_env(np.asarray(episode.actions))
+    return counted if processing.rescale is None else processing.rescale.reverse(counted)
+
+
+def _clipped(processing: Processing, rewards: Array) -> Array:
+    limit = processing.settings.clip_rewards
+    return np.asarray(rewards) if limit is None else np.clip(rewards, -limit, limit)
+
+
+def _transposed(algorithm: Any, seen: Observations) -> Observations:
+    env = getattr(algorithm, "env", None)
+    return env.transpose_observations(seen) if isinstance(env, VecTransposeImage) else seen
+
+
+# --- Observations -----------------------------------------------------------------------------------------------------
+
+
+def _observed(
+    episodes: Sequence[RecordedEpisode],
+    actions: Sequence[Array],
+    agents: Array,
+    rows: PolicyRows,
+    processing: Processing,
+    *,
+    learn: bool,
+    normalize: bool,
+) -> Observations:
+    """Return the (N + episodes, ...) observations of episodes, as the policy would have seen them."""
+    raw: list[Observations] = [rows.zero_based_observations.from_env(plain(each.observations)) for each in episodes]
+    sizes = np.array([len(of_episode) + 1 for of_episode in actions])
+    if not processing.initial(1):  # nothing is remembered from one step to the next
+        of_each = np.repeat(agents, sizes)
+        return processing.observe(joined(raw), {}, of_each, learn, normalize)[0]
+    late = processing.normalizer if not normalize else None
+    seen = zeros(processing.observation_space if late is None else late.before, (int(sizes.sum()),))
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    for step, playing, observations in _replayed(episodes, raw, actions, agents, processing, learn, normalize):
+        for own, given in pairs(seen, observations):
+            own[begins[playing] + step] = given
+    return seen
+
+
+def plain(observations: Any) -> Any:
+    """Return observations as an array, or as a dictionary of arrays."""
+    if isinstance(observations, Mapping):
+        return {key: np.asarray(array) for key, array in observations.items()}
+    return np.asarray(observations)
+
+
+def _replayed(
+    episodes: Sequence[RecordedEpisode],
+    raw: Sequence[Observations],
+    actions: Sequence[Array],
+    agents: Array,
+    processing: Processing,
+    learn: bool,
+    normalize: bool,
+) -> Iterator[tuple[int, Array, Observations]]:
+    """Replay all episodes at the same time, step by step, as the rows of a training would see them.
+
+    Yields:
+        The step, the indices of the episodes that are not over, and their observations, (n, ...).
+    """
+    longest_first = np.argsort([-len(each) for each in actions], kind="stable")
+    lengths = np.array([len(actions[each]) for each in longest_first])
+    memory: Memory = processing.initial(len(actions))
+    for step in range(int(lengths[0]) + 1):
+        playing = longest_first[: np.count_nonzero(lengths >= step)]
+        memory = {name: array[: len(playing)] for name, array in memory.items()}
+        now = joined([map_arrays(lambda array: array[step : step + 1], raw[each]) for each in playing])  # noqa: B023
+        seen, memory = processing.observe(now, memory, agents[playing], learn, normalize)
+        yield step, playing, seen
+        acting = playing[: np.count_nonzero(lengths > step)]
+        memory = {name: array[: len(acting)] for name, array in memory.items()}
+        if len(acting):
+            memory = processing.acted(memory, np.stack([actions[each][step] for each in acting]))
+        if REWARD in memory:
+            paid = np.array([[episodes[each].rewards[step]] for each in acting], dtype=memory[REWARD].dtype)
+            memory = {**memory, REWARD: paid}
+
+
+# --- Are they of this policy? -----------------------------------------------------------------------------------------
+
+
+# Observation space, action space and episodes of a dataset.
+EpisodesOfSpaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any], Sequence[RecordedEpisode]]"
+
+
+def require_episodes(data: Sequence[EpisodesOfSpaces], rows: PolicyRows, path: Any) -> list[RecordedEpisode]:
+    """Return the episodes of a policy's agents, or of all agents if there is one policy's agent and none has its name.
+
+    Args:
+        data: the datasets.
+        path: of the data, for messages.
+
+    Raises:
+        ConfigError: there are none, their spaces differ from those of the policy, or a value is not in its space.
+    """
+    present = [each for of_set in data for each in of_set[2] if len(each.actions)]
+    agents = {episode.agent for episode in present}
+    alone = rows.num_agents == 1 and len(agents) == 1
+    wanted = set(rows.agents) if agents & set(rows.agents) or not alone else agents
+    found: list[RecordedEpisode] = []
+    for observation_space, action_space, episodes in data:
+        own = [episode for episode in episodes if episode.agent in wanted and len(episode.actions)]
+        if own:
+            _require_spaces(observation_space, action_space, rows, path)
+        found += own
+    if not found:
+        others = f" of {', '.join(rows.agents)}, but of {', '.join(sorted(map(str, agents))[:8])}" if agents else "s"
+        words = f"{path} has no episode{others}"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data with episodes of its agents", key="data")
+    for episode in found:
+        _require_values(episode, rows, path)
+    return found
+
+
+def _require_spaces(observed: Any, acted: Any, rows: PolicyRows, path: Any) -> None:
+    for what, theirs, ours in (
+        ("observations", observed, rows.group.observation_space),
+        ("actions", acted, rows.group.action_space),
+    ):
+        if _form(theirs) != _form(ours):
+            words = f"{path} has {what} of {shown(theirs, 1000)}; those of its agents are of {ours}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data of the same env", key="data")
+
+
+def _form(space: spaces.Space[Any]) -> Any:
+    """Return what two spaces have to have in common; bounds of a Box may differ, its values are looked at."""
+    if isinstance(space, spaces.Dict):
+        return {key: _form(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        return "Box", space.shape, np.dtype(space.dtype).kind
+    return space
+
+
+def _require_values(episode: RecordedEpisode, rows: PolicyRows, path: Any) -> None:
+    """Refuse values that a network could not take."""
+    where = f"policy {rows.policy_id!r}: {path}, episode {episode.episode_id} of {episode.agent}"
+    steps = len(episode.actions)
+    parts = plain(episode.observations)
+    arrays: dict[str, Array] = parts if isinstance(parts, dict) else {"observations": parts}
+    sizes = {**{name: len(array) - 1 for name, array in arrays.items()}, "rewards": len(episode.rewards)}
+    for name, size in sizes.items():
+        if size != steps:
+            raise ConfigError(f"{where}: {steps} actions, but {size} {name}; the file is damaged", key="data")
+    space, actions = rows.group.action_space, np.asarray(episode.actions)
+    for name, array in {**arrays, "rewards": episode.rewards, "actions": actions}.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ConfigError(f"{where}: {name} are not finite; accepted: numbers", key="data")
+    if not _are_in(space, actions):
+        raise ConfigError(f"{where}: an action is not in {space}; accepted: data of the same env", key="data")
+
+
+_ROUNDING = 1e-5  # of bounds: data may have been stored with other precision
+
+
+def _are_in(space: spaces.Space[Any], actions: Array) -> bool:
+    if not isinstance(space, spaces.Box):
+        return all(space.contains(action) for action in np.unique(actions, axis=0).astype(space.dtype))
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    margins = (_ROUNDING * np.maximum(1.0, np.abs(bound)) for bound in (low, high))
+    return bool(((actions >= low - next(margins)) & (actions <= high + next(margins))).all())

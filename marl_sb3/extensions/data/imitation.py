@@ -1,0 +1,300 @@
+"""How likely a policy finds recorded actions: the loss of behaviour cloning, and the same loss beside that of PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.core.state.parts import Fields, Stateful
+from marl_sb3.core.state.space_data import generator
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.data.demonstrations import Demonstrations
+from marl_sb3.types import Array, PolicyID
+
+# --- The loss ---------------------------------------------------------------------------------------------------------
+
+
+class Minibatch(NamedTuple):
+    """Transitions of recorded episodes as tensors.
+
+    Attributes:
+        observations: (n, ...).
+        actions: (n, action size), or (n,) of a Discrete space.
+        masks: (n, choices) bool; None: all actions are allowed.
+        counted: (n,) bool; False where a shorter episode is filled up; None: all count.
+        sequences: the number of episodes, for policies with memory: n is a multiple of it.
+    """
+
+    observations: Any
+    actions: th.Tensor
+    masks: Array | None = None
+    counted: th.Tensor | None = None
+    sequences: int = 0
+
+
+class ActionLoss:
+    """What behaviour cloning minimises for one kind of policy: a loss of each recorded action.
+
+    Args:
+        algorithm: the SB3 algorithm of the policy.
+
+    Attributes:
+        in_sequences: whether the policy has memory: then minibatches are whole episodes.
+    """
+
+    in_sequences: ClassVar[bool] = False
+
+    def __init__(self, algorithm: Any) -> None:
+        self.algorithm = algorithm
+        self.policy = algorithm.policy
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are trained."""
+        return list(self.policy.parameters())
+
+    def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        """Return the (n,) losses of the actions, and the (n,) entropies of the policy.
+
+        The entropies are None if the policy has none, and without `with_entropy`.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Bring the networks that follow the trained ones up to date."""
+
+
+class _Likelihood(ActionLoss):
+    """Actor-critic policies: the negative log-likelihood of the action."""
+
+    @override
+    def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        distribution = self._distribution(batch)
+        losses = -distribution.log_prob(batch.actions)
+        entropies = distribution.entropy() if with_entropy else None
+        if with_entropy and entropies is None:  # of a squashed Gaussian: estimated, as SB3 does
+            entropies = -distribution.log_prob(distribution.sample())
+        return losses, entropies
+
+    def _distribution(self, batch: Minibatch) -> Any:
+        masks = {} if batch.masks is None else {"action_masks": batch.masks}
+        return self.policy.get_distribution(batch.observations, **masks)
+
+
+class _LikelihoodWithMemory(_Likelihood):
+    """Policies with LSTMs: the same, over whole episodes from their start."""
+
+    in_sequences = True
+
+    @override
+    def _distribution(self, batch: Minibatch) -> Any:
+        lstm = self.policy.lstm_actor
+        zeros = th.zeros(lstm.num_layers, batch.sequences, lstm.hidden_size, device=self.policy.device)
+        starts = th.zeros(len(batch.actions), device=self.policy.device)
+        return self.policy.get_distribution(batch.observations, (zeros, zeros), starts)[0]
+
+
+# Tanh reaches its bounds only at infinity: recorded actions at a bound are taken to be this far inside.
+_MARGIN = 1e-3
+
+
+class _SquashedLikelihood(_Likelihood):
+    """SAC, TQC and CrossQ: the negative log-likelihood of the action, scaled to [-1, 1]."""
+
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.policy.actor.parameters())
+
+    @override
+    def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        limit = 1.0 - _MARGIN
+        return super().losses(batch._replace(actions=batch.actions.clamp(-limit, limit)), with_entropy)
+
+    @override
+    def _distribution(self, batch: Minibatch) -> Any:
+        actor = self.policy.actor
+        mean, log_std, more = actor.get_action_dist_params(batch.observations)
+        return actor.action_dist.proba_distribution(mean, log_std, **more)
+
+
+class _SquaredError(ActionLoss):
+    """TD3 and DDPG: the squared error of the action, scaled to [-1, 1], summed over its parts."""
+
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.policy.actor.parameters())
+
+    @override
+    def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        return ((self.policy.actor(batch.observations) - batch.actions) ** 2).sum(dim=1), None
+
+    @override
+    def finish(self) -> None:
+        self.policy.actor_target.load_state_dict(self.policy.actor.state_dict())
+
+
+class _QValues(ActionLoss):
+    """DQN and QRDQN: the cross-entropy of the action, with the Q values as logits."""
+
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm)
+        self._name = "q_net" if hasattr(self.policy, "q_net") else "quantile_net"
+        self._net = getattr(self.policy, self._name)
+
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self._net.parameters())
+
+    @override
+    def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        values = self._net(batch.observations)
+        values = values if values.dim() == 2 else values.mean(dim=1)  # of quantiles
+        entropies = -(values.softmax(1) * values.log_softmax(1)).sum(1) if with_entropy else None
+        return F.cross_entropy(values, batch.actions, reduction="none"), entropies
+
+    @override
+    def finish(self) -> None:
+        getattr(self.policy, f"{self._name}_target").load_state_dict(self._net.state_dict())
+
+
+# What a policy has -> its loss; the first that applies.
+_KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
+    (lambda policy: hasattr(policy, "lstm_actor"), _LikelihoodWithMemory),
+    (lambda policy: hasattr(policy, "get_distribution"), _Likelihood),
+    (lambda policy: hasattr(policy, "q_net") or hasattr(policy, "quantile_net"), _QValues),
+    (lambda policy: hasattr(getattr(policy, "actor", None), "get_action_dist_params"), _SquashedLikelihood),
+    (lambda policy: hasattr(policy, "actor_target"), _SquaredError),
+)
+
+
+def action_loss(policy_id: PolicyID, algorithm: Any) -> ActionLoss:
+    """Return the loss for the policy of an algorithm.
+
+    Raises:
+        ConfigError: the policy cannot learn actions.
+    """
+    found = next((kind for applies, kind in _KINDS if applies(algorithm.policy)), None)
+    if found is None:
+        words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
+        accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
+        raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
+    return found(algorithm)
+
+
+def require_masks(policy_id: PolicyID, algorithm: Any, data: Demonstrations, takes_masks: bool) -> None:
+    """Refuse data without action masks for a policy that needs them."""
+    if takes_masks and data.masks is None:
+        words = f"{type(algorithm).__name__} needs action masks, which the data do not have"
+        raise ConfigError(f"policy {policy_id!r}: {words}; accepted: data with action masks, or --algo ppo", key="algo")
+
+
+# --- Minibatches ------------------------------------------------------------------------------------------------------
+
+
+def minibatch(data: Demonstrations, chosen: Array, algorithm: Any, *, with_masks: bool = False) -> Minibatch:
+    """Return these transitions, (n,) indices, as tensors on the device of an algorithm."""
+    device, space = algorithm.device, algorithm.action_space
+    seen: Any = taken(data.seen, data.places[chosen])
+    actions = th.as_tensor(data.actions[chosen], device=device)
+    whole = isinstance(space, spaces.Discrete)
+    actions = actions.long().flatten() if whole else actions.float().reshape(len(chosen), -1)  # as in SB3's buffers
+    masks = data.masks[chosen] if with_masks and data.masks is not None else None
+    return Minibatch(obs_as_tensor(seen, device), actions, masks)
+
+
+def episode_batch(data: Demonstrations, episodes: Array, algorithm: Any) -> Minibatch:
+    """Return whole episodes, (m,) indices, as tensors; shorter ones are filled up with their first transition."""
+    lengths = data.lengths[episodes]
+    steps = np.arange(lengths.max())
+    is_there = steps < lengths[:, None]
+    places = data.begins[episodes][:, None] + np.where(is_there, steps, 0)
+    batch = minibatch(data, places.reshape(-1), algorithm)
+    return batch._replace(counted=th.as_tensor(is_there.reshape(-1), device=algorithm.device), sequences=len(episodes))
+
+
+def mean_loss(loss: ActionLoss, batch: Minibatch, entropy_coefficient: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
+    """Return the mean loss of a minibatch; with what entropy takes off it, and without."""
+    losses, entropies = loss.losses(batch, with_entropy=entropy_coefficient > 0)
+    mean = _mean(losses, batch.counted)
+    if entropies is None:
+        return mean, mean
+    return mean - entropy_coefficient * _mean(entropies, batch.counted), mean
+
+
+def _mean(values: th.Tensor, counted: th.Tensor | None) -> th.Tensor:
+    return values.mean() if counted is None else values[counted].mean()
+
+
+# --- Beside the loss of an algorithm with rollouts --------------------------------------------------------------------
+
+
+class ImitationLoss(Stateful):
+    """Adds `coefficient` times the loss of recorded actions to each gradient step of an on-policy algorithm.
+
+    For each minibatch of the algorithm it draws as many recorded transitions, or whole episodes for a policy with
+    memory. The gradient is added to that of the algorithm's own loss, after this was limited to `max_grad_norm`, and
+    the sum is limited once more.
+
+    Args:
+        loss: of the policy.
+        coefficient: a number, or a schedule of the progress that remains.
+        takes_masks: whether the policy needs action masks.
+        seed: of the draws, which are independent of all others.
+
+    Attributes:
+        data: set it before the first step.
+    """
+
+    fields: ClassVar[Fields] = {"generator": generator("_generator")}
+
+    data: Demonstrations | None = None
+
+    def __init__(
+        self, loss: ActionLoss, coefficient: float | Callable[[float], float], takes_masks: bool, seed: int | None
+    ) -> None:
+        self._loss, self._coefficient, self._takes_masks = loss, coefficient, takes_masks
+        self._generator = np.random.default_rng(None if seed is None else [seed, 0x1417A7E])
+        self._of_update: list[th.Tensor] = []
+        loss.policy.optimizer.register_step_pre_hook(lambda *_: self._add_gradient())
+
+    @property
+    def coefficient(self) -> float:
+        """The present coefficient."""
+        own = self._coefficient
+        return float(own(progress_remaining(self._loss.algorithm)) if callable(own) else own)
+
+    def _add_gradient(self) -> None:
+        algorithm, coefficient = self._loss.algorithm, self.coefficient
+        mean, _ = mean_loss(self._loss, self._drawn())
+        self._of_update.append(mean.detach())
+        if coefficient == 0.0:
+            return
+        (coefficient * mean).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._loss.policy.parameters(), algorithm.max_grad_norm)
+
+    def _drawn(self) -> Minibatch:
+        algorithm, data = self._loss.algorithm, self.data
+        assert data is not None, "read_data() comes first"
+        size = getattr(algorithm, "batch_size", algorithm.n_steps * algorithm.n_envs)  # A2C's is its rollout
+        if self._loss.in_sequences:
+            episodes = max(1, round(size / data.lengths.mean()))
+            return episode_batch(data, self._generator.integers(len(data.lengths), size=episodes), algorithm)
+        chosen = self._generator.integers(len(data), size=size)
+        return minibatch(data, chosen, algorithm, with_masks=self._takes_masks)
+
+    def recorded(self) -> Mapping[str, float]:
+        """Return what the update that is over has to record, under the names of SB3's logger."""
+        if not self._of_update:
+            return {}
+        mean = th.stack(self._of_update).mean().item()
+        self._of_update = []
+        return {"train/imitation_loss": mean, "train/imitation_coefficient": self.coefficient}

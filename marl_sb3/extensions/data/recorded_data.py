@@ -1,0 +1,240 @@
+"""Recorded episodes of a learner: read when they are needed, put into replay buffers, drawn beside its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch as th
+from typing_extensions import override
+
+from marl_sb3.core.config.schema import DATA
+from marl_sb3.core.learners.building import policy_rows, stored_space
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.off_policy.replay_settings import replay_buffer
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.sb3.schedules import make_schedule
+from marl_sb3.core.state.parts import Fields, Stateful, integer, optional
+from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.extensions.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
+from marl_sb3.extensions.data.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.data.dataset import RecordedEpisode
+
+_log = logging.getLogger(__name__)
+
+
+def read_data(path: str | Path, key: str = "data") -> list[EpisodesOfSpaces]:
+    """Read one Minari dataset, or those of all policies of a recording, into memory.
+
+    Args:
+        key: the setting, for messages.
+
+    Raises:
+        ConfigError: there are none, or a file is damaged.
+    """
+    folder = as_path(key, path)
+    try:
+        is_recording = os.path.lexists(folder / RECORDING)
+        sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
+        require_memory(folder, sets)
+        return [(each.observation_space, each.action_space, [*each.episodes]) for each in sets]
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}", key=key) from error
+
+
+class RecordedData(Stateful):
+    """The recorded episodes of one policy; in a checkpoint there is only what tells whether they are still the same.
+
+    Args:
+        path: where they are.
+        key: the setting that says so, for messages.
+        rows: of the policy.
+    """
+
+    fields: ClassVar[Fields] = {"checksum": optional(integer("_checksum", 0, 2**32 - 1))}
+
+    def __init__(self, path: str, key: str, rows: PolicyRows) -> None:
+        self._path, self._key, self._rows = path, key, rows
+        self._checksum: int | None = None
+        self._episodes: list[RecordedEpisode] = []
+        self._read: int | None = None
+
+    def read(
+        self, processing: Processing, algorithm: Any, *, learn: bool = False, normalize: bool = True
+    ) -> Demonstrations:
+        """Return them as the policy learns from them; the arguments are those of `demonstrations`."""
+        if not self._episodes:
+            found = read_data(self._path, self._key)
+            try:
+                self._episodes = require_episodes(found, self._rows, self._path)
+            except ConfigError as error:
+                raise ConfigError(f"{self._key}: {error}", key=self._key) from error
+        data = demonstrations(self._episodes, self._rows, processing, algorithm, learn=learn, normalize=normalize)
+        self._read = data.checksum()
+        self._compare()
+        return data
+
+    def forget(self) -> None:
+        """Free the memory of the episodes; they are read again if they are needed."""
+        self._episodes = []
+
+    def state_was_set(self) -> None:
+        """Compare what was read with what was learned from so far."""
+        self._compare()
+
+    def _compare(self) -> None:
+        if self._read is None:
+            return
+        if self._checksum not in (None, self._read):
+            _log.warning("inexact: policy %s: %s has changed since the checkpoint", self._rows.policy_id, self._path)
+        self._checksum = self._read
+
+
+# --- Replay buffers ---------------------------------------------------------------------------------------------------
+
+
+def columns_of(data: Demonstrations, rows: PolicyRows) -> list[Array]:
+    """Return the transitions of each row of a replay buffer: whole episodes, each in a row of its agent."""
+    agents = len(rows.agents)
+    columns: list[list[int]] = [[] for _ in range(rows.num_rows)]
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for episode, agent in enumerate(data.agents.tolist()):
+        of_agent = np.arange(agent, rows.num_rows, agents)
+        row = int(of_agent[np.argmin(sizes[of_agent])])
+        columns[row].append(episode)
+        sizes[row] += data.lengths[episode]
+    return [data.of_episodes(np.array(episodes)) if episodes else np.zeros(0, np.int64) for episodes in columns]
+
+
+def add_demonstrations(buffer: Any, data: Demonstrations, columns: Sequence[Array]) -> None:
+    """Put recorded transitions into a replay buffer, as if the rows had experienced them side by side."""
+    for step in range(max(map(len, columns))):
+        rows = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
+        chosen = np.array([columns[row][step] for row in rows])
+        buffer.add_transitions(data.transitions(chosen, rows))
+    buffer.break_off(np.ones(len(columns), dtype=np.bool_))
+
+
+def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., Any]:
+    """Return the `sample` of a replay buffer that draws a share of each minibatch from another one.
+
+    So does RLPD with one half (Ball et al. 2023, "Efficient online reinforcement learning with offline data").
+
+    Args:
+        own: the replay buffer.
+        recorded: one of the same class, with recorded transitions.
+    """
+    sample = own.sample
+
+    def draw(batch_size: int, env: Any = None) -> Any:
+        number = round(share * batch_size)
+        parts = [(sample, batch_size - number), (recorded.sample, number)]
+        drawn = [draw_part(size, env=env) for draw_part, size in parts if size]
+        return drawn[0] if len(drawn) == 1 else type(drawn[0])(*map(_joined, *drawn))
+
+    return draw
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: th.cat([part, other[key]]) for key, part in one.items()}
+    return None if one is None else th.cat([one, other])
+
+
+# --- Parts of learners ------------------------------------------------------------------------------------------------
+
+
+class ImitationData(LearnerPart):
+    """Recorded actions as a part of the loss of an algorithm with rollouts; see `ImitationLoss`."""
+
+    adds_loss = True
+    metrics = MappingProxyType({name: f"train/{name}" for name in ("imitation_loss", "imitation_coefficient")})
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        name = "imitation_coefficient"
+        coefficient = make_schedule(spec.data.imitation_coefficient, name, DATA[name])
+        self._learner = learner
+        self._recorded = RecordedData(str(spec.data.imitation_data), "imitation_data", learner.rows)
+        self.takes_masks = learner.actor.policy.takes_masks
+        self.loss = ImitationLoss(
+            action_loss(learner.policy_id, learner.algorithm), coefficient, self.takes_masks, seed
+        )
+        self.states = {"imitation": self.loss, "recorded": self._recorded}
+
+    @override
+    def read(self) -> None:
+        if self.loss.data is not None:
+            return
+        learner, data = self._learner, self._read()
+        require_masks(learner.policy_id, learner.algorithm, data, self.takes_masks)
+        self.loss.data = data
+        if learner.processing.normalizer is None:
+            self._recorded.forget()
+
+    @override
+    def before_update(self) -> None:
+        if self._learner.processing.normalizer is not None:  # by the present statistics
+            self.loss.data = self._read()
+
+    def _read(self) -> Demonstrations:
+        return self._recorded.read(self._learner.processing, self._learner.algorithm)
+
+    @override
+    def recorded(self) -> Mapping[str, float]:
+        return self.loss.recorded()
+
+
+class ReplayData(LearnerPart):
+    """Recorded transitions in the replay buffer, or beside it."""
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        assert options.goal_rewards is not None
+        self._learner = learner
+        self._recorded = RecordedData(str(spec.data.replay_data), "replay_data", learner.rows)
+        self._share, self.first_updates = spec.data.replay_data_share, spec.data.replay_data_updates
+        rows, algorithm = policy_rows(learner.rows, learner.processing), learner.algorithm
+        stored = stored_space(learner.processing, algorithm)
+        self._make_buffer = partial(replay_buffer, rows, spec, algorithm, stored, options.goal_rewards)
+        self._has_read = False
+        self.states = {"recorded": self._recorded}
+
+    @override
+    def read(self) -> None:
+        if self._has_read:
+            return
+        learner = self._learner
+        is_new = learner.algorithm.num_timesteps == 0 and learner.buffer.num_transitions == 0
+        if is_new or self._share is not None:
+            self._add(learn=is_new)
+        self._has_read = True
+
+    def _add(self, *, learn: bool) -> None:
+        """Put the transitions into the replay buffer, or into one beside it.
+
+        Args:
+            learn: whether running statistics take them in, as those of the policy's own.
+        """
+        learner = self._learner
+        data = self._recorded.read(learner.processing, learner.algorithm, learn=learn, normalize=False)
+        self._recorded.forget()
+        columns, buffer = columns_of(data, learner.rows), learner.buffer
+        if self._share is not None:
+            buffer = self._make_buffer(size=max(map(len, columns)) * learner.rows.num_rows)
+            learner.buffer.sample = drawing_from_both(learner.buffer, buffer, self._share)
+        capacity = buffer.buffer_size * learner.rows.num_rows
+        if len(data) > capacity:
+            words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
+            _log.warning(words, learner.policy_id, len(data), capacity)
+        add_demonstrations(buffer, data, columns)

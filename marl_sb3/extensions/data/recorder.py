@@ -1,0 +1,322 @@
+"""Follow the steps of all envs, and cut the finished episodes of all agents out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.core.acting.actor import Acted
+from marl_sb3.core.mapping.placement import PolicyRows, rows_of_policy
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.extensions.data.dataset import Recorded, RecordedEpisode
+from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
+from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
+
+_FIRST_STEPS = 256  # for which there is room at first
+MAX_BYTES = 2**30  # of the steps of running episodes
+
+
+class Timeline:
+    """The latest steps of all envs as arrays, (steps, E, ...) each; the oldest are dropped when nobody needs them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+        self._room = _FIRST_STEPS
+        self.length = 0
+
+    def put(self, name: str, values: Array) -> None:
+        """Copy the values of the present step, (E, ...)."""
+        there = self._arrays.get(name)
+        if there is None:
+            there = self._arrays[name] = np.zeros((self._room, *values.shape), values.dtype)
+        there[self.length] = values
+
+    def advance(self) -> None:
+        """End the present step."""
+        self.length += 1
+
+    def of_env(self, name: str, first: int, env_index: int) -> Array | None:
+        """Return the values of one env from a step on, (steps, ...), as a view; None if there are none."""
+        there = self._arrays.get(name)
+        return None if there is None else there[first : self.length, env_index]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another step."""
+        return self.length == self._room
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def make_room(self, needed: int) -> None:
+        """Drop steps: the last `needed` ones stay. There is room for as many again afterwards."""
+        first, kept = self.length - needed, self._arrays
+        self._room = max(self._room, 2 * needed)
+        for name, array in kept.items():
+            fresh = array if self._room == len(array) else np.empty((self._room, *array.shape[1:]), array.dtype)
+            fresh[:needed] = array[first : self.length]
+            self._arrays[name] = fresh
+        self.length = needed
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """The places of one agent in the arrays."""
+
+    rows: PolicyRows
+    agent: str
+    column: int  # among all agents
+    group_column: int
+    policy_column: int
+
+
+class EpisodeRecorder:
+    """An `ActingWatcher` that records every episode that it has seen from its beginning to its end.
+
+    Args:
+        env: the envs.
+        policies: the rows of each policy.
+        store: gets the episodes.
+        quotas: number of episodes of each env that are recorded; None: all.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policies: Sequence[PolicyRows],
+        store: EpisodeStore,
+        quotas: Sequence[int] | None = None,
+    ) -> None:
+        self._env, self._store = env, store
+        self._policies = {rows.policy_id: rows for rows in policies}
+        self._seats = [seat for rows in policies for seat in _seats(rows)]
+        self._left = None if quotas is None else list(quotas)
+        self._timeline = Timeline()
+        self._latest: VecStep | None = None
+        self._begins = np.full(env.num_envs, -1)  # step of the timeline; -1: the running episode is not recorded
+        self._renewed: set[int] = set()  # envs that have begun new episodes since the latest step
+        self._seeds: list[int | None] = [None] * env.num_envs
+        self._finals: dict[
+            tuple[int, int], list[tuple[int, Any]]
+        ] = {}  # place -> (steps since the episode began, seen)
+        self._stopped = False
+
+    # --- Steps -------------------------------------------------------------------------------------------------------
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """See `ActingWatcher.begin_episodes`."""
+        self._latest = step
+        self._begin(range(self._env.num_envs))
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `ActingWatcher.restart_envs`."""
+        self._renewed.update(env_indices)
+
+    def _begin(self, env_indices: Sequence[int]) -> None:
+        self._begins[list(env_indices)] = self._timeline.length
+        for env_index, seed in zip(env_indices, self._env.episode_seeds(env_indices), strict=True):
+            self._seeds[env_index] = seed
+        if self._finals:
+            begun = set(env_indices)
+            self._finals = {place: seen for place, seen in self._finals.items() if place[0] not in begun}
+
+    def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
+        """See `ActingWatcher.before_step`."""
+        if self._stopped:
+            return
+        if step is not self._latest:  # the first step of a resumed run, or the envs were set to another state
+            self._begins[:] = -1
+            self._finals = {}
+            if self._renewed:
+                self._begin(sorted(self._renewed))
+        self._renewed.clear()
+        timeline = self._timeline
+        if timeline.is_full:
+            self._make_room()
+        for number, (seen, masks, done) in enumerate(zip(step.observations, step.action_masks, actions, strict=True)):
+            if isinstance(seen, dict):
+                for key, array in seen.items():
+                    timeline.put(f"seen{number}/{key}", array)
+            else:
+                timeline.put(f"seen{number}", seen)
+            timeline.put(f"actions{number}", done)
+            if masks is not None:
+                timeline.put(f"masks{number}", masks)
+        for policy_id, of_policy in acted.items():
+            if of_policy.decision.log_probs is not None:
+                self._put_decision(policy_id, of_policy)
+
+    def _put_decision(self, policy_id: PolicyID, acted: Acted) -> None:
+        rows, decision = self._policies[policy_id], acted.decision
+        shape = rows.num_envs, len(rows.agents)
+        for name, values in (("log_probs", decision.log_probs), ("values", decision.values)):
+            if values is not None:
+                self._timeline.put(f"{name}/{policy_id}", values.reshape(shape))
+        if isinstance(rows.group.action_space, spaces.Box) and decision.learned is not None:
+            self._timeline.put(f"sampled/{policy_id}", decision.learned.reshape(*shape, *rows.group.action_space.shape))
+
+    def after_step(self, step: VecStep) -> None:
+        """See `ActingWatcher.after_step`."""
+        self._latest = step
+        if self._stopped:
+            return
+        timeline, ended = self._timeline, step.terminated | step.truncated
+        timeline.put("rewards", step.rewards)
+        timeline.put("acted", step.acted)
+        timeline.put("terminated", step.terminated)
+        timeline.put("truncated", step.truncated)
+        timeline.advance()
+        if ended.any():
+            self._keep_final_observations(step, ended)
+            if step.episode_done.any():
+                self._end_episodes(np.flatnonzero(step.episode_done).tolist())
+
+    def _keep_final_observations(self, step: VecStep, ended: BoolArray) -> None:
+        for env_index, column in np.argwhere(ended).tolist():
+            begin, place = int(self._begins[env_index]), (env_index, column)
+            if begin >= 0 and place in step.final_observations:
+                seen = map_arrays(np.copy, step.final_observations[place])
+                self._finals.setdefault(place, []).append((self._timeline.length - begin - 1, seen))
+
+    def _end_episodes(self, env_indices: Sequence[int]) -> None:
+        for env_index in env_indices:
+            if self._begins[env_index] >= 0 and self._is_wanted(env_index):
+                for lives in self._joint_episode(env_index):
+                    self._store.add(lives)
+        if self._store.is_full:
+            self._stop()
+        self._begin(env_indices)
+
+    def _is_wanted(self, env_index: int) -> bool:
+        if self._left is None:
+            return True
+        self._left[env_index] -= 1
+        return self._left[env_index] >= 0
+
+    def _make_room(self) -> None:
+        """Drop what belongs to no running episode."""
+        timeline, running = self._timeline, self._begins >= 0
+        first = int(self._begins[running].min()) if running.any() else timeline.length
+        dropped = min(first, timeline.length)
+        timeline.make_room(timeline.length - dropped)
+        self._begins[running] -= dropped
+        if timeline.nbytes > MAX_BYTES:
+            self._store.end(
+                f"the episodes are too long: the running ones need more than {MAX_BYTES >> 20} MB of memory"
+            )
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopped, self._timeline = True, Timeline()
+
+    # --- Episodes ----------------------------------------------------------------------------------------------------
+
+    def _joint_episode(self, env_index: int) -> Iterator[list[RecordedEpisode]]:
+        """Yield the episodes of all agents, one of each: agents that ended and lived again have several."""
+        lives = [list(self._lives(seat, env_index)) for seat in self._seats]
+        for number in range(max(map(len, lives))):
+            yield [of_agent[number](self._store.next_id) for of_agent in lives if len(of_agent) > number]
+
+    def _lives(self, seat: _Seat, env_index: int) -> Iterator[Callable[[str], RecordedEpisode]]:
+        """Yield what makes an episode of an id, for each life of an agent."""
+        first = int(self._begins[env_index])
+
+        def of_env(name: str) -> Any:
+            return self._timeline.of_env(name, first, env_index)
+
+        acted = of_env("acted")[:, seat.column]
+        terminated, truncated = of_env("terminated")[:, seat.column], of_env("truncated")[:, seat.column]
+        begin = 0
+        for end in np.flatnonzero(terminated | truncated).tolist():
+            chosen = np.flatnonzero(acted[begin : end + 1]) + begin
+            begin = end + 1
+            if len(chosen):
+                yield self._life(seat, env_index, of_env, chosen, end)
+
+    def _life(
+        self, seat: _Seat, env_index: int, of_env: Callable[[str], Any], chosen: Array, end: int
+    ) -> Callable[[str], RecordedEpisode]:
+        """Return what makes an episode of the actions at the steps `chosen`, which ended at the step `end`."""
+        group, policy_id = seat.rows.group_index, seat.rows.policy_id
+        whole = len(chosen) == chosen[-1] + 1 - chosen[0]  # slices are copied faster
+        places: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if whole else chosen
+
+        def taken(name: str, column: int) -> Any:
+            values = of_env(name)
+            return None if values is None else values[:, column][places].copy()
+
+        space = seat.rows.group.observation_space
+        if isinstance(space, spaces.Dict):
+            seen: Recorded = {key: taken(f"seen{group}/{key}", seat.group_column) for key in space.spaces}
+        else:
+            seen = taken(f"seen{group}", seat.group_column)
+        final = next((seen for step, seen in self._finals.get((env_index, seat.column), ()) if step == end), None)
+        rewards = of_env("rewards")[chosen[0] : end + 1, seat.column]
+        actions = taken(f"actions{group}", seat.group_column)
+        sampled = taken(f"sampled/{policy_id}", seat.policy_column)
+        if sampled is not None and np.array_equal(sampled, actions):
+            sampled = None
+        arguments: dict[str, Any] = {
+            "policy_id": policy_id,
+            "agent": seat.agent,
+            "env_index": env_index,
+            "seed": self._seeds[env_index],
+            "observations": _with_last(seen, final),
+            "actions": actions,
+            "rewards": np.add.reduceat(rewards.astype(np.float64), chosen - chosen[0]),
+            "terminated": bool(of_env("terminated")[end, seat.column]),
+            "truncated": bool(of_env("truncated")[end, seat.column]),
+            "log_probs": taken(f"log_probs/{policy_id}", seat.policy_column),
+            "values": taken(f"values/{policy_id}", seat.policy_column),
+            "action_masks": taken(f"masks{group}", seat.group_column),
+            "sampled_actions": sampled,
+            "steps": None if whole and chosen[0] == 0 else chosen,
+        }
+        return lambda episode_id: RecordedEpisode(episode_id=episode_id, **arguments)
+
+
+def _seats(rows: PolicyRows) -> Iterator[_Seat]:
+    places = zip(rows.agents, rows.agent_columns, rows.group_columns, strict=True)
+    for number, (agent, column, group_column) in enumerate(places):
+        yield _Seat(rows, agent, column, group_column, number)
+
+
+def _with_last(seen: Recorded, final: Observations | None) -> Recorded:
+    """Append the observation that an agent ended on; what it saw last where the env returned none."""
+    if isinstance(seen, Mapping):
+        return {key: _with_last(array, None if final is None else final[key]) for key, array in seen.items()}  # type: ignore[misc]
+    last = seen[-1] if final is None else np.asarray(final, seen.dtype)
+    return np.concatenate([seen, last[None]])
+
+
+def recorder_of(
+    env: MultiAgentVecEnv, policy_of: Mapping[AgentID, PolicyID], directory: Path, name: str, **options: Any
+) -> tuple[EpisodeRecorder, EpisodeStore]:
+    """Make or open a recording, and what records into it.
+
+    Args:
+        env: the envs.
+        policy_of: agent -> policy id.
+        directory: see `EpisodeStore`.
+        name: of the env, in the ids of the datasets.
+        options: `quotas` of the recorder; the others are those of the store.
+
+    Raises:
+        ConfigError: see `EpisodeStore`.
+    """
+    rows = [rows_of_policy(env, policy_id, policy_of) for policy_id in dict.fromkeys(policy_of.values())]
+    kinds = {
+        each.policy_id: PolicyKind(each.agents, each.group.observation_space, each.group.action_space) for each in rows
+    }
+    quotas = options.pop("quotas", None)
+    store = EpisodeStore(directory, kinds, name, **options)
+    return EpisodeRecorder(env, rows, store, quotas), store

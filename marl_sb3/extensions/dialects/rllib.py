@@ -1,0 +1,209 @@
+"""Translate RLlib's settings: nested mappings, names with one meaning, and names whose meaning depends on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marl_sb3.core.config.schema import OF_POLICIES
+from marl_sb3.core.config.values import Count, Named, PositiveInt, require, shown
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.dialects.rllib_names import (
+    ALWAYS,
+    ATTENTION,
+    DEPENDENT,
+    ENVS_PER_RUNNER,
+    MEMORY,
+    NESTED,
+    NETWORK,
+    NO_COUNTERPART,
+    RENAMED,
+    RUNNERS,
+    Context,
+)
+
+OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
+# Names that are translated when the algorithm and the number of envs are known.
+LATER = OF_RUN.union(DEPENDENT, NETWORK)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split the name of one policy's setting, `POLICY.own`, into `POLICY.` and `own`.
+
+    Names of settings of the run stay whole, and those of arguments of envs and networks, which have no other names.
+    """
+    policy_id, dot, own = name.rpartition(".")
+    outer, outer_dot, last = policy_id.rpartition(".")
+    if name.startswith("env.") or last == "policy_kwargs":
+        return "", name
+    if last == "replay_buffer_config" or OF_POLICIES.get(own) == last:
+        return f"{outer}{outer_dot}", f"{last}.{own}"
+    return f"{policy_id}{dot}", own
+
+
+def is_taken_apart(name: str) -> bool:
+    """Whether a name is one of RLlib's for several settings, or for none."""
+    own = split_name(name)[1]
+    return own in NESTED or own in ALWAYS or own in NO_COUNTERPART
+
+
+def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the settings that a name of RLlib means: the key that the user wrote, the name, the value.
+
+    `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
+    `replay_buffer_config.capacity`. Values that are always so here yield nothing.
+
+    Raises:
+        ConfigError: the name has no counterpart, or not with this value.
+    """
+    prefix, own = split_name(name)
+    if own not in NESTED:
+        _is_always_so(own, name, value)
+        return
+    for inner, part in require(own, value, Named, key=name).items():
+        theirs = f"{NESTED[own]}{inner}"
+        if not is_of_rllib(theirs) and theirs != "grayscale":
+            raise ConfigError(f"{inner!r} in {own} is unknown; accepted: RLlib's names", key=name)
+        if not _is_always_so(theirs, name, part):
+            yield f"{name}.{inner}", f"{prefix}{theirs}", part
+
+
+def is_of_rllib(own: str) -> bool:
+    """Whether a name is in one of the tables."""
+    return any(own in table for table in (RENAMED, LATER, ALWAYS, NO_COUNTERPART, NESTED))
+
+
+def _is_always_so(own: str, key: str, value: Any) -> bool:
+    """Whether a setting of RLlib says what is always so here; refuse those that have no counterpart."""
+    if own in NO_COUNTERPART:
+        raise ConfigError(no_counterpart(own), key=key)
+    if own not in ALWAYS:
+        return False
+    values, why = ALWAYS[own]
+    if not any(type(value) is type(each) and value == each for each in values):
+        accepted = " or ".join(dict.fromkeys(map(_in_yaml, values)))
+        raise ConfigError(f"RLlib's {own} is {shown(value)}; accepted: {accepted}; {why}", key=key)
+    return True
+
+
+def _in_yaml(value: Any) -> str:
+    """Return a value as files and `--set` have it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def no_counterpart(own: str) -> str:
+    """The message for a name without a counterpart."""
+    return f"RLlib's {own} has no counterpart here; {NO_COUNTERPART[own]}"
+
+
+def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Translate a name of `LATER` for one algorithm.
+
+    Args:
+        algorithm: its name, for messages.
+        kinds: its table of hyperparameters.
+        context: what is known of the run.
+
+    Returns:
+        Settings here with their values.
+
+    Raises:
+        ConfigError: the name has no counterpart for this algorithm, or not with this value; its key is `own`.
+    """
+    if own in OF_RUN:
+        raise ConfigError(f"RLlib's {own} belongs to the run, not to a policy; set n_envs", key=own)
+    meanings = [meaning for meaning in DEPENDENT[own] if meaning.applies(kinds)]
+    if not meanings:
+        others = "; ".join(f"{'/'.join(each.settings)} of algorithms {each.algorithms}" for each in DEPENDENT[own])
+        raise ConfigError(f"RLlib's {own} has no counterpart for {algorithm}; it means {others}", key=own)
+    try:
+        return dict(meanings[0].convert(value, context))
+    except ConfigError as error:
+        raise ConfigError(str(error), key=own) from error
+
+
+def network_settings(
+    given: Mapping[str, Any], policy: Any, policy_kwargs: Any, algorithm: str, has_values: bool
+) -> dict[str, Any]:
+    """Translate the names of `NETWORK` together.
+
+    Args:
+        given: names with their values.
+        policy: name or class of the policy that they are given for.
+        policy_kwargs: those of the same policy, whose layers become those of the features extractor.
+        algorithm: its name, for messages.
+        has_values: whether the algorithm has a value function beside its actor.
+
+    Returns:
+        Entries of `policy_kwargs`, as `policy_kwargs.NAME`, and `frame_stack`.
+
+    Raises:
+        ConfigError: there is no such network; its key is the name.
+    """
+    switches = {
+        name: require(name, given[name], bool) for name in ("use_attention", "vf_share_layers") if name in given
+    }
+    name = next((name for name, value in switches.items() if value), None)
+    if name is None:
+        return {}
+    network = dict(policy_kwargs) if isinstance(policy_kwargs, Mapping) else {}
+    if name == "vf_share_layers" and not has_values:
+        words = f"RLlib's vf_share_layers has no counterpart for {algorithm}, which has no value function of states"
+        raise ConfigError(words, key=name)
+    if name == "vf_share_layers" and isinstance(policy, str) and policy.startswith(("Cnn", "MultiInput")):
+        words = f"vf_share_layers is true with {policy}, whose features extractor is shared already; accepted: false"
+        raise ConfigError(words, key=name)
+    if "features_extractor_class" in network:
+        words = f"{name} and policy_kwargs.features_extractor_class are both given; accepted: one of them"
+        raise ConfigError(words, key=name)
+    if isinstance(network.get("net_arch"), Mapping):
+        words = f"{name} takes the layers of fcnet_hiddens, which are {shown(network['net_arch'])}; accepted: one list"
+        raise ConfigError(words, key=name)
+    layers = {each: network[each] for each in ("net_arch", "activation_fn") if network.get(each) is not None}
+    has_layers = "net_arch" in layers
+    moved: dict[str, Any] = {"policy_kwargs.net_arch": []}
+    if name == "vf_share_layers":
+        return _extractor("mlp", layers) | moved
+    arguments = {argument: given.get(own, default) for own, (argument, default) in ATTENTION.items()}
+    extractor = _extractor("attention", {**arguments, "positions": "sinusoidal", **(layers if has_layers else {})})
+    return {**extractor, **(moved if has_layers else {}), "frame_stack": _frames(given)}
+
+
+def _extractor(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    entries = {"features_extractor_class": name, "features_extractor_kwargs": dict(arguments)}
+    return {f"policy_kwargs.{entry}": value for entry, value in entries.items()}
+
+
+def _frames(given: Mapping[str, Any]) -> int:
+    """Return the number of frames that are the present observation and those that RLlib's transformer remembers."""
+    acting, learning = (require(name, given.get(name, default), Count) for name, default in MEMORY.items())
+    if acting != learning or acting == 0:
+        named = " and ".join(f"{name} {given.get(name, default)}" for name, default in MEMORY.items())
+        words = "accepted: the same number, of at least 1: policies act and learn with the same frames"
+        raise ConfigError(
+            f"RLlib's {named} (by default 50); {words}", key=next(name for name in MEMORY if name in given)
+        )
+    return int(acting) + 1
+
+
+def number_of_envs(given: Mapping[str, Any]) -> int:
+    """The number of envs of all runners of RLlib.
+
+    Args:
+        given: names of `OF_RUN` with their values.
+    """
+    product = 1
+    for names, kind in ((RUNNERS, Count), (ENVS_PER_RUNNER, PositiveInt)):
+        found = [name for name in names if name in given]
+        if len(found) > 1:
+            words = f"{' and '.join(found)} are both given, but mean the same; accepted: one of them"
+            raise ConfigError(words, key=found[0])
+        for name in found:
+            product *= max(1, require(name, given[name], kind))
+    return product
+
+
+def explanation(setting: str) -> str | None:
+    """Say which names of RLlib mean a setting that an algorithm does not have; None if none does."""
+    names = [name for name, own in RENAMED.items() if own.setting == setting]
+    return f"RLlib's {' and '.join(names)}" if names else None

@@ -1,0 +1,160 @@
+"""The algorithms of sb3-contrib: MaskablePPO, RecurrentPPO, TRPO, QR-DQN, TQC. Imported only where they are used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sb3_contrib
+from gymnasium import spaces
+from sb3_contrib.qrdqn.policies import QRDQNPolicy
+from sb3_contrib.tqc.policies import TQCPolicy
+from typing_extensions import override
+
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.acting.policy import RolloutPolicy
+from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
+from marl_sb3.core.on_policy.sequences import (
+    ActionMaskDictRolloutBuffer,
+    ActionMaskRolloutBuffer,
+    MemoryDictRolloutBuffer,
+    MemoryRolloutBuffer,
+    SequenceDictRolloutBuffer,
+    SequenceRolloutBuffer,
+    WholeSequences,
+)
+from marl_sb3.core.sb3.private import calls_lstm_as_sb3
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
+from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
+from marl_sb3.extensions.fast.update_path import TwoPaths
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.fast.fused_policy import FusedRecurrentPolicy
+
+
+class ContribPPOLearner(OnPolicyLearner):
+    """Trains by sb3-contrib's variants of PPO, which normalise the advantages of each minibatch."""
+
+    @property
+    @override
+    def least_minibatch(self) -> int:
+        return self.least_transitions
+
+
+class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
+    """A drop-in for `sb3_contrib.MaskablePPO`: same arguments, same logger keys, same files.
+
+    The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
+    """
+
+
+class MaskablePPOLearner(ContribPPOLearner):
+    """See `OnPolicyLearner`. An env without action masks is refused when its agents act first."""
+
+    buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
+
+    def _make_policy(self) -> RolloutPolicy:
+        return RolloutPolicy(self.algorithm, takes_masks=True)
+
+
+class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
+    """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
+
+    Its sequences are cut where episodes start. On the *fused* path the LSTM gets each sequence in one call; sb3-contrib
+    calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
+    """
+
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`; where the kernels cannot act, the layers do not matter: PyTorch computes them."""
+        buffer = type(self.rollout_buffer)
+        reason = first_reason(
+            {
+                f"policy class {type(self.policy).__name__}": not calls_lstm_as_sb3(self.policy),
+                f"rollout buffer {buffer.__name__}": not issubclass(buffer, WholeSequences),
+            }
+        )
+        acting = reason or memory_coverage(self)
+        if reason is not None or (isinstance(acting, Reliance) and acting.why_not() is None):
+            return acting
+        return Reliance(self, [], settings=[(self, ["rollout_buffer"])])
+
+    def _in_kernels_form(self, reliance: Reliance) -> FusedRecurrentPolicy | None:
+        if not reliance.layers:
+            return None
+        from marl_sb3.extensions.fast.fused_policy import FusedRecurrentPolicy
+
+        return FusedRecurrentPolicy(self.policy)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        stock: Any = self.rollout_buffer
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        self.rollout_buffer = (SequenceDictRolloutBuffer if is_dict else SequenceRolloutBuffer)(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            stock.hidden_state_shape,
+            self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+        )
+
+    def train(self) -> None:
+        """Update the policy from the rollout buffer, see `sb3_contrib.RecurrentPPO.train`."""
+        buffer: Any = self.rollout_buffer
+        if isinstance(buffer, WholeSequences):
+            buffer.whole_sequences = self.takes_fused_path()
+        super().train()
+
+
+class RecurrentPPOLearner(ContribPPOLearner):
+    """See `OnPolicyLearner`."""
+
+    buffer_classes = (MemoryRolloutBuffer, MemoryDictRolloutBuffer)
+
+    def _make_policy(self) -> RolloutPolicy:
+        return RecurrentRolloutPolicy(self.algorithm)
+
+
+class TRPO(FusedRollouts, sb3_contrib.TRPO):
+    """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
+
+    On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
+    are always sb3-contrib's.
+    """
+
+
+class TRPOLearner(OnPolicyLearner):
+    """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
+
+    takes_parts = ()
+    refusal = (
+        "it moves its actor by a line search, to which no loss can be added",
+        "ppo, a2c, maskable_ppo or recurrent_ppo",
+    )
+
+    def _make_actor(self) -> Actor:
+        algorithm: Any = self.algorithm
+        if algorithm.sub_sampling_factor > 1 and isinstance(algorithm.observation_space, spaces.Dict):
+            raise ConfigError(
+                f"policy {self.policy_id!r}: sub_sampling_factor is {algorithm.sub_sampling_factor}, which TRPO cannot "
+                "do with Dict observations; accepted: 1",
+                key="sub_sampling_factor",
+            )
+        return super()._make_actor()
+
+
+class QRDQN(QLearning, sb3_contrib.QRDQN):
+    """A drop-in for `sb3_contrib.QRDQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+    covered_policy = QRDQNPolicy
+    network_names = ("quantile_net", "quantile_net_target")
+
+
+class TQC(SoftActorCritic, sb3_contrib.TQC):
+    """A drop-in for `sb3_contrib.TQC`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+    covered_policy = TQCPolicy

@@ -1,0 +1,471 @@
+"""What the fused kernels rely on: plain MLPs on vectors, optimizers that they have, and no code besides.
+
+`Reliance` checks, for all algorithms, what somebody may change in a policy later. The functions below say which
+classes, spaces and settings the kernels know at all. PyTorch trains all else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from types import FunctionType
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+from marl_sb3.core.config.algorithms import place_of
+from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.extensions.fast.kernel_tables import OPTIMIZERS, linears, parameters_of
+
+ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`
+
+
+class Reliance:
+    """What the kernels of one algorithm rely on, so that they compute what PyTorch would.
+
+    They stand for the calls of all modules of the policy, read the parameters of its linear layers, and train them as
+    the optimizers would.
+
+    Args:
+        algorithm: the algorithm; it has its policy for good.
+        layers: the linear layers that the kernels run.
+        others: the tensors that the kernels read besides the parameters of these layers.
+        trained: each optimizer that the kernels stand for, with the parameters that it has to hold, in order.
+        optimizers: the classes of optimizers that the kernels have.
+        settings: objects with the names of those of their attributes that decide whether they are covered. The kernels
+            stand for the methods of these objects and of the attributes.
+
+    Attributes:
+        layers: those layers.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        layers: Iterable[nn.Linear],
+        *,
+        others: Iterable[th.Tensor] = (),
+        trained: Iterable[tuple[th.optim.Optimizer, Iterable[th.Tensor]]] = (),
+        optimizers: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,),
+        settings: Iterable[tuple[Any, Sequence[str]]] = (),
+    ) -> None:
+        self._algorithm = algorithm
+        self._policy: nn.Module = algorithm.policy
+        self.layers = list(layers)
+        self._others = list(others)
+        self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
+        self._optimizers = optimizers
+        self._settings = [(owner, list(names)) for owner, names in settings]
+        self._values = self._read_values()
+        self._network = _Network(self._policy)
+        objects = [owner for owner, _ in self._settings] + self._values + [optimizer for optimizer, _ in self._trained]
+        # Objects whose methods may be replaced: `_Network` sees to modules, and spaces only describe.
+        others_than = nn.Module, spaces.Space, type
+        with_methods = {id(each): each for each in objects if hasattr(each, "__dict__")}
+        self._stood_for = [each for each in with_methods.values() if not isinstance(each, others_than)]
+        self._tensors = self._read_tensors()
+        self._places = _places(self._tensors)
+        known = {id(tensor) for tensor in self._tensors}
+        self._trains_others = any(id(each) not in known for _, parameters in self._trained for each in parameters)
+        # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
+        self._memory = [tensor.detach() for tensor in self._tensors if tensor is not None]
+
+    def why_not(self) -> str | None:
+        """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
+        if _any_hook(self._network.hooks):
+            return "hooks of the network"
+        replaced = next(filter(has_replaced_methods, [*self._network.modules, *self._stood_for]), None)
+        if replaced is not None:
+            return f"replaced methods of {type(replaced).__name__}"
+        return (
+            _why_not_layers(self.layers)
+            or _why_not_tensors(self._tensors)
+            or self._why_not_optimizers()
+            or ("parameters that no layer has" if self._trains_others else None)
+        )
+
+    def holds(self) -> bool:
+        """Whether nothing has changed since this object was made; it takes less time than a new check.
+
+        The values of parameters may change; modules, parameters, their memory, optimizers and settings may not.
+        """
+        return (
+            self._algorithm.policy is self._policy
+            and _are_same(self._read_values(), self._values)
+            and self._network.is_unchanged()
+            and _are_same(tensors := self._read_tensors(), self._tensors)
+            and _places(tensors) == self._places
+            and not any(map(_is_frozen_or_hooked, tensors))
+            and not any(map(has_replaced_methods, self._stood_for))
+            and self._why_not_optimizers() is None
+        )
+
+    def _read_values(self) -> list[Any]:
+        return [getattr(owner, name) for owner, names in self._settings for name in names]
+
+    def _read_tensors(self) -> list[Any]:
+        return [tensor for layer in self.layers for tensor in layer._parameters.values()] + self._others
+
+    def _why_not_optimizers(self) -> str | None:
+        for optimizer, parameters in self._trained:
+            reason = why_not_optimizer(optimizer, self._optimizers)
+            if reason is None and not _are_same(optimizer.param_groups[0]["params"], parameters):
+                reason = "an optimizer of other parameters"
+            if reason is not None:
+                return reason
+        return None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Network:
+    """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.modules = list(network.modules())
+        self._types = [*map(type, self.modules)]
+        self._members = [vars(module) for module in self.modules]
+        self._counts = [*map(len, self._members)]
+        self._parts = [members[kind] for kind in ("_modules", "_parameters") for members in self._members]
+        self._listed = self._list_parts()
+        self.hooks = [members[kind] for kind in _HOOKS for members in self._members]
+
+    def is_unchanged(self) -> bool:
+        """Whether it has the same modules and parameters, without hooks; a replaced method is one more member."""
+        return (
+            _are_same(self._list_parts(), self._listed)
+            and [*map(type, self.modules)] == self._types
+            and [*map(len, self._members)] == self._counts
+            and not _any_hook(self.hooks)
+        )
+
+    def _list_parts(self) -> list[Any]:
+        return [part for parts in self._parts for part in parts.values()]
+
+
+def first_reason(reasons: Mapping[str, Any]) -> str | None:
+    """Return the first reason that applies, from a mapping of reasons to whether they do; None if none does."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _places(tensors: Iterable[Any]) -> list[tuple[int, int, bool]]:
+    """Return where the numbers of tensors are in memory."""
+    return [(tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()) for tensor in tensors if tensor is not None]
+
+
+def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences have the same objects in the same order."""
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+# --- Calls -----------------------------------------------------------------------------------------------------------
+
+
+def _any_hook(of_modules: Iterable[Mapping[int, Any]]) -> bool:
+    """Whether modules have hooks, or PyTorch has hooks of all modules."""
+    return any(of_modules) or bool(torch_module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def has_replaced_methods(owner: Any) -> bool:
+    """Whether an attribute of an object hides a method of its class."""
+    kind: Any = type(owner)  # hashable, which type checkers do not know
+    return hasattr(owner, "__dict__") and not _methods(kind).isdisjoint(vars(owner))
+
+
+@cache
+def _methods(owner: Any) -> frozenset[str]:
+    kinds = FunctionType, staticmethod, classmethod
+    return frozenset(name for base in owner.__mro__ for name, member in vars(base).items() if isinstance(member, kinds))
+
+
+# --- Layers and parameters -------------------------------------------------------------------------------------------
+
+
+def why_not_nets(
+    nets: Iterable[nn.Module], activation: type[nn.Module], last: Sequence[type[nn.Module]] = (nn.Linear,)
+) -> str | None:
+    """Return the reason why the kernels do not cover these nets; None if they are plain MLPs.
+
+    Args:
+        activation: after each hidden layer.
+        last: the types of the modules that follow the hidden layers.
+    """
+    for net in nets:
+        kinds = [type(layer) for layer in (net if type(net) is nn.Sequential else [net])]
+        hidden = len(kinds) - len(last)
+        if kinds != [nn.Linear, activation] * (hidden // 2) + list(last):
+            return "layers other than linear ones and activations"
+    return None
+
+
+def _why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
+    for layer in layers:
+        parameters = layer._parameters
+        if list(parameters) != ["weight", "bias"] or parameters["bias"] is None or parameters["weight"] is None:
+            return "a layer without bias"
+        shapes = [tuple(parameter.shape) for parameter in parameters.values() if parameter is not None]
+        if shapes != [(layer.out_features, layer.in_features), (layer.out_features,)]:
+            return "a layer whose parameters have another shape"
+    return None
+
+
+def _why_not_tensors(tensors: Sequence[th.Tensor]) -> str | None:
+    if not all(map(_is_plain, tensors)):
+        return "frozen, non-float32 or transposed parameters"
+    if any(map(_is_frozen_or_hooked, tensors)):
+        return "hooks of parameters"
+    places = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel()) for tensor in tensors)
+    overlap = any(end > start for (_, end), (start, _) in pairwise(places))
+    return "layers that share parameters" if overlap else None
+
+
+def _is_plain(tensor: th.Tensor) -> bool:
+    """Whether the kernels find in memory what the shape of a parameter promises, and may change it."""
+    kind = type(tensor) in (nn.Parameter, th.Tensor) and tensor.dtype == th.float32 and tensor.device.type == "cpu"
+    return kind and tensor.requires_grad and tensor.is_contiguous()
+
+
+def _is_frozen_or_hooked(tensor: Any) -> bool:
+    """Whether a parameter is frozen, or something other than the optimizer gets its gradient."""
+    return not tensor.requires_grad or bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+# --- Optimizers ------------------------------------------------------------------------------------------------------
+
+
+def why_not_optimizer(
+    optimizer: th.optim.Optimizer, kinds: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,)
+) -> str | None:
+    """Return the reason why the kernels of these kinds do not cover an optimizer, as a string; None if they do."""
+    if type(optimizer) not in kinds:
+        return f"optimizer {type(optimizer).__name__}"
+    settings = optimizer.param_groups[0]
+    return first_reason(
+        {
+            "several parameter groups": len(optimizer.param_groups) != 1,
+            "momentum": settings.get("momentum") or settings.get("centered"),
+            "weight decay": settings.get("weight_decay") != 0,
+            "amsgrad or maximize": settings.get("amsgrad") or settings.get("maximize"),
+            "hooks of the optimizer": optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks,
+        }
+    )
+
+
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+_OF_POLICIES = ("activation_fn", "observation_space", "action_space", "normalize_images")  # decisive attributes
+
+
+def _why_not_common(algorithm: Any, extractors: Sequence[nn.Module]) -> str | None:
+    """Return the reason why the kernels do not cover what policies of all algorithms have; None if they do."""
+    policy = algorithm.policy
+    space, activation = policy.observation_space, policy.activation_fn
+    foreign = [type(each).__name__ for each in extractors if type(each) is not FlattenExtractor]
+    reason = first_reason(
+        {
+            f"device {algorithm.device}": algorithm.device.type != "cpu",
+            "gSDE": getattr(algorithm, "use_sde", False),
+            f"features extractor {''.join(foreign[:1])}": foreign,
+            f"activation {getattr(activation, '__name__', repr(activation))}": activation not in ACTIVATIONS,
+        }
+    )
+    # The policy has to turn its observations into one vector of floats, or of zeros and ones.
+    if isinstance(space, spaces.Box):
+        is_covered = not (policy.normalize_images and is_image_space(space))
+    else:
+        is_covered = isinstance(space, spaces.MultiBinary) or _is_counted_from_zero(space)
+    return reason if reason or is_covered else f"observation space {space}"  # whose text takes long
+
+
+def _is_counted_from_zero(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.MultiDiscrete):
+        return len(space.nvec.shape) == 1 and not space.start.any()
+    return isinstance(space, spaces.Discrete) and space.start == 0
+
+
+# --- Actors and critics of PPO, A2C, TRPO and variants ---------------------------------------------------------------
+
+# By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
+_SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"
+_OF_SB3 = tuple(f"{_SB3}:{kind}Distribution" for kind in ("DiagGaussian", "Categorical", "MultiCategorical"))
+_OF_MASKABLE = tuple(f"{_MASKABLE}:Maskable{kind}Distribution" for kind in ("Categorical", "MultiCategorical"))
+_POLICIES = {
+    "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
+    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
+}
+_RECURRENT_POLICIES = {"sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3}
+_BUFFERS = (
+    "stable_baselines3.common.buffers:RolloutBuffer",
+    "marl_sb3.core.on_policy.rollout:MaskedRolloutBuffer",
+    "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
+    "marl_sb3.core.on_policy.sequences:ActionMaskRolloutBuffer",
+)
+
+
+def update_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
+    buffer = type(algorithm.rollout_buffer)
+    reason = _why_not_actor_critic(algorithm) or first_reason(
+        {
+            "imitation_data": algorithm.has_more_losses,
+            "target_kl": getattr(algorithm, "target_kl", None) is not None,
+            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
+            f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
+        }
+    )
+    if reason is not None:
+        return reason
+    policy = algorithm.policy
+    settings = [name for name in ("rollout_buffer", "target_kl", "clip_range_vf") if hasattr(algorithm, name)]
+    trained = [(policy.optimizer, policy.parameters())]
+    return _actor_critic_reliance(algorithm, settings, trained=trained, optimizers=[*OPTIMIZERS])
+
+
+def acting_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
+    return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm)
+
+
+def memory_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for this RecurrentPPO in rollouts, or the reason why they cannot."""
+    policy = algorithm.policy
+    reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
+    if reason is not None:
+        return reason
+    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    plain = [type(lstm) is nn.LSTM and lstm.bias and not (lstm.proj_size or lstm.bidirectional) for lstm in lstms]
+    reason = first_reason(
+        {
+            "a critic without LSTM": None in lstms,
+            "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+            "LSTMs of another kind": not all(plain),
+        }
+    )
+    weights = [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
+    return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], others=weights)
+
+
+def _actor_critic_reliance(
+    algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any
+) -> Reliance:
+    policy = algorithm.policy
+    extractor = policy.mlp_extractor
+    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
+    modules += shared_layers(policy)
+    layers = [module for module in modules if isinstance(module, nn.Linear)]
+    log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
+    decisive = [
+        (algorithm, ["device", "use_sde", "action_space", *settings]),
+        (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
+    ]
+    return Reliance(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
+
+
+def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:
+    policy = algorithm.policy
+    if place_of(type(policy)) not in policies:
+        return f"policy class {type(policy).__name__}"
+    extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
+    network, activation = policy.mlp_extractor, policy.activation_fn
+    shares = policies is _POLICIES and type(policy.features_extractor) is MlpFeatures
+    reason = _why_not_shared(extractors) if shares else None
+    reason = reason or _why_not_common(algorithm, [] if shares else extractors)
+    if reason is None and type(network) is not MlpExtractor:
+        reason = "layers other than linear ones and activations"
+    reason = (
+        reason
+        or why_not_nets([network.policy_net, network.value_net], activation, last=())
+        or why_not_nets([policy.action_net, policy.value_net], activation)
+    )
+    if reason is not None:
+        return reason
+    if not (isinstance(policy.action_space, spaces.Box) or _is_counted_from_zero(policy.action_space)):
+        return f"action space {policy.action_space}"
+    distribution = type(policy.action_dist)
+    known = place_of(distribution) in policies[place_of(type(policy))]
+    return None if known else f"distribution {distribution.__name__}"
+
+
+def shared_layers(policy: Any) -> nn.Sequential:
+    """Return the modules that the features extractor `mlp` has before actor and critic; empty for another extractor."""
+    extractor = policy.features_extractor
+    return extractor.layers if type(extractor) is MlpFeatures else nn.Sequential()
+
+
+def _why_not_shared(extractors: Sequence[Any]) -> str | None:
+    layers = extractors[0].layers
+    activation = type(layers[-1])
+    return first_reason(
+        {
+            "features extractors that are not shared": any(each is not extractors[0] for each in extractors),
+            f"activation {activation.__name__}": activation not in ACTIVATIONS,
+        }
+    ) or why_not_nets([layers], activation, last=())
+
+
+# --- Networks of algorithms with a replay buffer ---------------------------------------------------------------------
+
+
+def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[str]) -> str | None:
+    """Return the reason why the kernels do not cover a policy and its networks, as a string; None if they do.
+
+    Args:
+        policy_class: the class that is covered; its subclasses may compute something else.
+        networks: the names of all networks that the kernels run, in the algorithm and in the policy.
+    """
+    policy = algorithm.policy
+    if type(policy) is not policy_class:
+        return f"policy class {type(policy).__name__}"
+    used = [getattr(algorithm, name) for name in networks]
+    libraries = "stable_baselines3", "sb3_contrib"
+    foreign = next((type(each) for each in used if type(each).__module__.partition(".")[0] not in libraries), None)
+    if foreign is not None:
+        return f"network class {foreign.__name__}"
+    if any(getattr(policy, name) is not network for name, network in zip(networks, used, strict=True)):
+        return "a policy that acts by another network"
+    return _why_not_common(algorithm, [network.features_extractor for network in used])
+
+
+def replay_reliance(
+    algorithm: Any,
+    trained: Sequence[tuple[Any, Sequence[nn.Module]]],
+    targets: Sequence[nn.Module],
+    settings: Sequence[tuple[Any, Sequence[str]]] = (),
+    others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
+) -> Reliance:
+    """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
+
+    Args:
+        trained: each owner of an `optimizer` with the nets that this trains, in order.
+        targets: the nets that no optimizer trains.
+        settings: see `Reliance`; besides the networks, the optimizers and those that all algorithms have.
+        others: more optimizers, each with the one tensor that it trains.
+    """
+    held = [(owner.optimizer, parameters_of(_layers(nets))) for owner, nets in trained]
+    held += [(optimizer, [tensor]) for optimizer, tensor in others]
+    own = ["device", "use_sde", *algorithm.network_names]
+    decisive = [(algorithm, own), (algorithm.policy, _OF_POLICIES), *settings]
+    return Reliance(
+        algorithm,
+        _layers([net for _, nets in trained for net in nets] + [*targets]),
+        others=[tensor for _, tensor in others],
+        trained=held,
+        settings=[*decisive, *((owner, ["optimizer"]) for owner, _ in trained)],
+    )
+
+
+def _layers(nets: Iterable[nn.Module]) -> list[nn.Linear]:
+    return [layer for net in nets for layer in linears(net)]

@@ -1,0 +1,262 @@
+"""What PPO, A2C, MaskablePPO and TRPO of marl_sb3 have in common: rollouts and updates by the kernels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
+
+from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.core.learners.threads import blas_threads, load_blas
+from marl_sb3.core.sb3.optimizers import count_steps
+from marl_sb3.core.sb3.private import has_step_hook
+from marl_sb3.doors import Engine
+from marl_sb3.errors import NumericError
+from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
+from marl_sb3.extensions.fast.update_path import TwoPaths
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.fast.fused_policy import FusedPolicy, FusedRolloutUpdate
+
+
+_log = logging.getLogger(__name__)
+
+
+class FusedActing(TwoPaths, OnPolicyAlgorithm):
+    """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
+
+    @override
+    def coverage(self) -> Reliance | str:
+        return acting_coverage(self)
+
+    def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
+        from marl_sb3.extensions.fast.fused_policy import fused_policy
+
+        return fused_policy(self.policy)
+
+
+class FusedOnPolicy(FusedActing):
+    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+
+    Attributes:
+        num_grad_updates: optimizer steps taken since the object was made.
+    """
+
+    num_grad_updates: int = 0
+
+    @override
+    def coverage(self) -> Reliance | str:
+        return update_coverage(self)
+
+    def train(self) -> None:
+        """Update the policy from the rollout buffer.
+
+        Raises:
+            NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
+        """
+        update = self.prepare_update()
+        with blas_threads(1):
+            (self._train_torch if update is None else update.run)()
+        if update is not None:
+            self.finish_update(update)
+            if not update.is_finite:
+                raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
+
+    def prepare_update(self) -> FusedRolloutUpdate | None:
+        """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
+
+        Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
+
+        Returns:
+            None if PyTorch updates the policy; then nothing was drawn.
+        """
+        fused = self.kernels()
+        if fused is None:
+            return None
+        from marl_sb3.extensions.fast.fused_policy import FusedRolloutUpdate
+
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        return FusedRolloutUpdate(self, fused)
+
+    def finish_update(self, update: FusedRolloutUpdate) -> None:
+        """Write the results of a fused update into SB3's objects."""
+        update.write_back()
+        self._n_updates += update.n_epochs
+        self.num_grad_updates += update.num_grad_updates
+        self.record_update(update.means(), update.clip_range)
+
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
+        """Record in SB3's logger, under the same names, what the algorithm's `train` does; here, PPO's."""
+        for name, recorded in _RECORDED_BY_PPO.items():
+            self.logger.record(f"train/{recorded}", means[name])
+        self._record_std()
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+
+    def _record_std(self) -> None:
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+
+    def _train_torch(self) -> None:
+        """Update by SB3's own `train`."""
+        counted = count_steps(self)
+        try:
+            super().train()
+        finally:
+            if counted is not None:
+                counted.remove()
+
+
+class KernelUpdates:
+    """The `Engine` of a `FusedOnPolicy`; not where a user's subclass or instance trains in its own way."""
+
+    def __init__(self, algorithm: FusedOnPolicy) -> None:
+        self._algorithm = algorithm
+
+    def prepare_update(self) -> FusedRolloutUpdate | None:
+        """See `Engine.prepare_update`; the kernels release the GIL."""
+        train = getattr(self._algorithm.train, "__func__", None)
+        return self._algorithm.prepare_update() if train is FusedOnPolicy.train else None
+
+    def finish_update(self, update: FusedRolloutUpdate) -> None:
+        """See `Engine.finish_update`."""
+        self._algorithm.finish_update(update)
+
+
+def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_losses: bool) -> Engine | None:
+    """Set the path of a policy's algorithm, check that it covers the policy, and log which path is taken.
+
+    An `EngineMaker`. Only a `FusedOnPolicy` has an engine: the other algorithms with two paths have kernels within
+    their own `train()`.
+
+    Raises:
+        ConfigError: see `TwoPaths.takes_fused_path`.
+    """
+    if not isinstance(algorithm, TwoPaths):
+        return None
+    algorithm.has_more_losses = has_more_losses
+    algorithm.known_as = f"policy {policy_id}"
+    if update_path != "auto":  # otherwise a subclass may have set its own
+        algorithm.update_path = update_path
+    fused = algorithm.takes_fused_path()
+    if fused:
+        load_blas()
+    reason = "" if fused or algorithm.update_path != "auto" else f" ({algorithm.why_not_fused()})"
+    _log.info("%s: %s update%s", algorithm.known_as, "fused" if fused else "torch", reason)
+    return KernelUpdates(algorithm) if isinstance(algorithm, FusedOnPolicy) else None
+
+
+_RECORDED_BY_PPO = {
+    "entropy_loss": "entropy_loss",
+    "policy_loss": "policy_gradient_loss",
+    "value_loss": "value_loss",
+    "approx_kl": "approx_kl",
+    "clip_fraction": "clip_fraction",
+    "last_loss": "loss",
+    "explained_variance": "explained_variance",
+}
+
+
+# --- Rollouts of `learn` ---------------------------------------------------------------------------------------------
+
+
+class FusedRollouts(FusedActing):
+    """`FusedActing` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
+
+    They repeat those of SB3 with three differences: the kernels evaluate the policy where they cover it, the values of
+    all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
+    """
+
+    @override
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        if not self.takes_fused_path():
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        known: dict[str, Any] = {
+            "self": self,
+            "env": env,
+            "callback": callback,
+            "rollout_buffer": rollout_buffer,
+            "n_rollout_steps": n_rollout_steps,
+        }
+        policy = RolloutPolicy(self)  # not earlier: the callback may have changed the policy
+        reads_again = has_step_hook(callback)
+        for step in range(n_rollout_steps):
+            if not self._take_step(policy, known, step):
+                return False
+            if reads_again:
+                policy.refresh()
+            self._store_step(policy, known)
+        last_values = th.from_numpy(policy.values(_inputs(known["new_obs"])))
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
+        callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
+        callback.on_rollout_end()
+        return True
+
+    def _take_step(self, policy: RolloutPolicy, known: dict[str, Any], step: int) -> bool:
+        """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
+        observations = self._last_obs
+        assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
+        in_bounds, _, actions, values, log_probs = policy.act(_inputs(observations))
+        assert actions is not None
+        assert values is not None
+        assert log_probs is not None
+        new_obs, rewards, dones, infos = known["env"].step(in_bounds)
+        self.num_timesteps += known["env"].num_envs
+        known |= {
+            "n_steps": step,
+            "obs_tensor": th.as_tensor(observations),
+            "actions": actions,
+            "clipped_actions": in_bounds,
+            "values": th.from_numpy(values).reshape(-1, 1),
+            "log_probs": th.from_numpy(log_probs),
+            "new_obs": new_obs,
+            "rewards": rewards,
+            "dones": dones,
+            "infos": infos,
+        }
+        known["callback"].update_locals(known)
+        return bool(known["callback"].on_step())
+
+    def _store_step(self, policy: RolloutPolicy, known: dict[str, Any]) -> None:
+        actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
+        self._update_info_buffer(infos, dones)
+        _add_values_at_time_limits(policy, rewards, dones, infos, self.gamma)
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions.reshape(-1, 1)
+        step = (self._last_obs, actions, rewards, self._last_episode_starts, known["values"], known["log_probs"])
+        known["rollout_buffer"].add(*step)
+        self._last_obs, self._last_episode_starts = known["new_obs"], dones
+
+
+def _add_values_at_time_limits(
+    policy: RolloutPolicy, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
+) -> None:
+    """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+    truncated = [
+        row
+        for row in np.flatnonzero(dones)
+        if infos[row].get("TimeLimit.truncated", False) and infos[row].get("terminal_observation") is not None
+    ]
+    if truncated:
+        final = np.stack([infos[row]["terminal_observation"] for row in truncated])
+        rewards[truncated] += gamma * policy.final_values(_inputs(final))
+
+
+def _inputs(observations: Array) -> PolicyInputs:
+    return PolicyInputs(observations, np.zeros(len(observations), dtype=bool))

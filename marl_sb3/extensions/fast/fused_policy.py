@@ -1,0 +1,365 @@
+"""Run SB3's actor-critic policies on the kernels: acting, and whole updates. Import this only where kernels are used.
+
+The kernels work in the memory of PyTorch's modules and optimizers, see `kernels.layers`. Only the weights that one-hot
+inputs are multiplied with are copied, before a rollout or an update and after an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import explained_variance
+from torch import nn
+from typing_extensions import override
+
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.on_policy.rollout import flat_samples, minibatch_starts
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.errors import EnvError
+from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
+from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
+from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
+from marl_sb3.extensions.fast.kernels import ppo as kernel
+from marl_sb3.extensions.fast.kernels.cache import note_compiling
+from marl_sb3.extensions.fast.kernels.distributions import sample
+from marl_sb3.extensions.fast.kernels.layers import LINEAR
+from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
+from marl_sb3.types import Array, BoolArray, FloatArray
+
+
+@lru_cache(maxsize=1)
+def _compile() -> None:
+    """Compile the kernels, or load them from the cache of an earlier process."""
+    note_compiling(kernel.train)
+    kernel.warm_up()
+
+
+# --- Acting ----------------------------------------------------------------------------------------------------------
+
+
+class FusedPolicy:
+    """An `ActorCriticPolicy` that acts by the kernels.
+
+    Args:
+        policy: a policy that the kernels cover; a new object is made when its layers are replaced.
+        weights_of_inputs: what observations are multiplied with; None: the weights of the first layers of its nets.
+
+    Attributes:
+        nets: its nets as the kernels take them.
+        parameters: its parameters, in the order of the kernels.
+        sizes: (sub-distributions,) the number of values of each part of an action; empty for a Gaussian.
+    """
+
+    def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
+        _compile()
+        self.policy = policy
+        self._space = policy.observation_space
+        self._one_hot_sizes = _category_sizes(self._space)
+        self._one_hot_starts = np.cumsum(self._one_hot_sizes) - self._one_hot_sizes  # where each block begins
+        self.is_gaussian = isinstance(policy.action_space, spaces.Box)
+        self.sizes = _category_sizes(policy.action_space)
+        extractor, shared = policy.mlp_extractor, shared_layers(policy)
+        self._layers: list[list[Any]] = [
+            [*linears(extractor.policy_net), policy.action_net],
+            [*linears(extractor.value_net), policy.value_net],
+        ]
+        common = linears(shared)
+        log_std = [policy.log_std] if self.is_gaussian else []
+        self.parameters: list[th.Tensor] = [*parameters_of(chain(*self._layers, common)), *log_std]
+        first = weights_of_inputs or [layers[0].weight for layers in ([common] if common else self._layers)]
+        self.copies = TransposedCopies(first if len(self._one_hot_sizes) else [])
+        activation = ACTIVATIONS.index(policy.activation_fn)
+        tables = [layer_table(layers, self.copies.addresses()) for layers in self._layers]
+        pi, vf = (Net(table, activation, LINEAR) for table in tables)
+        of_trunk = ACTIVATIONS.index(type(shared[-1])) if common else LINEAR
+        trunk = Net(layer_table(common, self.copies.addresses()), of_trunk, of_trunk)
+        address = log_std[0].data_ptr() if log_std else 0
+        self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
+        self._work_sizes = [int(table[:, 1].sum()) for table in tables]
+        self._work_rows = 0
+
+    def read_parameters(self) -> None:
+        """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
+        self.copies.read()
+
+    def inputs(self, observations: Any) -> Inputs:
+        """Return observations, (rows, *observation shape), as the kernels take them.
+
+        Raises:
+            EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
+        """
+        rows = len(observations)
+        if len(self._one_hot_sizes):
+            numbers = observations.reshape(rows, -1).astype(np.int64, copy=False)
+            _require_in_range(numbers, self._one_hot_sizes, "observation", self._space)
+            return Inputs(numbers + self._one_hot_starts, np.empty((rows, 0), dtype=np.float32))
+        floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
+        return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
+
+    _inputs_of_nets = inputs  # of actor and critic
+
+    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
+        """Sample actions as the policy's `forward` does, from the same stream of random numbers.
+
+        Returns:
+            Actions (rows, *action shape), values (rows,), log-probabilities (rows,), and the states after the step.
+        """
+        pi, vf = self.nets.pi, self.nets.vf
+        work, seen = self._work(len(inputs.starts)), self._inputs_of_nets(inputs.observations)
+        outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
+        return *self._sample(outputs, values, inputs.masks), ()
+
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        """(rows,) values."""
+        vf, work = self.nets.vf, self._work(len(inputs.starts))[1]
+        seen = self._inputs_of_nets(inputs.observations)
+        return kernel.outputs_of(vf.table, vf.hidden, *seen, work).reshape(-1).copy()
+
+    def _work(self, rows: int) -> tuple[FloatArray, FloatArray]:
+        """Return memory for the activations of actor and critic, which the next call overwrites."""
+        if self._work_rows < rows:
+            self._work_rows = rows
+            self._arrays = [np.empty(rows * size, np.float32) for size in self._work_sizes]
+        of_actor, of_critic = self._arrays
+        return of_actor, of_critic
+
+    def _sample(
+        self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None
+    ) -> tuple[Array, FloatArray, FloatArray]:
+        """Return actions, (rows, *action shape), values and log-probabilities from the outputs of actor and critic."""
+        rows, space = len(outputs), self.policy.action_space
+        if self.is_gaussian:
+            noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
+            log_std = self.policy.log_std.detach().numpy()
+            std = np.exp(log_std)
+            actions = outputs + std * noise
+            # From the rounded actions, as in PyTorch and in the update: added to a mean of 1e4, noise loses digits.
+            scaled = (actions - outputs) / std
+            log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
+        else:
+            # torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
+            drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
+            noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
+            masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
+            actions, log_probs = sample(outputs, masks, self.sizes, noise)
+        return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
+
+
+class FusedSharedPolicy(FusedPolicy):
+    """A policy whose actor and critic have layers in common, the features extractor `mlp`."""
+
+    @override
+    def _inputs_of_nets(self, observations: Any) -> Inputs:
+        trunk, seen = self.nets.trunk, self.inputs(observations)
+        rows = len(seen.floats)
+        work = np.empty(rows * int(trunk.table[:, 1].sum()), np.float32)
+        features = kernel.features_of(trunk.table, trunk.hidden, *seen, work)
+        return Inputs(np.empty((rows, 0), dtype=np.int64), features)
+
+
+def fused_policy(policy: ActorCriticPolicy) -> FusedPolicy:
+    """Return a policy that the kernels cover in their form."""
+    return (FusedSharedPolicy if len(shared_layers(policy)) else FusedPolicy)(policy)
+
+
+class FusedRecurrentPolicy(FusedPolicy):
+    """A policy of sb3-contrib whose nets get the outputs of LSTMs; it acts by the kernels, one step at a time.
+
+    Recurrent states are hidden and cell state of the actor's LSTM, then those of the critic's.
+
+    Args:
+        policy: a `RecurrentActorCriticPolicy` that the kernels cover.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self._lstms: list[nn.LSTM] = [policy.lstm_actor]
+        if not policy.shared_lstm:
+            self._lstms.append(policy.lstm_critic)
+        super().__init__(policy, [lstm.weight_ih_l0 for lstm in self._lstms])
+        moved = self.copies.addresses()
+        self._lstm_tables = [_lstm_table(lstm, moved) for lstm in self._lstms]
+
+    @override
+    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
+        seen, states = self.inputs(inputs.observations), inputs.states
+        of_actor = self._remember(0, seen, inputs.starts, states[:2])
+        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
+        outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
+        return *self._sample(outputs, values, None), (*of_actor, *of_critic)
+
+    @override
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        seen, own = self.inputs(inputs.observations), len(self._lstms) - 1
+        return self._outputs(1, self._remember(own, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
+
+    def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
+        """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
+        hidden, cell = (np.ascontiguousarray(state) for state in states)
+        return lstm_kernel.lstm_step(self._lstm_tables[which], inputs, starts, hidden, cell)
+
+    def _outputs(self, which: int, states: States) -> FloatArray:
+        """Return the outputs of actor (0) or critic (1) for the latest states of its LSTM: a view of its workspace."""
+        net, hidden = (self.nets.pi, self.nets.vf)[which], states[0][-1]
+        none = np.empty((len(hidden), 0), np.int64)
+        return kernel.outputs_of(net.table, net.hidden, none, hidden, self._work(len(hidden))[which])
+
+
+def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
+    """(layers, 5) int64, see `lstm_step`."""
+    rows = []
+    for layer in range(lstm.num_layers):
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        addresses = [getattr(lstm, f"{name}_l{layer}").data_ptr() for name in names]
+        rows.append([lstm.input_size if layer == 0 else lstm.hidden_size, *(moved.get(a, a) for a in addresses)])
+    return np.array(rows, dtype=np.int64)
+
+
+def _require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
+    """Refuse (rows, parts) int64 that would be indices out of range: the kernels do not check, for speed.
+
+    Args:
+        sizes: (parts,) number of values of each part.
+        what: name of the quantity, for the message.
+        space: the space that it belongs to.
+
+    Raises:
+        EnvError: a number is negative or not below its size.
+    """
+    wrong = numbers.view(np.uint64) >= sizes.view(np.uint64)  # as unsigned integers, negative numbers are huge
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0, 0])
+        raise EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
+
+
+def _category_sizes(space: spaces.Space[Any]) -> Array:
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.astype(np.int64)
+    return np.array([space.n] if isinstance(space, spaces.Discrete) else [], dtype=np.int64)
+
+
+# --- Updates ---------------------------------------------------------------------------------------------------------
+
+
+class FusedRolloutUpdate:
+    """An update of PPO, MaskablePPO or A2C by the kernels: prepare (here), run (in parallel with others), write back.
+
+    Args:
+        algorithm: the algorithm to update; its rollout buffer is full. One without `n_epochs`, `batch_size` or
+            `clip_range` takes one step on the whole rollout, or has the policy gradient as its loss, as A2C.
+        fused: its policy.
+
+    Attributes:
+        n_epochs: passes over the rollout.
+        clip_range: that of this update; 0 if nothing is clipped.
+        samples_drawn: number of agent steps in all minibatches.
+        num_grad_updates: optimizer steps taken, after `run`.
+    """
+
+    def __init__(self, algorithm: Any, fused: FusedPolicy) -> None:
+        self._fused = fused
+        self._rollout: Any = algorithm.rollout_buffer
+        self._samples = _rollout_samples(self._rollout, fused)
+        samples = len(self._samples.returns)
+        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)
+        self.samples_drawn = samples * self.n_epochs
+        self.num_grad_updates = 0
+        # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
+        orders = [np.random.permutation(samples) for _ in range(self.n_epochs)]  # noqa: NPY002
+        batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
+        bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
+        self._minibatches = len(bounds) - 1
+        self._stats = np.zeros((self.n_epochs * self._minibatches, kernel.NUM_STATS))
+        settings = _settings(algorithm)
+        self.clip_range = settings.clip_range
+        self._optimizer = OptimizerTable(algorithm.policy.optimizer, fused.parameters)
+        fused.read_parameters()
+        moved = fused.copies.addresses()
+        copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
+        self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
+        self._arguments = (
+            fused.nets,
+            self._optimizer.present({**moved, **self._moments.addresses()}),
+            self._samples,
+            _workspace(self._samples, int(np.diff(bounds).max())),
+            np.stack(orders).astype(np.int64, copy=False),
+            bounds,
+            settings,
+            self._stats,
+        )
+
+    def run(self) -> None:
+        """Compute the update, without holding the GIL."""
+        self.num_grad_updates = kernel.train(*self._arguments)
+
+    def write_back(self) -> None:
+        """Complete what `run` has changed in PyTorch's objects."""
+        self._fused.copies.write()
+        self._moments.write()
+        self._optimizer.count_steps(self.num_grad_updates)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss and gradient is finite; if not, the update stopped before it applied the first bad one."""
+        used = self._stats[: self.num_grad_updates]
+        return bool(np.isfinite(used[:, [kernel.LOSS, kernel.GRAD_NORM]]).all())
+
+    def means(self) -> dict[str, float]:
+        """Return means of statistics over minibatches, named as in `PPO`; the KL is of the last epoch, as in SB3."""
+        stats = self._stats[: self.num_grad_updates]
+        columns = {
+            "policy_loss": kernel.POLICY_LOSS,
+            "value_loss": kernel.VALUE_LOSS,
+            "entropy_loss": kernel.ENTROPY_LOSS,
+            "clip_fraction": kernel.CLIP_FRACTION,
+            "gradients_global_norm": kernel.GRAD_NORM,
+        }
+        means = {name: float(stats[:, column].mean()) for name, column in columns.items()}
+        means["approx_kl"] = float(stats[-self._minibatches :, kernel.APPROX_KL].mean())
+        means["last_loss"] = float(stats[-1, kernel.LOSS])
+        values = flat_samples(self._rollout, "values").reshape(-1)
+        means["explained_variance"] = float(explained_variance(values, self._samples.returns))
+        return means
+
+
+def _settings(algorithm: Any) -> kernel.Settings:
+    clipped = hasattr(algorithm, "clip_range")
+    return kernel.Settings(
+        normalize_advantage=bool(algorithm.normalize_advantage),
+        clipped=clipped,
+        clip_range=float(algorithm.clip_range(progress_remaining(algorithm))) if clipped else 0.0,
+        ent_coef=float(algorithm.ent_coef),
+        vf_coef=float(algorithm.vf_coef),
+        max_grad_norm=float(algorithm.max_grad_norm),
+    )
+
+
+def _workspace(samples: kernel.Samples, rows: int) -> kernel.Samples:
+    """Return arrays for a minibatch of some samples."""
+    inputs, *columns = samples
+    empty = [np.empty_like(array[:rows]) for array in (*inputs, *columns)]
+    return kernel.Samples(Inputs(*empty[:2]), *empty[2:])
+
+
+def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
+    actions = flat_samples(rollout, "actions")
+    if not fused.is_gaussian:
+        _require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
+    none = np.empty((len(actions), 0))
+    masks = flat_samples(rollout, "action_masks") if hasattr(rollout, "action_masks") else none.astype(np.float32)
+    return kernel.Samples(
+        inputs=fused.inputs(flat_samples(rollout, "observations")),
+        int_actions=(none if fused.is_gaussian else actions).astype(np.int64, copy=False),
+        float_actions=(actions if fused.is_gaussian else none).astype(np.float32, copy=False),
+        allowed=masks.reshape(len(actions), -1),
+        log_probs=flat_samples(rollout, "log_probs").reshape(-1),
+        advantages=flat_samples(rollout, "advantages").reshape(-1),
+        returns=flat_samples(rollout, "returns").reshape(-1),
+    )

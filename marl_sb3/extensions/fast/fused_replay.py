@@ -1,0 +1,258 @@
+"""Act and update by the kernels, for algorithms with a replay buffer. Import this only where kernels are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
+from typing_extensions import override
+
+from marl_sb3.core.sb3.private import num_updates
+from marl_sb3.extensions.fast.coverage import ACTIVATIONS
+from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, layer_table, linears, target_table
+from marl_sb3.extensions.fast.kernels import q, sac, td3
+from marl_sb3.extensions.fast.kernels.cache import note_compiling
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
+from marl_sb3.extensions.fast.kernels.mlp import Net
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
+from marl_sb3.extensions.fast.kernels.replay import Batch, Critics
+from marl_sb3.types import Array, FloatArray
+
+
+class FusedReplayUpdate:
+    """Acts and updates in kernels, in the memory of the algorithm's networks and optimizers.
+
+    Args:
+        algorithm: one that the kernels cover; a new object is made when its modules or optimizers are replaced.
+        kernel: the module of its kernels.
+        optimizers: its optimizers.
+
+    Attributes:
+        optimizers: those optimizers, whose learning rates follow the schedule.
+    """
+
+    def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
+        _note_compiling(kernel)
+        self._algorithm = algorithm
+        self._hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
+        self.optimizers = list(optimizers)
+        self._tables = [OptimizerTable(optimizer) for optimizer in optimizers]
+        self._present: list[Optimizer] = []
+        self._stats: list[Any] = []
+
+    def begin(self) -> None:
+        """Begin an update, with the optimizers' present settings."""
+        self._present = [table.present() for table in self._tables]
+        self._stats = []
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """Take one gradient step.
+
+        Args:
+            samples: a minibatch of the replay buffer.
+            gradient_step: number of the step in this update, from 0.
+        """
+        raise NotImplementedError
+
+    def recorded(self) -> dict[str, float]:
+        """Return what SB3 records of the update, under its names: means over the gradient steps."""
+        raise NotImplementedError
+
+    def explore(self, observations: Any) -> Array:
+        """Choose actions as `predict` does that is not deterministic; with the same random numbers."""
+        raise NotImplementedError
+
+
+@cache
+def _note_compiling(kernel: ModuleType) -> None:
+    note_compiling(kernel.update)
+
+
+class QUpdate(FusedReplayUpdate):
+    """Gradient steps of a net of Q values or of their quantiles.
+
+    Args:
+        algorithm: a DQN or QRDQN that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm, q, [algorithm.policy.optimizer])
+        self._network, _ = networks = algorithm.networks()
+        self._quantiles: int = getattr(algorithm, "n_quantiles", 0)  # 0: DQN
+        nets = (linears(getattr(network, algorithm.network_names[0])) for network in networks)
+        self._online, self._target = (Net(layer_table(layers), self._hidden, LINEAR) for layers in nets)
+
+    @override
+    def step(self, samples: Any, gradient_step: int) -> None:
+        limit = self._algorithm.max_grad_norm
+        batch = batch_of(samples, self._network, self._algorithm.gamma)
+        max_grad_norm = math.inf if limit is None else float(limit)
+        loss, _ = q.update(self._online, self._target, self._present[0], batch, self._quantiles, max_grad_norm)
+        self._stats.append(loss)
+
+    @override
+    def recorded(self) -> dict[str, float]:
+        return {"train/loss": float(np.mean(self._stats))}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: epsilon-greedy."""
+        algorithm = self._algorithm
+        if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
+            return np.array([algorithm.action_space.sample() for _ in range(len(observations))])
+        return q.greedy_actions(self._online, features(self._network, observations), max(self._quantiles, 1))
+
+
+class SACUpdate(FusedReplayUpdate):
+    """Gradient steps of actor, critics and entropy coefficient.
+
+    Args:
+        algorithm: a SAC or TQC that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
+        super().__init__(algorithm, sac, [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned])
+        actor, hidden = algorithm.actor, self._hidden
+        self._actor = sac.Actor(
+            Net(layer_table(linears(actor.latent_pi)), hidden, hidden),
+            Net(layer_table([actor.mu]), LINEAR, LINEAR),
+            Net(layer_table([actor.log_std]), LINEAR, LINEAR),
+        )
+        critics = algorithm.critic, algorithm.critic_target
+        self._critics, self._targets = (_critics(each, hidden) for each in critics)
+        self._moved = target_table(*(each.q_networks for each in critics))
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        algorithm, learned = self._algorithm, self._present[2:]
+        if learned:
+            self._entropy = sac.Entropy(learned[0], 0.0, float(algorithm.target_entropy))
+        else:
+            none = self._present[0]._replace(table=np.empty((0, 5), np.int64))
+            self._entropy = sac.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
+        of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
+        self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
+
+    @override
+    def step(self, samples: Any, gradient_step: int) -> None:
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        shape = batch.actions.shape
+        noise, next_noise = standard_normal(*shape), standard_normal(*shape)
+        moved = self._moved if gradient_step % algorithm.target_update_interval == 0 else self._moved[:0]
+        actor_optimizer, critic_optimizer = self._present[:2]
+        nets = self._actor, actor_optimizer, self._critics, self._targets, critic_optimizer
+        settings = self._dropped, moved, float(algorithm.tau)
+        self._stats.append(sac.update(*nets, self._entropy, batch, noise, next_noise, *settings))
+
+    @override
+    def recorded(self) -> dict[str, float]:
+        means = np.mean(self._stats, axis=0)
+        columns = {"ent_coef": sac.ENT_COEF, "actor_loss": sac.ACTOR_LOSS, "critic_loss": sac.CRITIC_LOSS}
+        if len(self.optimizers) == 3:
+            columns["ent_coef_loss"] = sac.ENT_COEF_LOSS
+        return {f"train/{name}": float(means[column]) for name, column in columns.items()}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: actions drawn from the actor's distributions."""
+        algorithm = self._algorithm
+        inputs = features(algorithm.actor, observations)
+        noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
+        return unscaled_actions(algorithm, sac.sampled_actions(self._actor, inputs, noise))
+
+
+def _critics(critic: Any, hidden: int) -> Critics:
+    return Critics(np.stack([layer_table(linears(net)) for net in critic.q_networks]), hidden)
+
+
+class TD3Update(FusedReplayUpdate):
+    """Gradient steps of critics and actor.
+
+    Args:
+        algorithm: a TD3 or DDPG that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm, td3, [algorithm.actor.optimizer, algorithm.critic.optimizer])
+        critics = algorithm.critic, algorithm.critic_target
+        actors = algorithm.actor, algorithm.actor_target
+        self._actor, self._actor_target = (Net(layer_table(linears(each.mu)), self._hidden, TANH) for each in actors)
+        self._critics, self._targets = (_critics(each, self._hidden) for each in critics)
+        nets = ([*critic.q_networks, actor.mu] for critic, actor in zip(critics, actors, strict=True))
+        self._moved = target_table(*nets)
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self._updates_before = num_updates(self._algorithm)
+        self._with_actor: list[bool] = []
+
+    @override
+    def step(self, samples: Any, gradient_step: int) -> None:
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()
+        self._with_actor.append((self._updates_before + gradient_step + 1) % algorithm.policy_delay == 0)
+        smoothing, tau = td3.Smoothing(noise, float(algorithm.target_noise_clip)), float(algorithm.tau)
+        actor_optimizer, critic_optimizer = self._present
+        nets = self._actor, self._actor_target, actor_optimizer, self._critics, self._targets, critic_optimizer
+        self._stats.append(td3.update(*nets, batch, smoothing, self._with_actor[-1], self._moved, tau))
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""
+        stats = np.array(self._stats)
+        actor_losses = stats[self._with_actor, td3.ACTOR_LOSS]
+        found = {"train/critic_loss": float(stats[:, td3.CRITIC_LOSS].mean())}
+        return {"train/actor_loss": float(actor_losses.mean()), **found} if len(actor_losses) else found
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
+        algorithm = self._algorithm
+        return unscaled_actions(algorithm, td3.chosen_actions(self._actor, features(algorithm.actor, observations)))
+
+
+# --- What the kernels take -------------------------------------------------------------------------------------------
+
+
+def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
+    """(rows, inputs) float32: what the first layer of a network sees of (rows, ...) observations."""
+    if isinstance(network.observation_space, spaces.Box):
+        array = observations.numpy() if isinstance(observations, th.Tensor) else observations
+        return np.ascontiguousarray(array.reshape(len(array), -1), dtype=np.float32)
+    with th.no_grad():
+        extractor: Any = network.features_extractor
+        found: FloatArray = network.extract_features(th.as_tensor(observations), extractor).numpy()
+    return found
+
+
+def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:
+    """Return a minibatch of SB3's replay buffers in the kernels' form."""
+    discounts = gamma if samples.discounts is None else samples.discounts.numpy().reshape(-1)
+    discounts = (1.0 - samples.dones.numpy().reshape(-1)) * discounts
+    return Batch(
+        features(network, samples.observations),
+        samples.actions.numpy(),
+        features(network, samples.next_observations),
+        samples.rewards.numpy().reshape(-1),
+        discounts.astype(np.float32, copy=False),
+    )
+
+
+def unscaled_actions(algorithm: Any, actions: FloatArray) -> Array:
+    """Return (rows, n) actions from -1 to 1 as the env takes them, (rows, *action shape)."""
+    unscaled: Array = algorithm.policy.unscale_action(actions.reshape(-1, *algorithm.action_space.shape))
+    return unscaled
+
+
+def standard_normal(rows: int, size: int) -> FloatArray:
+    """(rows, size) float32 numbers, drawn as `torch.distributions.Normal` draws them."""
+    noise: FloatArray = th.normal(th.zeros(rows, size), th.ones(rows, size)).numpy()
+    return noise

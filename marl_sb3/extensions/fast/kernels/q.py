@@ -1,0 +1,122 @@
+"""A gradient step of DQN (Mnih et al. 2015) and of QR-DQN (Dabney et al. 2018), as in SB3, and their greedy actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.extensions.fast.kernels.cache import inner_kernel, kernel
+from marl_sb3.extensions.fast.kernels.layers import clear
+from marl_sb3.extensions.fast.kernels.mlp import (
+    Net,
+    backward,
+    forward,
+    last_layer,
+    outputs_size,
+    parameters_size,
+    plain,
+)
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, clipping, norm, take_step
+from marl_sb3.extensions.fast.kernels.replay import Batch, quantile_loss
+from marl_sb3.types import Array, FloatArray
+
+_Scalar = Any  # a float, once compiled
+
+_f = np.float32
+_ZERO, _HALF, _ONE = _f(0.0), _f(0.5), _f(1.0)
+
+
+@inner_kernel
+def _best_action(outputs: FloatArray, row: int, quantiles: int) -> int:
+    """Return the action with the highest mean over the quantiles; outputs: (rows, quantiles * actions)."""
+    actions = outputs.shape[1] // quantiles
+    best, best_value = 0, _f(-np.inf)
+    for action in range(actions):
+        value = _ZERO
+        for k in range(quantiles):
+            value += outputs[row, k * actions + action]
+        if value > best_value:
+            best, best_value = action, value
+    return best
+
+
+@kernel
+def greedy_actions(net: Net, observations: FloatArray, quantiles: int) -> Array:
+    """(rows,) int64: the best actions for (rows, inputs) float32 observations."""
+    rows = observations.shape[0]
+    outputs = forward(net, plain(observations), np.empty(rows * outputs_size(net), np.float32))
+    actions = np.empty(rows, np.int64)
+    for i in range(rows):
+        actions[i] = _best_action(outputs, i, quantiles)
+    return actions
+
+
+@inner_kernel
+def _td_loss(batch: Batch, outputs: FloatArray, following: FloatArray, delta: FloatArray) -> _Scalar:
+    """Compute DQN's loss, smooth L1, and the gradients of the outputs, which go into `delta`."""
+    rows = outputs.shape[0]
+    total, scale = np.float64(0.0), _ONE / _f(rows)
+    for i in range(rows):
+        action = batch.actions[i, 0]
+        best = following[i, 0]
+        for j in range(1, following.shape[1]):
+            best = max(best, following[i, j])
+        error = outputs[i, action] - (batch.rewards[i] + batch.discounts[i] * best)
+        size = abs(error)
+        total += _HALF * error * error if size < _ONE else size - _HALF
+        delta[i, action] = (error if size < _ONE else (_ONE if error > _ZERO else -_ONE)) * scale
+    return total / rows
+
+
+@inner_kernel
+def _quantile_loss(
+    batch: Batch, outputs: FloatArray, following: FloatArray, quantiles: int, delta: FloatArray
+) -> _Scalar:
+    """Compute QR-DQN's loss, and the gradients of the outputs, which go into `delta`."""
+    rows, actions = outputs.shape[0], outputs.shape[1] // quantiles
+    current, targets = np.empty(quantiles, np.float32), np.empty(quantiles, np.float32)
+    slopes = np.empty(quantiles, np.float32)
+    total, scale = np.float64(0.0), 1.0 / (rows * quantiles)
+    for i in range(rows):
+        action, best = batch.actions[i, 0], _best_action(following, i, quantiles)
+        for k in range(quantiles):
+            current[k] = outputs[i, k * actions + action]
+            targets[k] = batch.rewards[i] + batch.discounts[i] * following[i, k * actions + best]
+        total += quantile_loss(current, targets, scale, slopes)
+        for k in range(quantiles):
+            delta[i, k * actions + action] = slopes[k]
+    return total * scale
+
+
+@kernel
+def update(
+    online: Net, target: Net, optimizer: Optimizer, batch: Batch, quantiles: int, max_grad_norm: float
+) -> tuple[float, float]:
+    """Take one gradient step.
+
+    Args:
+        quantiles: of QR-DQN; 0 for DQN.
+        max_grad_norm: infinite: gradients are not clipped.
+
+    Returns:
+        The loss, and the norm of the gradients before they are clipped.
+    """
+    rows = batch.rewards.shape[0]
+    work = np.empty(rows * outputs_size(online), np.float32)
+    deltas = np.empty_like(work)
+    # The target network runs first: `work` has then the activations that `backward` needs.
+    following = forward(target, plain(batch.next_observations), deltas).copy()
+    inputs = plain(batch.observations)
+    outputs = forward(online, inputs, work)
+    clear(deltas)
+    delta = last_layer(online, deltas, rows)
+    if quantiles > 0:
+        loss = _quantile_loss(batch, outputs, following, quantiles, delta)
+    else:
+        loss = _td_loss(batch, outputs, following, delta)
+    grad = np.empty(parameters_size(online), np.float32)
+    backward(online, inputs, work, deltas, grad, np.empty((0, 0), np.float32))
+    size = norm(grad)
+    take_step(optimizer, grad, clipping(size, max_grad_norm))
+    return loss, size

@@ -1,0 +1,89 @@
+"""DQN, SAC, TD3 and DDPG: drop-ins for SB3's classes whose updates run in kernels where these cover the policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import stable_baselines3
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.dqn.policies import DQNPolicy
+from stable_baselines3.sac.policies import SACPolicy
+from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
+
+from marl_sb3.extensions.fast.coverage import Reliance, replay_reliance, why_not_nets
+from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
+
+
+class QLearning(FusedOffPolicy):
+    """What DQN and QR-DQN share."""
+
+    update_class = "QUpdate"
+
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+        net, target = (getattr(network, self.network_names[0]) for network in self.networks())
+        settings = [(self, ["n_quantiles"])] if hasattr(self, "n_quantiles") else []
+        return why_not_nets([net, target], activation) or replay_reliance(
+            self, [(self.policy, [net])], [target], settings
+        )
+
+
+class DQN(QLearning, stable_baselines3.DQN):
+    """A drop-in for `stable_baselines3.DQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+    covered_policy = DQNPolicy
+    network_names = ("q_net", "q_net_target")
+
+
+_EPSILON = 1e-6  # of SB3's distribution, and of the kernels
+
+
+class SoftActorCritic(FusedOffPolicy):
+    """What SAC and TQC share."""
+
+    network_names = ("actor", "critic", "critic_target")
+    update_class = "SACUpdate"
+
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+        actor, critic, target = self.networks()
+        distribution = actor.action_dist
+        if type(distribution) is not SquashedDiagGaussianDistribution or distribution.epsilon != _EPSILON:
+            return f"distribution {type(distribution).__name__}"
+        trained = [(actor, [actor.latent_pi, actor.mu, actor.log_std]), (critic, [*critic.q_networks])]
+        entropy = (self, ["ent_coef_optimizer", "log_ent_coef"])
+        settings = [entropy, (actor, ["action_dist"]), (distribution, ["epsilon"])]
+        algorithm: Any = self
+        optimizer = algorithm.ent_coef_optimizer  # None if the entropy coefficient is not learned
+        learned = [] if optimizer is None else [(optimizer, algorithm.log_ent_coef)]
+        return (
+            why_not_nets([actor.latent_pi], activation, last=(nn.Linear, activation))
+            or why_not_nets([actor.mu, actor.log_std, *critic.q_networks, *target.q_networks], activation)
+            or replay_reliance(self, trained, [*target.q_networks], settings, learned)
+        )
+
+
+class SAC(SoftActorCritic, stable_baselines3.SAC):
+    """A drop-in for `stable_baselines3.SAC`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+    covered_policy = SACPolicy
+
+
+class TD3(FusedOffPolicy, stable_baselines3.TD3):
+    """A drop-in for `stable_baselines3.TD3`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+    covered_policy = TD3Policy
+    network_names = ("actor", "actor_target", "critic", "critic_target")
+    update_class = "TD3Update"
+
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+        actor, actor_target, critic, critic_target = self.networks()
+        trained, targets = [(actor, [actor.mu]), (critic, [*critic.q_networks])], [*critic_target.q_networks]
+        return (
+            why_not_nets([actor.mu, actor_target.mu], activation, last=(nn.Linear, nn.Tanh))
+            or why_not_nets([*critic.q_networks, *targets], activation)
+            or replay_reliance(self, trained, [actor_target.mu, *targets])
+        )
+
+
+class DDPG(TD3, stable_baselines3.DDPG):
+    """A drop-in for `stable_baselines3.DDPG`: same arguments, same logger keys, same files. See `TwoPaths`."""

@@ -1,0 +1,98 @@
+"""The two ways in which marl_sb3's own algorithms update: fused, or with PyTorch, which equals SB3 bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.fast.coverage import Reliance
+
+UPDATE_PATHS = ("auto", "fused", "torch")
+_EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
+# What is made for the kernels, and is no part of a saved algorithm.
+_MADE_ANEW = ("_made", "_of_rollout", "_acting", "_is_read", "_reads_again")
+
+_log = logging.getLogger(__name__)
+
+
+class TwoPaths:
+    """A mixin for SB3's algorithms: updates by the *fused* path or by the *torch* path.
+
+    The fused path is faster and equals SB3 to floating point tolerance; the torch path takes every policy and equals
+    SB3 bit for bit.
+
+    Attributes:
+        update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
+            one. May be set at any time between updates.
+        known_as: the name of the policy in the log.
+        has_more_losses: whether recorded actions are a part of its loss, which the kernels do not have.
+    """
+
+    update_path: str = "auto"
+    known_as: str = "policy"
+    has_more_losses: bool = False
+    _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
+
+    def coverage(self) -> Reliance | str:
+        """Return what the kernels rely on, or the reason why they do not cover the policy."""
+        raise NotImplementedError
+
+    def _in_kernels_form(self, reliance: Reliance) -> Any:
+        """Return a new object that acts and updates by the kernels, for a policy that they cover; see `coverage`."""
+        raise NotImplementedError
+
+    def why_not_fused(self) -> str | None:
+        """Return the reason why the fused path does not cover the policy, as a string; None if it does."""
+        found = self.coverage()
+        return found if isinstance(found, str) else found.why_not()
+
+    def takes_fused_path(self) -> bool:
+        """Whether updates take the fused path.
+
+        Raises:
+            ConfigError: that path is forced but does not cover the policy, or the path has an unknown name.
+        """
+        return self._is_made() or self._checked() is not None
+
+    def kernels(self) -> Any:
+        """Return the policy in the kernels' form, if updates take the fused path; else None.
+
+        Raises:
+            ConfigError: see `takes_fused_path`.
+        """
+        if not self._is_made():
+            reliance = self._checked()
+            if self._made is not None and reliance is None and self.update_path == "auto":
+                _log.info("%s: torch update from here on (%s)", self.known_as, self.why_not_fused())
+            self._made = None if reliance is None else (self.update_path, self._in_kernels_form(reliance), reliance)
+        return None if self._made is None else self._made[1]
+
+    def acting_kernels(self) -> Any:
+        """Return what acts in rollouts by the kernels; None if PyTorch does."""
+        return self.kernels()
+
+    def _is_made(self) -> bool:
+        return self._made is not None and self._made[0] == self.update_path and self._made[2].holds()
+
+    def _checked(self) -> Reliance | None:
+        """Return what the kernels rely on, if updates take the fused path."""
+        path = _EARLIER_NAMES.get(self.update_path, self.update_path)
+        if path not in UPDATE_PATHS:
+            raise ConfigError(
+                f"update_path is {self.update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path"
+            )
+        if path == "torch":
+            return None
+        found = self.coverage()
+        reason = found if isinstance(found, str) else found.why_not()
+        if path == "fused" and reason is not None:
+            raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
+        return found if isinstance(found, Reliance) and reason is None else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for `copy` and `pickle`; the kernels' form of the policy is made anew when needed."""
+        return {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "known_as", "has_more_losses", *_MADE_ANEW]  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Envs and shards in other processes: workers, shards, and runners on this machine or on Ray."""

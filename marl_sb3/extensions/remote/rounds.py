@@ -1,0 +1,208 @@
+"""What shards are told and what they send back: how they are made, a round to roll out, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.metrics import Episode, InfoMetric
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.state.state import State
+from marl_sb3.core.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, JoinedInfos, StepInfos, VecStep
+from marl_sb3.errors import VecEnvOrderError
+from marl_sb3.extensions.remote.shard_experience import PolicyOrder, PolicyRollout
+from marl_sb3.extensions.remote.sharded_vec_env import EnvPlan
+from marl_sb3.types import AgentID, Array, PolicyID
+
+Inexact = dict[int, str]  # env index -> the reason why an env could not be restored exactly
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """How the shards of a training are made; it does not change while the training lasts.
+
+    Attributes:
+        envs: how the envs are made.
+        agents: the agents of each env, in order.
+        specs: policy id -> spec.
+        policy_of: agent -> policy id.
+        trained: the policies that are trained.
+        n_steps: see `LearnerOptions`.
+        update_path: see `marl_sb3.PPO`.
+        n_threads: threads of one operation of PyTorch or BLAS.
+        custom_metrics: see `EpisodeTracker`.
+        imports: modules that register networks, as after `--import`.
+    """
+
+    envs: EnvPlan
+    agents: tuple[AgentID, ...]
+    specs: Mapping[PolicyID, PolicySpec]
+    policy_of: Mapping[AgentID, PolicyID]
+    trained: frozenset[PolicyID]
+    n_steps: int | None
+    update_path: str
+    n_threads: int
+    custom_metrics: Mapping[str, InfoMetric]
+    imports: Sequence[str] = ()
+
+    def name_of(self, shard: int) -> str:
+        """Return a shard in words, for messages."""
+        envs = self.envs.envs_of(shard)
+        which = f"env {envs[0]}, number 0" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}, numbered from 0"
+        return f"shard {shard} ({which} within the shard)"
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """What all shards do in one round.
+
+    Attributes:
+        env_steps: steps of each env.
+        anew: whether all rollouts begin anew.
+        new_episodes: whether all envs begin new episodes first.
+        policies: policy id -> its weights and statistics.
+        seed: the random numbers of a shard in this round follow from it and the shard.
+        progress: what is left of the training before and after each step, from 1 to 0.
+        trajectory_hook: pickled; what it keeps in itself is forgotten after the round. None: there is none.
+    """
+
+    env_steps: int
+    anew: bool
+    new_episodes: bool
+    policies: Mapping[PolicyID, PolicyOrder]
+    seed: int
+    progress: Sequence[Progress]
+    trajectory_hook: bytes | None = None
+
+
+@dataclass(frozen=True)
+class SavedShard:
+    """The state of a shard between two rounds.
+
+    Attributes:
+        state: what `Shard.get_state` returned; None: the shard begins new episodes.
+        env_seed: seed of the envs if they begin new episodes; None: they keep theirs.
+    """
+
+    state: State | None = None
+    env_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardRollout:
+    """What came of one round of one shard.
+
+    Attributes:
+        steps: all steps of its envs.
+        episodes: the episodes that ended in each step; env indices are counted within the shard.
+        policies: policy id -> what it experienced.
+        state: the state of the shard afterwards.
+    """
+
+    steps: RecordedSteps
+    episodes: Sequence[Sequence[Episode]]
+    policies: Mapping[PolicyID, PolicyRollout]
+    state: SavedShard
+
+
+# --- Steps -----------------------------------------------------------------------------------------------------------
+
+_ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play", "stepped", "episode_done")
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """The steps of some envs without their observations.
+
+    Attributes:
+        arrays: name in `VecStep` -> (steps, E, ...).
+        infos: of each step; None if all of its infos are empty.
+    """
+
+    arrays: Mapping[str, Array]
+    infos: Sequence[StepInfos | None]
+
+    def __len__(self) -> int:
+        return len(self.arrays["acted"])
+
+    def step(self, number: int) -> VecStep:
+        """Return a step; its observations are not there."""
+        arrays = {name: array[number] for name, array in self.arrays.items()}
+        return VecStep(
+            observations=_NotHere(),
+            action_masks=(),
+            final_observations=NO_FINAL_OBSERVATIONS,
+            infos=self.infos_of(number),
+            reset_infos={},
+            **arrays,
+        )
+
+    def infos_of(self, number: int) -> StepInfos:
+        """Return the infos of a step."""
+        return self.infos[number] or DictInfos([{}] * self.arrays["acted"].shape[1])
+
+
+def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
+    """Put the envs of all shards side by side."""
+    arrays = {name: np.concatenate([shard.arrays[name] for shard in shards], axis=1) for name in _ARRAYS}
+    starts = np.cumsum([0, *(shard.arrays["acted"].shape[1] for shard in shards)])[:-1].tolist()
+    steps = range(len(shards[0]))
+    return RecordedSteps(arrays, [JoinedInfos([shard.infos_of(step) for shard in shards], starts) for step in steps])
+
+
+class StepRecorder:
+    """Keeps the steps and the episodes of a round.
+
+    Attributes:
+        episodes: that ended in each step.
+    """
+
+    def __init__(self) -> None:
+        self.episodes: list[Sequence[Episode]] = []
+        self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
+        self._infos: list[StepInfos | None] = []
+
+    def add(self, step: VecStep, episodes: Sequence[Episode]) -> None:
+        """Keep a step, and the episodes that it ended."""
+        for name, kept in self._arrays.items():
+            kept.append(getattr(step, name).copy())
+        self._infos.append(_copied(step.infos, len(step.acted)))
+        self.episodes.append(episodes)
+
+    def recorded(self) -> RecordedSteps:
+        """Return the steps."""
+        arrays = {name: np.stack(kept) for name, kept in self._arrays.items()}
+        return RecordedSteps(arrays, self._infos)
+
+
+_PLAIN = (int, float, bool, str, np.generic)
+
+
+def _copied(infos: StepInfos, num_envs: int) -> StepInfos | None:
+    """Return a copy of the infos of a step, which the envs may change later; None if they are empty."""
+    if isinstance(infos, ArrayInfos):
+        columns = {agent: {key: each.copy() for key, each in own.items()} for agent, own in infos.columns.items()}
+        return ArrayInfos(columns, num_envs)
+    copies = [
+        {agent: _copy(own) for agent, own in info.items()} if any(info.values()) else {}
+        for info in (infos[index] for index in range(num_envs))
+    ]
+    return DictInfos(copies) if any(copies) else None
+
+
+def _copy(own: Any) -> Any:
+    if not isinstance(own, dict):
+        return deepcopy(own)
+    return {key: value if isinstance(value, _PLAIN) else deepcopy(value) for key, value in own.items()}
+
+
+class _NotHere(tuple[Any, ...]):
+    """Stands for observations, which stay with the shards."""
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise VecEnvOrderError("the observations of a step stay with its shard; callbacks get rewards, ends and infos")

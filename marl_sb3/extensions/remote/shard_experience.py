@@ -1,0 +1,374 @@
+"""Experience that shards collect: what goes to a shard in each round, what comes back, and how learners take it in.
+
+A shard is a fixed share of the envs. In each round, all shards act with the weights that the learner had at its start.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from typing_extensions import override
+
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.experience.turns import Experience, LearnedExperience
+from marl_sb3.core.learners.building import stored_space
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.processing.normalize import add_recent, recent_state
+from marl_sb3.core.sb3.private import after_step, set_progress_remaining
+from marl_sb3.core.sb3.tensors import read_weights, weights
+from marl_sb3.core.state.parts import Fields, Stateful, TensorFile, integer, part
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.types import Array, BoolArray
+
+
+@dataclass(frozen=True)
+class PolicyOrder:
+    """What a shard needs to know of a policy in a round.
+
+    Attributes:
+        weights: by name, as a checkpoint holds them.
+        statistics: of the processing, as plain data.
+        exploration_rate: DQN's probability of random actions; 0 for other algorithms.
+    """
+
+    weights: Mapping[str, Array]
+    statistics: State
+    exploration_rate: float
+
+
+@dataclass(frozen=True)
+class PolicyRollout:
+    """What a policy experienced in one round of one shard.
+
+    Attributes:
+        experience: what `ShardedExperience.receive` takes; None if there is nothing to learn from yet.
+        statistics: what came into the statistics of its processing in the round, as plain data.
+    """
+
+    experience: Any
+    statistics: State
+
+
+# --- In a shard ------------------------------------------------------------------------------------------------------
+
+
+class ShardPolicy(Stateful):
+    """A copy of a policy that acts for the rows of one shard.
+
+    Args:
+        actor: acts for the rows.
+        experience: what it records; None for a policy that is not trained.
+        processing: of the policy.
+    """
+
+    fields: ClassVar[Fields] = {
+        "actor": part("actor"),
+        "experience": part("experience"),
+        "num_timesteps": integer("algorithm.num_timesteps"),
+    }
+
+    def __init__(self, actor: Actor, experience: Experience | None, processing: Processing) -> None:
+        self.actor, self.experience = actor, experience
+        self.algorithm: Any = actor.policy.algorithm
+        self._processing = processing
+
+    def begin_round(self, order: PolicyOrder, seed: int) -> None:
+        """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
+        algorithm = self.algorithm
+        read_weights(algorithm, TensorFile("weights of the round", order.weights))()
+        self._processing.read_state(StateReader(order.statistics, "statistics of the round"))()
+        for own in self._processing.statistics.values():
+            own.begin_recent()
+        self.actor.processing.invalidate()
+        algorithm.action_space.seed(seed)
+        if isinstance(algorithm, OffPolicyAlgorithm):  # a round is a rollout
+            if hasattr(algorithm, "exploration_rate"):
+                algorithm.exploration_rate = order.exploration_rate
+            if self.experience is not None:
+                self.experience.begin_rollout()
+            self.actor.begin_rollout()
+
+    def finish_round(self) -> PolicyRollout:
+        """Return what was recorded in the round."""
+        experience = None if self.experience is None else self.experience.recorded()
+        return PolicyRollout(experience, recent_state(self._processing.statistics))
+
+
+@dataclass(frozen=True)
+class RecordedTransitions:
+    """The transitions of a round in one shard.
+
+    Attributes:
+        steps: (n,) the step of the round in which each transition ended.
+        transitions: in the order in which they ended; None if none did.
+        broken_off: (rows,) bool; the rows whose transitions do not follow from those of the round before.
+    """
+
+    steps: Array
+    transitions: Transitions | None
+    broken_off: BoolArray
+
+    def of_step(self, step: int, first_row: int) -> Transitions | None:
+        """Return the transitions that ended in a step; None if none did.
+
+        Args:
+            step: of the round.
+            first_row: the first row of the shard among those of all shards.
+        """
+        first, last = np.searchsorted(self.steps, [step, step + 1])
+        if self.transitions is None or first == last:
+            return None
+        found = self.transitions.at(slice(first, last))
+        return found._replace(rows=first_row + found.rows)
+
+
+class RecordingExperience(ReplayExperience):
+    """A `ReplayExperience` in a shard, which keeps the transitions of one round. A round is a rollout."""
+
+    def __init__(self, actor: Actor, stored: spaces.Space[Any], progress_remaining: Callable[[], float]) -> None:
+        super().__init__(actor, stored, progress_remaining)
+        self._transitions: list[Transitions] = []
+        self._steps: list[Array] = []
+        self._broken_off = np.zeros(actor.rows.num_rows, dtype=np.bool_)
+
+    @override
+    def begin_rollout(self) -> None:
+        super().begin_rollout()
+        self._transitions, self._steps = [], []
+
+    def _record(self, transitions: Transitions) -> None:
+        self._transitions.append(transitions)
+        self._steps.append(np.full(len(transitions.rows), self.steps - 1))
+
+    def _break_off(self, rows: BoolArray) -> None:
+        self._broken_off = self._broken_off | rows
+
+    def recorded(self) -> RecordedTransitions:
+        """Return what was noted in the round, or before it."""
+        broken_off, self._broken_off = self._broken_off, np.zeros_like(self._broken_off)
+        if not self._transitions:
+            return RecordedTransitions(np.zeros(0, dtype=np.int64), None, broken_off)
+        return RecordedTransitions(np.concatenate(self._steps), joined_transitions(self._transitions), broken_off)
+
+
+# --- Beside the learner ----------------------------------------------------------------------------------------------
+
+
+class ShardedExperience(LearnedExperience):
+    """The experience of a learner whose policy acts in shards. This one is of a policy that is not trained.
+
+    Args:
+        actor: says what depends on the policy alone.
+        processing: of the policy.
+
+    Attributes:
+        rows: the rows of the policy in all shards.
+        records: whether the policy is trained.
+    """
+
+    records: ClassVar[bool] = False
+
+    def __init__(self, actor: Actor, processing: Processing) -> None:
+        self.rows = actor.rows
+        self.algorithm: Any = actor.policy.algorithm
+        self._processing = processing
+
+    def order(self) -> PolicyOrder:
+        """Return what the shards need to know in the next round."""
+        epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
+        return PolicyOrder(weights(self.algorithm), self._processing.get_state(), epsilon)
+
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        """Take in one round.
+
+        Args:
+            rollouts: of each shard, in the order of the shards.
+            acted: (steps, rows) bool; the rows that acted.
+            progress: after each step, from 1 at the start of training to 0 at its end, for schedules.
+        """
+        for rollout in rollouts:
+            add_recent(self._processing.statistics, rollout.statistics)
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`."""
+        return 0
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`."""
+
+
+class ShardedRollout(ShardedExperience):
+    """Fills the learner's rollout buffer with the rollouts of shards.
+
+    The running rollouts are in the shards' states. A rollout without a step is begun again: its state is that of a
+    complete one.
+    """
+
+    records: ClassVar[bool] = True
+    fields: ClassVar[Fields] = {
+        "step": integer("_step", 0, lambda own: own.algorithm.n_steps)._replace(
+            get=lambda own: own._step or own.algorithm.n_steps
+        )
+    }
+
+    _step = 0  # steps since the rollouts began
+
+    @override
+    def due_in(self) -> int:
+        return int(self.algorithm.n_steps) - self._step
+
+    @override
+    def begin_episodes(self) -> None:
+        self._step = 0
+
+    @override
+    def begin_rollout(self) -> None:
+        self.algorithm.policy.set_training_mode(False)
+        self.algorithm.rollout_buffer.reset()
+        self._step = 0
+
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        """See `ShardedExperience.receive`; the rows of all shards are put side by side."""
+        super().receive(rollouts, acted, progress)
+        self._step += len(acted)
+        self.algorithm.num_timesteps += int(acted.sum())
+        complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
+        buffer = self.algorithm.rollout_buffer
+        for name in complete[0] if complete else ():
+            own, parts = getattr(buffer, name), [each[name] for each in complete]
+            if own is None:  # `breaks`
+                own = np.empty_like(buffer.acted)
+                setattr(buffer, name, own)
+            for key in own if isinstance(own, dict) else [...]:  # of an array, the whole
+                np.concatenate([part[key] for part in parts], axis=1, out=own[key])
+        if complete:
+            buffer.pos, buffer.full = buffer.buffer_size, True
+
+    def state_was_set(self) -> None:
+        """See `Stateful.state_was_set`: the rollouts of which steps were taken are under way."""
+        steps = self._step
+        self.begin_rollout()
+        self._step = steps
+
+
+class ShardedReplay(ShardedExperience):
+    """Keeps the steps of a round for the learner's update at its end.
+
+    The learner then goes through the steps of the round in their order, as if it had just taken them: it adds the
+    transitions of a step to the replay buffer, and updates after every `train_freq` steps.
+
+    Attributes:
+        steps: since the latest update; the same for `episodes` of agents that ended, and `agent_steps`.
+    """
+
+    records: ClassVar[bool] = True
+    fields: ClassVar[Fields] = {name: integer(name) for name in ("steps", "episodes", "agent_steps")}
+
+    def __init__(self, actor: Actor, processing: Processing) -> None:
+        super().__init__(actor, processing)
+        self.begin_episodes()
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`: an update is due at the end of every round, whatever its length."""
+        return 0 if self._round else sys.maxsize
+
+    @override
+    def begin_episodes(self) -> None:
+        self._round: list[tuple[int, float, list[Transitions]]] = []  # agent steps, progress, transitions of each step
+        self.agent_steps = self.steps = self.episodes = 0
+
+    @override
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        super().receive(rollouts, acted, progress)
+        recorded = [rollout.experience for rollout in rollouts]
+        rows = self.rows.num_rows // len(recorded)
+        self.algorithm.replay_buffer.break_off(np.concatenate([each.broken_off for each in recorded]))
+        for step, (agent_steps, after) in enumerate(zip(acted.sum(axis=1).tolist(), progress, strict=True)):
+            of_shards = [each.of_step(step, shard * rows) for shard, each in enumerate(recorded)]
+            self._round.append((agent_steps, after, [each for each in of_shards if each is not None]))
+
+    def due_updates(self) -> Iterator[None]:
+        """Go through the steps of the round, and pause wherever an update is due."""
+        algorithm, steps = self.algorithm, self._round
+        self._round = []
+        for agent_steps, progress, ended in steps:
+            algorithm.num_timesteps += agent_steps
+            self.agent_steps += agent_steps
+            if ended:
+                transitions = joined_transitions(ended)
+                algorithm.replay_buffer.add_transitions(transitions)
+                self.episodes += int(transitions.dones.sum())
+            set_progress_remaining(algorithm, progress)
+            after_step(algorithm)
+            self.steps += 1
+            every: TrainFreq = algorithm.train_freq
+            if (self.steps if every.unit is TrainFrequencyUnit.STEP else self.episodes) >= every.frequency:
+                yield
+                self.agent_steps = self.steps = self.episodes = 0
+
+    @override
+    def state_was_set(self) -> None:
+        self.algorithm.policy.set_training_mode(False)
+        self._round = []
+
+
+# --- Which of them a learner has --------------------------------------------------------------------------------------
+
+
+class OfLearner:
+    """The `ExperienceMaker` of learners whose policies act in shards."""
+
+    acts_here = False
+    learns_here = True
+
+    def make(self, learner: Learner) -> ShardedExperience:
+        """See `ExperienceMaker.make`."""
+        replays = isinstance(learner.algorithm, OffPolicyAlgorithm)
+        kind = ShardedExperience if not learner.trained else ShardedReplay if replays else ShardedRollout
+        return kind(learner.actor, learner.processing)
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`: the copies are in the shards."""
+
+
+class OfCopy:
+    """The `ExperienceMaker` of the copies of policies that act in one shard.
+
+    They are on the CPU, and their weights come with the order of each round.
+
+    Args:
+        num_shards: number of shards.
+    """
+
+    acts_here = True
+    learns_here = False
+
+    def __init__(self, num_shards: int) -> None:
+        self._num_shards = num_shards
+
+    def make(self, learner: Learner) -> Experience | None:
+        """See `ExperienceMaker.make`."""
+        if not learner.trained:
+            return None
+        if not isinstance(learner.algorithm, OffPolicyAlgorithm):
+            return learner.make_experience()
+        stored = stored_space(learner.processing, learner.algorithm)
+        return RecordingExperience(learner.actor, stored, learner.progress_remaining)
+
+    def prepare_copy(self, algorithm: Any) -> None:
+        """See `ExperienceMaker.prepare_copy`; the random actions before `learning_starts` are shared out."""
+        algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
+        algorithm.learning_starts = math.ceil(algorithm.learning_starts / self._num_shards)

@@ -1,0 +1,358 @@
+"""Roll out all shards in the processes of a pool.
+
+The process of the learners keeps the state of every shard after each round. If a process ends, its shards are rolled
+out again elsewhere from these states, to the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from marl_sb3.core.state.process_rng import preserve_rng
+from marl_sb3.core.vec_env.interface import Health
+from marl_sb3.errors import ConfigError, RunnersLostError
+from marl_sb3.extensions.remote.processes.messages import Failed
+from marl_sb3.extensions.remote.processes.pool import Answer, Lost, Pool, differing
+from marl_sb3.extensions.remote.processes.worker import RestartBudget
+from marl_sb3.extensions.remote.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
+
+_log = logging.getLogger(__name__)
+
+_MAX_FAILED_STARTS = 2  # in a row; after the next one, one process is started per round
+_MAX_LOSSES = 4  # processes that may end while they work on the same shard
+
+
+@dataclass
+class _Process:
+    """A process of the pool.
+
+    Attributes:
+        ready: whether it runs and has the same versions.
+        shards: those whose present state it has.
+        asked: ticket -> the shards of a message that has not been answered, in order.
+        asked_s: time since when it has owed an answer.
+    """
+
+    ready: bool = False
+    shards: set[int] = field(default_factory=set)
+    asked: dict[int, list[int]] = field(default_factory=dict)
+    asked_s: float = 0.0
+
+
+class ShardRunners:
+    """Rolls out all shards of a training: keeps their states, and replaces processes that end.
+
+    Args:
+        make_pool: makes the pool, whose processes serve a `ShardHost`; called when it is first needed.
+        number: number of processes.
+        start_timeout_s: seconds that the start may take; later, seconds to wait for a process if none is left.
+        round_timeout_s: seconds after which a process that does not answer is killed and replaced.
+        poll_s: longest time between two looks at the processes, and between tries to start one if none is left.
+    """
+
+    def __init__(
+        self,
+        make_pool: Callable[[], Pool],
+        number: int = 1,
+        start_timeout_s: float = 180.0,
+        round_timeout_s: float = 3600.0,
+        poll_s: float = 1.0,
+    ) -> None:
+        self._make_pool, self._number = make_pool, number
+        self._start_timeout_s, self._round_timeout_s, self._poll_s = start_timeout_s, round_timeout_s, poll_s
+        self._pool: Pool  # with the plan, from the start on
+        self._plan: ShardPlan | None = None
+        self._processes: dict[int, _Process] = {}
+        self._starts = RestartBudget(_MAX_FAILED_STARTS)
+        self._joined = 0  # processes that have become ready
+        self._saved: dict[int, SavedShard] = {}
+
+    @property
+    def health(self) -> Health | None:
+        """The state of the processes; None if none was started, or if this process rolls out the shards."""
+        if self._plan is None or not self._pool.is_elsewhere:
+            return None
+        return Health(len(self._ready()), max(0, self._joined - self._number))
+
+    # --- Shards ------------------------------------------------------------------------------------------------------
+
+    def restore(self, saved: Mapping[int, SavedShard]) -> dict[int, Inexact]:
+        """Restore the states of shards.
+
+        Returns:
+            Shard -> env index within it -> reason, for what could not be restored exactly.
+
+        Raises:
+            CheckpointError: a state does not fit its shard.
+        """
+        for process in self._processes.values():
+            process.shards -= set(saved)
+        self._saved.update(saved)
+        inexact, _ = self._work(None, list(saved))
+        return inexact
+
+    def roll_out(self, order: RoundOrder) -> list[ShardRollout]:
+        """Take one round in all shards; returns their rollouts, in the order of the shards.
+
+        Raises:
+            EnvError: an env broke the `ParallelEnv` contract.
+            RunnersLostError: no process is left, or one shard has ended several of them.
+        """
+        inexact, rollouts = self._work("roll_out", list(self._saved), self._pool.share(order))
+        self._keep({shard: rollout.state for shard, rollout in rollouts.items()}, inexact)
+        return [rollouts[shard] for shard in self._saved]
+
+    def saved(self) -> list[SavedShard]:
+        """Return the states of all shards after the latest round."""
+        return list(self._saved.values())
+
+    def ask(self, shard: int, method: str, *arguments: Any) -> Any:
+        """See `ShardCalls.ask`."""
+        inexact, results = self._work("ask", [shard], method, *arguments)
+        result, state = results[shard]
+        self._keep({shard: state}, inexact)
+        return result
+
+    def _keep(self, states: Mapping[int, SavedShard], inexact: Mapping[int, Inexact]) -> None:
+        """Keep new states, and log what was lost with processes on the way to them."""
+        self._saved.update(states)
+        for shard, reasons in inexact.items():
+            for index, why in reasons.items():
+                _log.warning("inexact: a new episode begins in env %d of shard %d: %s", index, shard, why)
+
+    # --- Work --------------------------------------------------------------------------------------------------------
+
+    def _work(
+        self, method: str | None, shards: Sequence[int], *arguments: Any
+    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+        """Do something with shards, with each once, whatever processes end meanwhile; see `ShardHost.work`.
+
+        Raises:
+            MarlSb3Error: like that in a shard.
+            RunnersLostError: no process is left, or one shard has ended several of them.
+        """
+        with preserve_rng():
+            try:
+                return self._results(method, shards, arguments)
+            except BaseException:  # nobody knows what states the processes have, and their answers are not wanted
+                for process in self._processes.values():
+                    if process.ready:
+                        process.asked.clear()
+                        process.shards.clear()
+                raise
+
+    def _results(
+        self, method: str | None, shards: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+        def ask(number: int, wanted: list[int]) -> None:
+            self._forget_elsewhere(number, wanted)
+            states = {shard: self._saved[shard] for shard in wanted if shard not in self._processes[number].shards}
+            self._ask(number, wanted, "work", states, method, wanted, *arguments)
+
+        inexact: dict[int, Inexact] = {}
+        results: dict[int, Any] = {}
+        losses = RestartBudget(_MAX_LOSSES)
+        if len(self._processes) < self._number:  # several starts have failed: another one is tried
+            self._begin()
+        holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
+        for number, own in balanced(list(self._saved), self._wait_for_any(), holders).items():
+            if wanted := [shard for shard in own if shard in shards]:
+                ask(number, wanted)
+        while len(results) < len(shards):
+            for asked, result in self._poll():
+                if isinstance(result, Failed):
+                    raise result.error
+                if isinstance(result, Lost):
+                    self._count(losses, asked, result.why)
+                    for shard in chain(*asked):  # one per message: one that ends its process takes no other with it
+                        ask(self._least_busy(), [shard])
+                else:
+                    inexact.update(result[0])
+                    results.update(result[1])
+        return inexact, results
+
+    def _forget_elsewhere(self, number: int, shards: Sequence[int]) -> None:
+        """Let the other processes that have had these shards forget them."""
+        for holder, process in self._processes.items():
+            moved = process.shards & set(shards) if holder != number else set()
+            if moved:
+                process.shards -= moved
+                self._pool.send(holder, "forget", sorted(moved))
+
+    def _ask(self, number: int, shards: list[int], method: str, *arguments: Any) -> None:
+        process = self._processes[number]
+        if not process.asked:
+            process.asked_s = time.monotonic()
+        process.asked[self._pool.send(number, method, *arguments)] = shards
+
+    def _count(self, losses: RestartBudget, asked: Sequence[Sequence[int]], why: str) -> None:
+        """Count processes that end while they work on one shard alone."""
+        if asked and len(asked[0]) == 1 and (times := losses.lost(asked[0][0])):
+            assert self._plan is not None
+            where = self._plan.name_of(asked[0][0])
+            raise RunnersLostError(f"{times} runners have ended in one round while in {where}: {why}")
+
+    def _least_busy(self) -> int:
+        """Return the process that owes answers for the fewest shards; see `_wait_for_any`."""
+        return min(self._wait_for_any(), key=lambda number: sum(map(len, self._processes[number].asked.values())))
+
+    def _poll(self) -> list[tuple[list[list[int]], Any]]:
+        """Return what has happened since the last call, or within a second; processes that have ended are replaced.
+
+        Returns:
+            The shards of each message that was answered, and the result; or those of each message that a process which
+            has ended owed an answer to, in order, and `Lost`.
+        """
+        found: list[tuple[list[list[int]], Any]] = []
+        for answer in self._pool.poll(self._poll_s):
+            process = self._processes.get(answer.process)
+            if process is None:
+                continue  # it was lost a moment ago
+            if not process.ready:
+                self._join(answer)
+            elif isinstance(answer.result, Lost):
+                found.append(self._lose(answer.process, answer.result))
+            elif answer.ticket in process.asked:
+                shards = process.asked.pop(answer.ticket)
+                process.shards |= set(shards)
+                process.asked_s = time.monotonic()
+                found.append(([shards], answer.result))
+        until_s, silent = time.monotonic() - self._round_timeout_s, Lost(f"no answer for {self._round_timeout_s:g} s")
+        for number in self._ready():
+            if self._processes[number].asked and self._processes[number].asked_s < until_s:
+                found.append(self._lose(number, silent))
+        return found
+
+    # --- Processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, plan: ShardPlan) -> None:
+        """Start the processes; a second call does nothing.
+
+        Raises:
+            ConfigError: one cannot be started, has other versions, or has not started in time; nothing is left behind.
+        """
+        if self._plan is not None:
+            return
+        if self._number > plan.envs.n_shards:
+            raise ConfigError(
+                f"runners is {self._number}, more than the {plan.envs.n_shards} shards; accepted: at most n_shards",
+                key="ray.runners",
+            )
+        with preserve_rng():
+            self._pool, self._plan = self._make_pool(), plan
+            try:
+                self._start_all()
+                self.restore({shard: SavedShard() for shard in range(plan.envs.n_shards)})
+            except BaseException:
+                self.close()
+                self._plan, self._joined = None, 0
+                raise
+
+    def _start_all(self) -> None:
+        for _ in range(self._number):
+            self._begin()
+        deadline = time.monotonic() + self._start_timeout_s
+        while self._joined < self._number:
+            self._poll()
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{self._joined} of {self._number} runners have started within {self._start_timeout_s:g} s; "
+                    "accepted: as many as the cluster has resources for (ray.num_cpus each)",
+                    key="ray.runners",
+                )
+
+    def _begin(self) -> None:
+        number = self._pool.begin(self._plan)
+        self._processes[number] = _Process()
+        self._ask(number, [], "versions")
+
+    def _ready(self) -> list[int]:
+        """Return the processes that can be asked."""
+        return [number for number, process in self._processes.items() if process.ready]
+
+    def _join(self, answer: Answer) -> None:
+        """Take in the first answer of a process: its versions, or why it cannot be used."""
+        result = answer.result
+        if isinstance(result, (Lost, Failed)):
+            fault: str | None = result.why if isinstance(result, Lost) else str(result.error)
+        else:
+            differences = differing(result)
+            fault = differences and f"it has {differences}"
+        if fault and self._joined < self._number:
+            raise ConfigError(f"a runner cannot start: {fault}", key="ray")
+        if fault:
+            self._starts.lost()
+            self._replace(answer.process, f"a runner that replaces another cannot start: {fault}")
+            return
+        self._processes[answer.process] = _Process(ready=True)
+        self._joined += 1
+        self._starts.succeeded()
+        if self._joined > self._number:
+            _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
+
+    def _lose(self, number: int, lost: Lost) -> tuple[list[list[int]], Lost]:
+        asked = list(self._processes[number].asked.values())
+        self._replace(number, f"a runner has ended ({lost.why}); its shards are rolled out again elsewhere")
+        return asked, lost
+
+    def _replace(self, number: int, words: str) -> None:
+        del self._processes[number]
+        self._pool.end(number)
+        _log.warning(words)
+        if not self._starts.is_spent():
+            self._begin()
+
+    def _wait_for_any(self) -> list[int]:
+        """Return the processes that are ready; if none is, wait for one.
+
+        Raises:
+            RunnersLostError: none has become ready in time.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        while not self._ready():
+            if time.monotonic() > deadline:
+                raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
+            if not self._processes:  # several starts have failed, as on a node that was about to end
+                time.sleep(self._poll_s)
+                self._begin()
+            self._poll()
+        return self._ready()
+
+    def close(self) -> None:
+        """Close all envs and end all processes; a second call does nothing."""
+        if self._plan is not None:
+            self._pool.close()
+            self._processes.clear()
+
+
+def balanced(shards: Sequence[int], processes: Sequence[int], holders: Mapping[int, int]) -> dict[int, list[int]]:
+    """Share out all shards evenly; a shard stays where it is if possible.
+
+    Args:
+        shards: all shards.
+        processes: those that are ready, at least one.
+        holders: shard -> the process that has it.
+
+    Returns:
+        Process -> its shards, in order.
+    """
+    least, more = divmod(len(shards), len(processes))
+    quotas = {process: least + (place < more) for place, process in enumerate(processes)}
+    assigned: dict[int, list[int]] = {process: [] for process in processes}
+    homeless = []
+    for shard in shards:
+        holder = holders.get(shard)
+        if holder in assigned and len(assigned[holder]) < quotas[holder]:
+            assigned[holder].append(shard)
+        else:
+            homeless.append(shard)
+    for process, quota in quotas.items():
+        free = quota - len(assigned[process])
+        assigned[process] += homeless[:free]
+        del homeless[:free]
+    return {process: sorted(own) for process, own in assigned.items()}

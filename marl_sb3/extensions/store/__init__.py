@@ -1,0 +1,1 @@
+"""Checkpoints in folders: written atomically, verified before anything in them is used."""

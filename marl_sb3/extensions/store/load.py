@@ -1,0 +1,137 @@
+"""Load the policies in a checkpoint, which is untrusted, to act without an env."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicySpaces
+from marl_sb3.core.learners.building import build_for_acting, policy_rows, processing_of
+from marl_sb3.core.learners.spec import PolicySpec, specs_of_checkpoint
+from marl_sb3.core.mapping.mapping import policy_of_agents, read_deterministic, resolve_policies
+from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.sb3.private import set_progress_remaining
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.sb3.tensors import read_weights
+from marl_sb3.core.state.checkpoint import Checkpoint, find_file, find_files, store_of
+from marl_sb3.core.state.process_rng import preserve_rng
+from marl_sb3.core.state.space_data import space_from_plain
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import AgentGroup
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.types import AgentID, PolicyID
+
+
+def load_policies(
+    path: str | Path,
+    checkpoint: str | None = None,
+    policies: Mapping[PolicyID, PolicySpec] | None = None,
+    device: str = "auto",
+    env: MultiAgentVecEnv | None = None,
+) -> PolicyBundle:
+    """Load the policies of a run or of a saved algorithm, to act without an env.
+
+    Args:
+        path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
+        checkpoint: of a run folder: `best`, `latest` or the number of an iteration. None: the best; or the latest,
+            where the sum of returns would decide and the agents' returns oppose each other. `checkpoint_why` of the
+            result says in a sentence which one was taken, and why.
+        policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
+        device: as in SB3.
+        env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
+            checkpoint cannot hold.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
+        ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
+    """
+    return store_of(path).read(path, checkpoint, lambda found: read_bundle(found, policies, device, env))
+
+
+def read_bundle(
+    checkpoint: Checkpoint,
+    specs: Mapping[PolicyID, PolicySpec] | None = None,
+    device: str = "auto",
+    env: MultiAgentVecEnv | None = None,
+) -> PolicyBundle:
+    """Load the policies in a checkpoint, which is untrusted; see `load_policies`, where `specs` are `policies`."""
+    state = StateReader(checkpoint.state)
+    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
+    specs = specs or specs_of_checkpoint(checkpoint)
+    deterministic = read_deterministic(state, "evaluation_deterministic", specs)
+    policy_of = _policy_of(state, specs)
+    saved_policies = state.fields("policies")
+    for saved in (saved_policies, state.fields("spaces")):
+        saved.require_names(list(specs))
+    spaces = {policy_id: _spaces(checkpoint, policy_id, policy_of, env) for policy_id in saved_policies.names()}
+    algorithms: dict[PolicyID, BaseAlgorithm] = {}
+    processing: dict[PolicyID, Processing] = {}
+    with preserve_rng():
+        for number, (policy_id, its_spaces) in enumerate(spaces.items()):
+            rows, saved = _rows(policy_id, policy_of, its_spaces), saved_policies.fields(policy_id)
+            try:
+                processing[policy_id] = processing_of(rows, specs[policy_id].processing)
+            except ConfigError as error:
+                raise CheckpointError(f"{saved.where}: {error}") from error
+            processing[policy_id].read_state(saved.fields("processing"))()
+            rows = policy_rows(rows, processing[policy_id])
+            algorithms[policy_id] = _algorithm(
+                checkpoint, rows, specs[policy_id], processing[policy_id], number, device
+            )
+    why = checkpoint.why
+    return PolicyBundle(algorithms, policy_of, spaces, processing, checkpoint.name, deterministic, checkpoint_why=why)
+
+
+def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict[AgentID, PolicyID]:
+    saved = state.fields("policy_of")
+    mapping = {agent: saved.string(agent) for agent in saved.names()}
+    try:
+        return policy_of_agents(resolve_policies(specs, list(mapping)), list(mapping), mapping)
+    except ConfigError as error:
+        raise CheckpointError(f"{saved.where}: {error}") from error
+
+
+def _spaces(
+    checkpoint: Checkpoint, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], env: MultiAgentVecEnv | None
+) -> PolicySpaces:
+    """Return the spaces of a policy in a checkpoint; those in the env if the checkpoint does not hold them."""
+    plain = StateReader(checkpoint.state).fields("spaces").fields(policy_id)
+    missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
+    if not missing:
+        return PolicySpaces(*(space_from_plain(plain.fields(name)) for name in PolicySpaces._fields))
+    for group in () if env is None else env.groups:
+        if any(policy_of.get(agent) == policy_id for agent in group.agents):
+            return PolicySpaces(group.observation_space, group.action_space)
+    raise CheckpointError(
+        f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
+        "checkpoint cannot hold: pass `env`"
+    )
+
+
+def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
+    """Return the rows of a policy as if there were one env."""
+    agents = tuple(agent for agent, its_policy in policy_of.items() if its_policy == policy_id)
+    columns = tuple(list(policy_of).index(agent) for agent in agents)
+    group = AgentGroup(agents, columns, *its)
+    return PolicyRows(policy_id, 1, len(policy_of), 0, group, agents, columns, tuple(range(len(agents))))
+
+
+def _algorithm(
+    checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, processing: Processing, number: int, device: str
+) -> BaseAlgorithm:
+    try:
+        algorithm = build_for_acting(rows, spec, processing, device)
+    except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint.name}: {error}") from error
+    read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
+    learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
+    env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
+    set_progress_remaining(algorithm, Progress(learner.number("progress_remaining"), env_steps))  # for zips
+    if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
+        algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
+    return algorithm

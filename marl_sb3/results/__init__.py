@@ -1,0 +1,1 @@
+"""What trainings have written: read from their run folders, and drawn as curves."""

@@ -1,0 +1,196 @@
+"""Learning curves over seeds: the runs of each group on common points, their mean, and a bootstrap band."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import bootstrap_interval, interquartile_mean, mean
+from marl_sb3.errors import ConfigError
+from marl_sb3.results.records import AGENT_RETURNS, AGENT_STEPS, RETURN, SECONDS, STEPS, Groups, RunRecord
+from marl_sb3.types import Array
+
+AXES: Mapping[str, str] = {"steps": STEPS, "agent_steps": AGENT_STEPS, "seconds": SECONDS}
+STATISTICS: Mapping[str, tuple[str, Callable[[Array], Array]]] = {
+    "mean": ("mean", mean),
+    "iqm": ("interquartile mean", interquartile_mean),
+}
+_AXIS_WORDS = {"steps": "env steps", "agent_steps": "agent steps", "seconds": "seconds of training"}
+_POINTS = 200
+_NAMES = {RETURN: "sum of returns", AGENT_RETURNS: "return of each agent"}
+_LEVEL = 0.95
+_MOST_NAMED = 2  # groups in a note below a figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of a group of runs.
+
+    Attributes:
+        group: label of the runs.
+        part: of a metric of several parts, such as agents, which one; empty: there is one.
+        x: (P,).
+        center: (P,) the statistic over the runs.
+        low: (P,) lower bound of the 95 % bootstrap band; None: there is one run.
+        high: (P,) upper bound.
+        n: number of runs.
+        ends: (R,) values of the runs at the end.
+    """
+
+    group: str
+    part: str
+    x: Array
+    center: Array
+    low: Array | None
+    high: Array | None
+    n: int
+    ends: Array
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one metric.
+
+    Attributes:
+        metric: its flat name, or a pattern.
+        title: what it is called in a figure.
+        curves: those of each group, and of each part of the metric.
+    """
+
+    metric: str
+    title: str
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure shows.
+
+    Attributes:
+        panels: a panel for each metric.
+        x_label: what the x axis counts.
+        caption: the statistic, the band, the number of runs and the smoothing.
+        notes: what a reader has to know besides, such as runs of other lengths.
+    """
+
+    panels: Sequence[Panel]
+    x_label: str
+    caption: str
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def groups(self) -> list[str]:
+        """All labels."""
+        return list(dict.fromkeys(curve.group for panel in self.panels for curve in panel.curves))
+
+    @property
+    def parts(self) -> list[str]:
+        """All parts of metrics, such as agents."""
+        return [part for part in dict.fromkeys(c.part for panel in self.panels for c in panel.curves) if part]
+
+
+def draw_up(
+    groups: Groups, metrics: Sequence[str] = (), axis: str = "steps", statistic: str = "mean", smooth: int = 1
+) -> Figure:
+    """Compute what a figure of learning curves shows.
+
+    Args:
+        metrics: flat names or patterns of them, a panel each; a name that others are below, such as
+            `env_runners/agent_episode_returns_mean`, is a panel with all of them. Empty: the sum of returns, and the
+            returns of the agents.
+        axis: one of `AXES`.
+        statistic: one of `STATISTICS`.
+        smooth: iterations of the moving average; 1: none.
+
+    Raises:
+        ConfigError: no run has a metric, the runs have none in common, or an argument is not accepted.
+    """
+    for name, value, known in (("axis", axis, AXES), ("statistic", statistic, STATISTICS)):
+        if value not in known:
+            raise ConfigError(f"{name} is {value!r}; accepted: {', '.join(known)}", key=f"--{name}")
+    if smooth < 1:
+        raise ConfigError(f"smooth is {smooth}; accepted: at least 1, in iterations", key="--smooth")
+    notes: list[str] = []
+    panels = [_panel(groups, metric, axis, statistic, smooth, notes) for metric in metrics or _default_metrics(groups)]
+    single = [label for label, records in groups.runs.items() if len(records) == 1]
+    if single and len(single) == len(groups.runs):
+        notes.append("one run each: there is no interval")
+    elif single:
+        some = ", ".join(single) if len(single) <= _MOST_NAMED else f"{len(single)} of the {len(groups.runs)} groups"
+        notes.append(f"one run, and so no interval: {some}")
+    words, smoothing = STATISTICS[statistic][0], f"moving average over {smooth} iterations" if smooth > 1 else ""
+    numbers = sorted({len(records) for records in groups.runs.values()})
+    runs = f"{' to '.join(map(str, [numbers[0], numbers[-1]][: len(numbers)]))} run{'s' if numbers[-1] > 1 else ''}"
+    band = "" if len(single) == len(groups.runs) else ", band: 95 % bootstrap interval"
+    caption = "; ".join(filter(None, [f"{words} of {runs}{band}" if numbers[-1] > 1 else "", smoothing]))
+    return Figure(panels, _AXIS_WORDS[axis], caption, tuple(dict.fromkeys(notes)))
+
+
+def _default_metrics(groups: Groups) -> list[str]:
+    agents = dict.fromkeys(agent for record in groups.all for agent in record.agents)
+    if not any(RETURN in record.metrics for record in groups.all):
+        common = set.intersection(*(set(record.metrics) for record in groups.all))
+        names = ", ".join(sorted(common)[:8])
+        hint = f"accepted: --metric of {names}" if names else "they have no metric in common"
+        raise ConfigError(f"the runs have no {RETURN}; {hint}", key="--metric")
+    return [RETURN, AGENT_RETURNS] if len(agents) > 1 else [RETURN]
+
+
+def _panel(groups: Groups, metric: str, axis: str, statistic: str, smooth: int, notes: list[str]) -> Panel:
+    known = list(dict.fromkeys(name for record in groups.all for name in record.metrics))
+    names = [metric] if metric in known else fnmatch.filter(known, metric) or fnmatch.filter(known, f"{metric}/*")
+    if not names:
+        groups.require_metric(metric)
+    prefix = metric.rstrip("*").rstrip("/")
+    curves = []
+    for label, records in groups.runs.items():
+        for name in names:
+            having = [record for record in records if name in record.metrics]
+            if len(having) < len(records):
+                notes.append(f"{counted(len(records) - len(having), 'run')} of {label} without {name}")
+            if having:
+                part = "" if name == metric else name.removeprefix(f"{prefix}/")
+                curves.append(_curve(label, part, having, name, axis, statistic, smooth, notes))
+    return Panel(metric, _NAMES.get(metric, metric), curves)
+
+
+def _curve(
+    label: str,
+    part: str,
+    records: Sequence[RunRecord],
+    name: str,
+    axis: str,
+    statistic: str,
+    smooth: int,
+    notes: list[str],
+) -> Curve:
+    points = [points_of(record, name, axis, smooth) for record in records]
+    if any(len(x) == 0 for x, _ in points):
+        raise ConfigError(f"{label} has no {_AXIS_WORDS[axis]} beside {name}; accepted: another axis", key="--axis")
+    starts, ends = (np.array([x[end] for x, _ in points]) for end in (0, -1))
+    if ends.max() > 1.02 * ends.min() and axis != "seconds":
+        notes.append(f"{label}: runs end between {ends.min():,.0f} and {ends.max():,.0f}; shown as far as all go")
+    one = points[0][0]
+    shared = all(np.array_equal(x, one) for x, _ in points)
+    grid = one if shared else np.linspace(starts.max(), max(ends.min(), starts.max()), _POINTS)
+    values = np.array([np.interp(grid, x, y) for x, y in points])
+    of_runs = STATISTICS[statistic][1]
+    low, high = bootstrap_interval(values, of_runs, _LEVEL) if len(values) > 1 else (None, None)
+    return Curve(label, part, grid, of_runs(values), low, high, len(values), np.array([y[-1] for _, y in points]))
+
+
+def points_of(record: RunRecord, name: str, axis: str = "steps", smooth: int = 1) -> tuple[Array, Array]:
+    """Return the points of a run, without iterations that have no value, and with a moving average if `smooth` > 1."""
+    x, y = record.progress(AXES[axis]), record.column(name)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if smooth > 1 and len(y):
+        width = min(smooth, len(y))
+        sums = np.cumsum(np.concatenate([[0.0], y]))
+        begins = np.maximum(0, np.arange(1, len(y) + 1) - width)
+        y = (sums[1:] - sums[begins]) / (np.arange(1, len(y) + 1) - begins)
+    return x, y

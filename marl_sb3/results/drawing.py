@@ -1,0 +1,256 @@
+"""Figures of learning curves: PNG and SVG by matplotlib, HTML by plotly, in the same colours and lines.
+
+Groups differ in colour (Okabe and Ito, "Color universal design", 2008, which people with colour blindness tell apart),
+agents in line and marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import ConfigError, install_words
+from marl_sb3.extensions.display.page import Page, note, require_plotly, words
+from marl_sb3.files.atomic import named_by_user, replaced_file, write_whole
+from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.records import group_by_settings
+from marl_sb3.types import Array
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
+# Of plotly's figures: transparent, for light and dark pages.
+GREY = "rgba(128,128,128,0.25)"
+PAGE_LAYOUT = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"color": "#808080"},
+    "margin": {"t": 40, "r": 20, "l": 60, "b": 50},
+    "hovermode": "x unified",
+}
+_LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib's, plotly's
+_MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-up"), ("v", "triangle-down"))
+_WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
+_CHARACTER, _LINE = 0.08, 0.18  # inches of a character and a line of the legend, and more than those of the caption
+_LABEL = 32  # characters of a line of the legend
+_MARKS = 9  # markers on a curve
+_FORMATS = (".png", ".svg", ".html", ".pdf")
+_MOST_GROUPS = len(COLORS)
+
+
+def require_drawable(path: Path) -> None:
+    """Raise ConfigError if a file's ending stands for no kind of figure, or the package for it is not installed."""
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(_FORMATS)}", key="--out")
+    if path.suffix.lower() == ".html":
+        require_plotly(path.name)
+    else:
+        require_matplotlib(path.name)
+
+
+def require_matplotlib(what: str) -> None:
+    """Raise ConfigError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{what} needs the package matplotlib, which is not installed; {install_words('plot')}")
+
+
+def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
+    """Write a figure into a file, of the kind that its ending says; returns its path.
+
+    Raises:
+        ConfigError: see `require_drawable`.
+    """
+    require_drawable(path)
+    if path.suffix.lower() == ".html":
+        page = Page(title or "Learning curves")
+        page.add(", ".join(panel.title for panel in figure.panels), plotly_html(page, figure), note(_below(figure)))
+        return page.write(path)
+    drawn = matplotlib_figure(figure, title)
+    if path.suffix.lower() == ".svg":
+        import io
+
+        text = io.StringIO()
+        drawn.savefig(text, format="svg")
+        return write_whole(path, text.getvalue())
+    with replaced_file(path) as fresh:
+        drawn.savefig(fresh, format=path.suffix.lower()[1:])
+    return path
+
+
+def plot_paths(
+    paths: Sequence[str | Path], metrics: Sequence[str], *, out: str | Path | None = None, **how: Any
+) -> Any:
+    """Plot learning curves of runs; returns a `matplotlib.figure.Figure`, and writes a file if `out` names one.
+
+    Args:
+        how: `axis`, `statistic` and `smooth` of `draw_up`.
+    """
+    require_matplotlib("a figure")
+    groups = group_by_settings([record for path in paths for record in read_records(path)])
+    figure = draw_up(groups, metrics, **how)
+    if out is not None:
+        with named_by_user(Path(out), "out"):
+            write_figure(figure, Path(out))
+    return matplotlib_figure(figure)
+
+
+def _below(figure: Figure) -> str:
+    return ". ".join(filter(None, [figure.caption, *figure.notes]))
+
+
+def _style(figure: Figure, curve: Curve) -> tuple[str, int]:
+    """The colour of a curve's group, and the number of its line and marker."""
+    number = figure.groups.index(curve.group)
+    parts = figure.parts
+    return COLORS[number % _MOST_GROUPS], parts.index(curve.part) if curve.part in parts else 0
+
+
+def _name(panel: Panel, curve: Curve, n_groups: int) -> str:
+    parts = [curve.part] if curve.part else []
+    return ", ".join([curve.group, *parts] if n_groups > 1 or not parts else parts)
+
+
+# --- matplotlib ------------------------------------------------------------------------------------------------------
+
+
+def matplotlib_figure(figure: Figure, title: str = "") -> Any:
+    """Draw a figure; returns a `matplotlib.figure.Figure`, which notebooks show."""
+    require_matplotlib("a figure")
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    n, caption, entries = len(figure.panels), _below(figure), _legend(figure)
+    width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * max(len(_longest_line(label)) for label, _ in entries)
+    text = _wrapped(caption, int(width / _CHARACTER))
+    lines = sum(label.count("\n") + 1 for label, _ in entries)
+    size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
+    canvas = Canvas(figsize=size, dpi=_DPI, layout="constrained")
+    all_axes = np.atleast_1d(canvas.subplots(1, n))
+    for axes, panel in zip(all_axes, figure.panels, strict=True):
+        for curve in panel.curves:
+            _draw(axes, figure, curve)
+        axes.set(xlabel=figure.x_label, title="" if n == 1 else panel.title, ylabel=panel.title if n == 1 else "")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+        axes.margins(x=0)
+    handles = [Line2D([], [], label=label, **style) for label, style in entries]
+    canvas.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small", handlelength=2.6)
+    if title:
+        canvas.suptitle(title, fontsize="medium")
+    if caption:
+        canvas.supxlabel(text, fontsize="x-small", color="#555555")
+    return canvas
+
+
+def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
+    """Return labels and styles of lines: a colour for each group, and, if metrics have parts, a line for each part."""
+    colors = {curve.group: _style(figure, curve)[0] for panel in figure.panels for curve in panel.curves}
+    several = len(colors) > 1
+    entries = [(_wrapped(group, _LABEL), {"color": color, "linewidth": 1.6}) for group, color in colors.items()]
+    parts = [
+        (_wrapped(part, _LABEL), {"color": "#555555" if several else next(iter(colors.values())), **_line(place)})
+        for place, part in enumerate(figure.parts)
+    ]
+    return [*(entries if several or not parts else ()), *parts]
+
+
+def _line(place: int) -> dict[str, Any]:
+    marker = _MARKERS[place % len(_MARKERS)][0]
+    return {"linestyle": _LINES[place % len(_LINES)][0], "marker": marker, "markersize": 4.5, "linewidth": 1.6}
+
+
+def _longest_line(text: str) -> str:
+    return max(text.split("\n"), key=len)
+
+
+def _draw(axes: Any, figure: Figure, curve: Curve) -> None:
+    color, place = _style(figure, curve)
+    spaced = max(1, len(curve.x) // _MARKS)
+    axes.plot(
+        curve.x,
+        curve.center,
+        color=color,
+        markevery=(spaced // 2, spaced),
+        **(_line(place) if curve.part or len(curve.x) == 1 else {"linewidth": 1.6}),
+    )
+    if curve.low is not None and curve.high is not None:
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
+
+
+def _short(value: float) -> str:
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{sign}"
+    return f"{value:g}"
+
+
+def _wrapped(text: str, width: int) -> str:
+    from textwrap import fill
+
+    return fill(text, width)
+
+
+# --- plotly ----------------------------------------------------------------------------------------------------------
+
+
+def plotly_html(page: Page, figure: Figure) -> Any:
+    """Draw a figure for a page; returns its HTML."""
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    n, shown = len(figure.panels), set[str]()
+    drawn = make_subplots(1, n, subplot_titles=[words(panel.title) for panel in figure.panels] if n > 1 else None)
+    for column, panel in enumerate(figure.panels, 1):
+        for curve in panel.curves:
+            color, place = _style(figure, curve)
+            name = words(_name(panel, curve, len(figure.groups)))
+            x = curve.x.tolist()
+            if curve.low is not None and curve.high is not None:
+                band = Scatter(
+                    x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low[::-1].tolist()], fill="toself", mode="lines",
+                    fillcolor=_transparent(color), line={"width": 0}, hoverinfo="skip", showlegend=False,
+                    legendgroup=name,
+                )  # fmt: skip
+                drawn.add_trace(band, 1, column)
+            line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}
+            trace = Scatter(
+                x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=name,
+                showlegend=name not in shown,
+            )  # fmt: skip
+            shown.add(name)
+            drawn.add_trace(trace, 1, column)
+    _lay_out(drawn)
+    drawn.update_xaxes(title_text=figure.x_label)
+    if n == 1:
+        drawn.update_yaxes(title_text=words(figure.panels[0].title))
+    return page.figure(drawn)
+
+
+def _lay_out(drawn: Any) -> None:
+    drawn.update_layout(**PAGE_LAYOUT, legend={"orientation": "h", "y": -0.2})
+    drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
+
+
+def _transparent(color: str, alpha: float = 0.16) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def profile_html(page: Page, thresholds: Array, shares: dict[str, Array], metric: str) -> Any:
+    """Draw performance profiles, the share of runs above each value, for a page."""
+    from plotly.graph_objects import Figure as Drawn
+    from plotly.graph_objects import Scatter
+
+    drawn = Drawn()
+    for number, (label, share) in enumerate(shares.items()):
+        line = {"color": COLORS[number % _MOST_GROUPS], "shape": "hv", "dash": _LINES[number % len(_LINES)][1]}
+        drawn.add_trace(Scatter(x=thresholds.tolist(), y=share.tolist(), name=words(label), mode="lines", line=line))
+    _lay_out(drawn)
+    drawn.update_xaxes(title_text=words(metric))
+    drawn.update_yaxes(title_text="share of runs above it", range=[0, 1.02])
+    return page.figure(drawn)

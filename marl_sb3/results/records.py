@@ -1,0 +1,305 @@
+"""What runs have logged, and which of them are one experiment."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.core.metrics.names import require_metric
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array
+
+STEPS, AGENT_STEPS, SECONDS = "num_env_steps_sampled_lifetime", "num_agent_steps_sampled_lifetime", "time_total_s"
+RETURN, AGENT_RETURNS = "env_runners/episode_return_mean", "env_runners/agent_episode_returns_mean"
+# Settings in which runs differ that are nevertheless one experiment.
+_OF_A_RUN = {"seed", "device", "n_threads", "n_parallel_updates", "n_workers", "n_runners", "track"}
+_FIRST = ("algo", "policies")  # what groups are told apart by, if they differ in it
+_LAST = ("n_timesteps", "extensions", "stop.", "checkpoints.", "evaluation.")  # and by what least
+_LONGEST_VALUE = 40  # characters
+_MOST_NAMED = 5  # settings in a warning
+_BY_POLICY = ("policy_settings.", "policies.")  # what the settings of single policies are below
+_OF_ALL = ("hyperparameters.", "processing.", "data.", "")  # where those of all policies are
+
+
+class Unset(Enum):
+    """What a run has in place of a setting that it does not set, so that its env's or network's own default holds."""
+
+    UNSET = "not set"
+
+    def __str__(self) -> str:
+        """Return the words for it."""
+        return self.value
+
+
+UNSET = Unset.UNSET
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has logged.
+
+    Attributes:
+        name: the path of its folder, or its place in a file of marl-eval.
+        env: id of the env.
+        settings: all settings by their flat names.
+        results: the flat metrics of each iteration; empty: nothing is known of it.
+        group: what it is shown as, together with the other runs of the group.
+        warning: what could not be read; empty: nothing.
+        folder: its folder; None: it is from a file.
+    """
+
+    name: str
+    env: str
+    settings: Mapping[str, Any]
+    results: Sequence[Mapping[str, Any]]
+    group: str = ""
+    warning: str = ""
+    folder: Path | None = None
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by its flat name; where a policy has none of its own, that of all of them; else `UNSET`."""
+        if name in self.settings:
+            return self.settings[name]
+        own = next((name.removeprefix(prefix) for prefix in _BY_POLICY if name.startswith(prefix)), "")
+        for place in [place for place, char in enumerate(own) if char == "."]:  # ids of policies may have dots, too
+            for prefix in _OF_ALL:
+                if f"{prefix}{own[place + 1 :]}" in self.settings:
+                    return self.settings[f"{prefix}{own[place + 1 :]}"]
+        return UNSET
+
+    @cached_property
+    def columns(self) -> Mapping[str, Array]:
+        """All metrics that are numbers: by name, (T,), a value for each iteration; NaN where there is none."""
+        names = dict.fromkeys(name for result in self.results for name in result)
+        columns = {name: np.array([_number(result.get(name)) for result in self.results]) for name in names}
+        return {name: column for name, column in columns.items() if np.isfinite(column).any()}
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics that are numbers."""
+        return list(self.columns)
+
+    def column(self, name: str) -> Array:
+        """Return a metric, (T,), see `columns`; all NaN if there is none of this name."""
+        return self.columns.get(name, np.full(len(self.results), np.nan))
+
+    def last(self, name: str) -> float | None:
+        """The latest value of a metric; None if there is none."""
+        known = self.column(name)
+        known = known[np.isfinite(known)]
+        return float(known[-1]) if len(known) else None
+
+    @property
+    def steps(self) -> Array:
+        """Env steps at the end of each iteration, (T,)."""
+        return self.column(STEPS)
+
+    def progress(self, axis: str) -> Array:
+        """Return how far the run was after each iteration: `STEPS`, `AGENT_STEPS` of all agents, or `SECONDS`."""
+        if axis != AGENT_STEPS:
+            return self.column(axis)
+        names = [name for name in self.metrics if name.startswith(f"{AGENT_STEPS}/")]
+        return np.sum([self.column(name) for name in names], axis=0) if names else np.full(len(self.results), np.nan)
+
+    @property
+    def agents(self) -> list[str]:
+        """The agents whose returns were logged."""
+        return [name.removeprefix(f"{AGENT_RETURNS}/") for name in self.metrics if name.startswith(f"{AGENT_RETURNS}/")]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
+    except OverflowError:  # an integer of a damaged file
+        return np.nan
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Runs by what they are shown as.
+
+    Attributes:
+        runs: label -> its runs, which differ in their seeds.
+        differing: name of a setting -> label -> its value, of the settings in which the groups differ.
+        warnings: what could not be read, and the runs that are left out because they have logged nothing.
+    """
+
+    runs: Mapping[str, Sequence[RunRecord]]
+    differing: Mapping[str, Mapping[str, Any]]
+    warnings: Sequence[str]
+
+    @property
+    def all(self) -> list[RunRecord]:
+        """All runs."""
+        return [record for records in self.runs.values() for record in records]
+
+    def require_metric(self, name: str) -> None:
+        """Refuse a metric that no run has.
+
+        Raises:
+            ConfigError: suggests similar names.
+        """
+        require_metric(name, dict.fromkeys(metric for record in self.all for metric in record.metrics), "--metric")
+
+
+# --- Groups ----------------------------------------------------------------------------------------------------------
+
+
+def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -> Groups:
+    """Group runs by their env and the named settings; without names, by all in which they differ but for the seed.
+
+    Args:
+        names: flat names, or their last parts as `--set` takes them: `learning_rate`, `env.height`, `agent1.gamma`.
+
+    Raises:
+        ConfigError: no run has a setting of such a name.
+    """
+    warnings, records = _warnings(records), [record for record in records if record.results]
+    known = _setting_names(records)
+    names = [_known_name(name, known) for name in names]
+    shown, usual = list(names), dict[str, str]()
+    if not names:
+        names = [name for name in known if name not in _OF_A_RUN and len(_values(records, name)) > 1]
+        shown = _distinguishing(records, names)
+        usual = {name: _most_common(records, name) for name in shown if name not in _FIRST}
+    has_envs = len({record.env for record in records}) > 1
+    keys = [(record.env, *(repr(record.setting(name)) for name in names)) for record in records]
+    of_key = dict(zip(keys, records, strict=True))
+    labels = dict(zip(of_key, _distinct([_label(one, shown, usual, has_envs) for one in of_key.values()]), strict=True))
+    return _grouped([replace(record, group=labels[key]) for key, record in zip(keys, records, strict=True)], warnings)
+
+
+def _setting_names(records: Sequence[RunRecord]) -> dict[str, None]:
+    """Return the names of all settings; `policy_kwargs` is none where a run has `policy_kwargs.net_arch`."""
+    names = dict.fromkeys(name for record in records for name in record.settings)
+    parents = {name[:place] for name in names for place, char in enumerate(name) if char == "."}
+    return {name: None for name in names if name not in parents}
+
+
+def _known_name(name: str, known: Mapping[str, None]) -> str:
+    """Return the flat name that a name as after `--set` means."""
+    if name in known:
+        return name
+    meant = f"env_kwargs.{name.removeprefix('env.')}" if name.startswith("env.") else name
+    for prefix in (*_OF_ALL, *_BY_POLICY):
+        if f"{prefix}{meant}" in known:
+            return f"{prefix}{meant}"
+    close = difflib.get_close_matches(name, [short_name(each) for each in known], n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "accepted: names as after --set, such as learning_rate"
+    raise ConfigError(f"no run has a setting {name!r}; {hint}", key="--group-by")
+
+
+def short_name(name: str) -> str:
+    """Return the name of a setting as `--set` takes it: `learning_rate` of `hyperparameters.learning_rate`."""
+    for prefix in (*_OF_ALL[:-1], *_BY_POLICY):
+        name = name.removeprefix(prefix)
+    return f"env.{name.removeprefix('env_kwargs.')}" if name.startswith("env_kwargs.") else name
+
+
+def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
+    """Return as few of the settings as tell all groups apart: other settings often follow from the algorithm."""
+    wanted = len({tuple(repr(record.setting(name)) for name in names) for record in records})
+    chosen: list[str] = []
+    found = 1
+    for name in sorted(names, key=_rank):
+        number = len({tuple(repr(record.setting(each)) for each in (*chosen, name)) for record in records})
+        if number > found:
+            chosen, found = [*chosen, name], number
+        if found == wanted:
+            break
+    return chosen
+
+
+def _rank(name: str) -> int:
+    """Algorithms tell most, and when a run ends least."""
+    return 0 if name in _FIRST else 1 if name.endswith(".algo") else 3 if name.startswith(_LAST) else 2
+
+
+def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:
+    """Group runs by the argument that they come from."""
+    labelled = [replace(each, group=label) for label, records in records_of.items() for each in records]
+    groups = _grouped([record for record in labelled if record.results], _warnings(labelled))
+    return replace(groups, warnings=[*groups.warnings, *_mixed(groups)])
+
+
+def _mixed(groups: Groups) -> Iterator[str]:
+    """Say which groups have runs that differ in more than their seeds."""
+    for label, records in groups.runs.items():
+        names = [name for name in _setting_names(records) if name not in _OF_A_RUN and len(_values(records, name)) > 1]
+        if names:
+            some = [*map(short_name, names[:_MOST_NAMED]), *(["..."] if len(names) > _MOST_NAMED else [])]
+            yield f"the runs of {label} differ in {', '.join(some)}, not in their seeds alone"
+
+
+def _warnings(records: Sequence[RunRecord]) -> list[str]:
+    return [record.warning for record in records if record.warning]
+
+
+def _values(records: Sequence[RunRecord], name: str) -> set[str]:
+    return {repr(record.setting(name)) for record in records}
+
+
+def _most_common(records: Sequence[RunRecord], name: str) -> str:
+    return Counter(repr(record.setting(name)) for record in records).most_common(1)[0][0]
+
+
+def _label(record: RunRecord, names: Sequence[str], usual: Mapping[str, str], has_envs: bool) -> str:
+    """Return what the group of a run is called: its env, algorithm and policies, and where it differs from the usual.
+
+    Args:
+        names: the settings that tell the groups apart.
+        usual: the values, by name, that are left out.
+        has_envs: whether the runs are of several envs.
+    """
+    values = {name: record.setting(name) for name in names}
+    parts = [record.env] if has_envs else []
+    parts += [
+        f"{'' if name in _FIRST else f'{short_name(name)}='}{_shortened(value)}"
+        for name, value in values.items()
+        if repr(value) != usual.get(name)
+    ]
+    algo = [str(record.settings[name]) for name in _FIRST[:1] if name in record.settings]
+    return ", ".join(parts or [record.env, *algo])
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """Number the labels that are equal, because only the ends of long values differ."""
+    return [
+        label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
+        for place, label in enumerate(labels)
+    ]
+
+
+def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
+    runs: dict[str, list[RunRecord]] = {}
+    for record in records:
+        runs.setdefault(record.group, []).append(record)
+    names = [name for name in _setting_names(records) if name not in _OF_A_RUN]
+    differing = {name: values for name in names if (values := _differing(runs, name))}
+    if len({record.env for record in records}) > 1:
+        differing = {"env": {label: of_label[0].env for label, of_label in runs.items()}, **differing}
+    return Groups(runs, differing, warnings)
+
+
+def _differing(runs: Mapping[str, Sequence[RunRecord]], name: str) -> dict[str, Any]:
+    """Return a setting of the first run of each group if they differ in it.
+
+    A hyperparameter that a run does not have is none of its algorithm: what differs then is `algo`.
+    """
+    values = {label: records[0].setting(name) for label, records in runs.items()}
+    of_algorithm = name.startswith("hyperparameters.") and name.count(".") == 1
+    compared = {repr(value) for value in values.values() if not (of_algorithm and value is UNSET)}
+    return values if len(compared) > 1 else {}

@@ -1,1 +1,0 @@
-"""Runners step the envs with the actions of the policies and collect experience: here, in shards, or on Ray."""

@@ -1,0 +1,156 @@
+"""What changes when a run goes on: its planned end, and settings that its state does not depend on.
+
+Each extension plans a new end; a run from `config.yaml` repeats all extensions. Schedules such as `lin_3e-4` run to the
+planned end. When it moves they jump: after 10,000 of 10,000 env steps `lin_3e-4` is 0; with 10,000 more it is 1.5e-4
+again, and falls to 0 once more.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from marl_sb3.core.config.schema import ACCEPTED, Extension, TrainConfig, names_in, value_of
+from marl_sb3.core.config.values import PositiveInt, accepts
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.dialects.names import canonical_name
+
+# --- The planned ends of a run ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with one planned end.
+
+    Attributes:
+        n_timesteps: the planned end, in env steps of the whole run.
+        until: the env steps of the whole run after which the next phase begins; None in the last one.
+    """
+
+    n_timesteps: int
+    until: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The step at which the phase ends unless a stop condition ends it, in env steps of the whole run."""
+        return self.n_timesteps if self.until is None else min(self.until, self.n_timesteps)
+
+
+def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
+    """Return the phases of a run that do not end within its first `env_steps`."""
+    extended = [
+        Phase(each["n_timesteps"], each["until"]) for each in config.extensions or () if each["until"] > env_steps
+    ]
+    return [*extended, Phase(config.n_timesteps)]
+
+
+def is_complete(config: TrainConfig, env_steps: int) -> bool:
+    """Whether a run that has trained `env_steps` is complete."""
+    return env_steps >= config.n_timesteps and len(phases_after(config, env_steps)) == 1
+
+
+def continued(config: TrainConfig, env_steps: int, timesteps: int | None, changes: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration of a run that is continued.
+
+    Args:
+        timesteps: train for this many env steps more; None: to the planned end.
+        changes: new values of fields; None: no change.
+    """
+    given = {canonical_name(name): value for name, value in changes.items() if value is not None}
+    if timesteps is not None:
+        if not accepts(PositiveInt, timesteps):
+            words = f"--timesteps is {timesteps!r}; accepted with --resume: an integer of at least 1, env steps to add"
+            raise ConfigError(words, key="n_timesteps")
+        given["n_timesteps"] = env_steps + timesteps
+    after = config.changed(given)
+    now = phases_after(config, env_steps)[0]
+    extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
+    # If a stop condition ended the run so far, a run that repeats it must not stop there.
+    beyond_stop = now.until is None and bool(config.stop or after.stop) and not is_complete(after, env_steps)
+    if not extended and not beyond_stop:
+        return after
+    extensions: list[Extension] = [each for each in after.extensions or () if each["until"] <= env_steps]
+    if env_steps > (extensions[-1]["until"] if extensions else 0):  # the present phase has trained some, and ends here
+        extensions.append({"until": env_steps, "n_timesteps": now.n_timesteps})
+    return replace(after, extensions=extensions or None)
+
+
+# --- Changes of settings ---------------------------------------------------------------------------------------------
+
+
+# Hyperparameters that an algorithm reads anew in each update, or while it explores.
+_READ_ANEW = """
+learning_rate gamma gae_lambda clip_range clip_range_vf ent_coef vf_coef max_grad_norm target_kl normalize_advantage
+n_epochs batch_size tau target_update_interval gradient_steps policy_delay target_policy_noise target_noise_clip
+exploration_fraction exploration_final_eps cg_max_steps cg_damping line_search_shrinking_factor line_search_max_iter
+n_critic_updates sub_sampling_factor
+"""
+_HYPERPARAMETERS = frozenset(_READ_ANEW.split())
+# Settings that change nothing of what is learned.
+_OTHERS = frozenset(
+    [f"{section}.{name}" for section in ("checkpoints", "evaluation") for name in names_in(section)]
+    + ["on_nan", "track", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
+)
+_MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are compared, and how their names begin
+_ACCEPTED = f"{', '.join(sorted(_HYPERPARAMETERS))}, checkpoints.*, evaluation.*; for any other setting"
+_INSTEAD = {
+    "n_timesteps": "with --resume, accepted: --timesteps N, env steps to add",
+    "stop": "with --resume, accepted: --stop METRIC=VALUE, or --stop none",
+}
+
+
+class Change(NamedTuple):
+    """The old and the new value of a setting; `learns_otherwise`: what is learned from here on depends on it."""
+
+    old: Any
+    new: Any
+    learns_otherwise: bool
+
+    def __str__(self) -> str:
+        return f"from {self.old} to {self.new}"
+
+
+def changes_between(before: TrainConfig, after: TrainConfig) -> dict[str, Change]:
+    """Return the settings that differ, by name; those of one policy as `POLICY.NAME`.
+
+    Raises:
+        ConfigError: a run cannot go on with one of them; the message says what can be done instead.
+    """
+    found = dict(_differences(before, after))
+    for key, change in found.items():
+        own = key.rpartition(".")[2]
+        # Without a number, SAC and its like learn the coefficient: its state is in the checkpoint.
+        is_learned = own == "ent_coef" and any(isinstance(value, str) for value in change[:2])
+        if key in _OTHERS or (not is_learned and change.learns_otherwise and own in _HYPERPARAMETERS):
+            continue
+        words = f"{key} cannot change in a run that goes on: its state depends on it; accepted: {_ACCEPTED}"
+        words += f", start a new run from its weights: train {shlex.quote(after.env)} --init-from RUN --set KEY=VALUE"
+        raise ConfigError(f"{after.where(key)}{_INSTEAD.get(key, words)}", key=key)
+    return found
+
+
+def _differences(before: TrainConfig, after: TrainConfig) -> Iterator[tuple[str, Change]]:
+    for name in ACCEPTED:
+        old, new = value_of(before, name), value_of(after, name)
+        if name in _MAPPINGS:
+            yield from _different(old, new, _MAPPINGS[name], learns_otherwise=name == "hyperparameters")
+        elif name == "policy_settings":
+            for policy_id in new:
+                of_run = before.of_policy(policy_id).hyperparameters
+                ours, theirs = (
+                    {**of_run, **config.own_settings(policy_id), "agents": config.agents_of(policy_id)}
+                    for config in (before, after)
+                )
+                yield from _different(ours, theirs, f"{policy_id}.", learns_otherwise=True)
+        elif old != new:
+            yield name, Change(old, new, learns_otherwise=False)
+
+
+def _different(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str, *, learns_otherwise: bool
+) -> Iterator[tuple[str, Change]]:
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            yield f"{prefix}{name}", Change(old.get(name), new.get(name), learns_otherwise)

@@ -1,0 +1,316 @@
+"""Settings of a run as users give them, in files, options and `--set`: merging all sources, whatever names they use.
+
+A name that is no field of `TrainConfig` is the name of a hyperparameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.core.config.algorithms import canonical_algorithm, kinds_of
+from marl_sb3.core.config.ids import TEXT_IDS
+from marl_sb3.core.config.schema import ACCEPTED, BY_POLICY, Source, TrainConfig, nested, source_of
+from marl_sb3.core.config.values import shown
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.dialects.names import (
+    HYPERPARAMETERS,
+    OF_NETWORK,
+    canonical_hyperparameters,
+    canonical_name,
+    canonical_settings,
+    put,
+)
+from marl_sb3.extensions.dialects.rllib import LATER, OF_RUN, network_settings, number_of_envs, translated
+from marl_sb3.extensions.dialects.rllib_names import NETWORK, Context
+from marl_sb3.extensions.dialects.zoo import KEYS, TRANSLATED, refuse_unsupported, translated_key
+from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
+
+# --- Merging all sources; the last one wins --------------------------------------------------------------------------
+
+
+class MergedSettings:
+    """The settings of a `TrainConfig` while its sources are merged.
+
+    Attributes:
+        fields: values by names such as `n_envs` and `checkpoints.every`.
+        of_the_zoo: values by keys of rl-baselines3-zoo that are not supported.
+        sources: where each setting was given.
+    """
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}
+        self.of_the_zoo: dict[str, Any] = {}
+        self.sources: dict[str, Source] = {}
+        self._count = 0
+
+    def add(
+        self,
+        given: Mapping[str, Any],
+        where: Callable[[str], str],
+        *,
+        dotted: bool = False,
+        is_yaml: bool = True,
+        may_import: bool = True,
+    ) -> None:
+        """Add the settings of one source; they replace those of earlier sources.
+
+        Args:
+            dotted: whether `a.b` is a path, as after `--set`.
+            is_yaml: whether integers may be ids, which YAML reads as such: then they become strings.
+            may_import: see `Source`.
+
+        Raises:
+            ConfigError: a key or a value is malformed, or a setting is given by two names.
+        """
+        self._count += 1
+        try:
+            for key, (written, value) in canonical_settings(given).items():
+                whole = TEXT_IDS[key](value) if is_yaml and key in TEXT_IDS else value
+                self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
+                if key in BY_POLICY and isinstance(whole, Mapping):
+                    whole = self._of_policies(written, whole, where)
+                for name, own in translated_key(key, whole).items() if key in TRANSLATED else [(key, whole)]:
+                    self.sources[name] = self.sources[key]
+                    path = _path(name, is_dotted=dotted or key != written)
+                    put(self.of_the_zoo if name in KEYS else self.fields, path, own)
+        except ConfigError as error:
+            key = error.key or ""
+            raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
+
+    def _of_policies(self, field: str, policies: Mapping[Any, Any], where: Callable[[str], str]) -> dict[Any, Any]:
+        """Convert the settings of single policies, and note where they are given: `policies.POLICY`, `POLICY.NAME`."""
+        converted = dict(policies)
+        for policy_id, settings in policies.items():
+            self.sources[f"policies.{policy_id}"] = Source(where(f"{field}.{policy_id}"), order=self._count)
+            if isinstance(settings, Mapping):  # anything else is refused later
+                for name in map(str, settings):
+                    place = where(f"{field}.{policy_id}.{name}")
+                    self.sources[f"{policy_id}.{canonical_name(name)}"] = Source(place, order=self._count)
+                converted[policy_id] = canonical_hyperparameters({str(name): own for name, own in settings.items()})
+        return converted
+
+    def translate_rllib(self) -> None:
+        """Translate RLlib's names that need the algorithm or the number of envs, which are known now.
+
+        Raises:
+            ConfigError: a name has no counterpart for the algorithm, or a source gives a setting by two names.
+        """
+        if not any(name.rpartition(".")[2] in LATER for name in self.sources):
+            return
+        of_run = self.fields[HYPERPARAMETERS]
+        if of_envs := {name: of_run.pop(name) for name in OF_RUN if name in of_run}:
+            latest = max(of_envs, key=lambda name: self._source(name).order)
+            self._put_meant("", latest, self.fields, lambda: {"n_envs": number_of_envs(of_envs)})
+        context = Context(*(self.fields.get(name, getattr(TrainConfig, name)) for name in Context._fields))
+        for policy, algo, settings in self._by_policy():
+            self._put_network(policy, str(algo), settings)
+            for name in LATER & settings.keys():
+                value = settings.pop(name)
+                meaning = partial(translated, name, value, str(algo), kinds_of(algo), context)
+                self._put_meant(policy, name, settings, meaning)
+
+    def _put_network(self, policy: str, algo: str, settings: dict[str, Any]) -> None:
+        """Put the settings that RLlib's names of networks mean together; their place is that of the latest of them."""
+        given = {name: settings.pop(name) for name in NETWORK if name in settings}
+        if not given:
+            return
+        latest = max(given, key=lambda name: self._source(f"{policy}{name}").order)
+        kind = settings.get("policy", self.fields.get("policy"))
+        has_values = "gae_lambda" in kinds_of(algo)
+        meaning = partial(network_settings, given, kind, settings.get("policy_kwargs"), algo, has_values)
+        meant = self._meant(policy, meaning)
+        for name in [name for name in meant if name.startswith(OF_NETWORK)]:
+            put(settings, ("policy_kwargs", name.removeprefix(OF_NETWORK)), meant.pop(name))
+            self.sources[f"{policy}{name}"] = self._source(f"{policy}{latest}")
+        if not policy:
+            meant = {f"processing.{name}": value for name, value in meant.items()}
+        self._put_meant(policy, latest, settings if policy else self.fields, lambda: meant)
+
+    def _by_policy(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """Yield the settings of the run, and of each policy: `POLICY.`, its algorithm, its settings."""
+        algo = self.fields.get("algo", TrainConfig.algo)
+        yield "", algo, self.fields[HYPERPARAMETERS]
+        by_policy = [self.fields[name] for name in BY_POLICY if isinstance(self.fields.get(name), Mapping)]
+        single = [(key, own) for each in by_policy for key, own in each.items() if isinstance(own, dict)]
+        algos = {policy_id: own["algo"] for policy_id, own in single if "algo" in own}
+        for policy_id, own in single:
+            yield f"{policy_id}.", algos.get(policy_id, algo), own
+
+    def _put_meant(
+        self, policy: str, name: str, target: dict[str, Any], meaning: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Put the settings that a name of RLlib means, but not where a later source has given them."""
+        source, meant = self._source(f"{policy}{name}"), self._meant(policy, meaning)
+        for setting, value in meant.items():
+            other = self._source(f"{policy}{setting}").order if setting in target else -1
+            if other == source.order:
+                words = f"{name} and {setting} are both given, but mean the same; accepted: one of them"
+                raise ConfigError(f"{source}: {words}", key=f"{policy}{name}")
+            if other < source.order:
+                target[setting] = value
+                self.sources[f"{policy}{setting}"] = source
+
+    def _meant(self, policy: str, meaning: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        try:
+            return dict(meaning())
+        except ConfigError as error:
+            key = f"{policy}{error.key}"
+            raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
+
+    def _source(self, key: str) -> Source:
+        return source_of(self.sources, key) or Source(key)
+
+
+_BY_NAME = {"env": "env_kwargs", "stop": "stop"}  # fields whose entries may be set by `HEAD.NAME`
+
+
+def _path(key: str, *, is_dotted: bool) -> tuple[str, ...]:
+    """Return where a setting belongs in the fields; whether an algorithm has it is checked when the policies are made.
+
+    Args:
+        key: its canonical name.
+        is_dotted: whether dots in it separate names.
+    """
+    head, dot, rest = key.partition(".")
+    if key in ACCEPTED or key in KEYS:
+        return (key,)
+    if is_dotted and (not head or (dot and not rest) or key == "env"):
+        raise ConfigError("accepted: a setting, env.NAME or POLICY.NAME", key=key)
+    if not is_dotted or not dot:
+        return HYPERPARAMETERS, key
+    if head in _BY_NAME:
+        return _BY_NAME[head], rest
+    if head == "policy_kwargs":
+        return HYPERPARAMETERS, head, rest
+    policy_id, in_network, name = key.partition(".policy_kwargs.")  # the policy's id may contain dots
+    if not in_network:
+        policy_id, _, name = key.rpartition(".")
+    if not policy_id or not name:
+        raise ConfigError("accepted: POLICY.NAME", key=key)
+    return ("policy_settings", policy_id, *(["policy_kwargs"] if in_network else []), name)
+
+
+def load_config(
+    env: str | None,
+    algo: str | None = None,
+    hparams: Hparams | None = None,
+    settings: Mapping[str, Any] | None = None,
+    trusted_env: str | None = None,
+    label: Callable[[str], str] = lambda key: f"--set {key}",
+    *,
+    trust_file: bool = False,
+    **overrides: Any,
+) -> TrainConfig:
+    """Return the configuration from a preset or file, options, and single settings; the last one wins.
+
+    Args:
+        env: env id; None: the only one in `hparams`.
+        algo: algorithm; None: as in the file, or the default.
+        hparams: a file instead of the presets of the package, or the content of such a file; it must have an entry for
+            the env, or a section `default`.
+        settings: values by key, as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or
+            `<policy>.x`. RLlib's names are accepted, here and in files.
+        trusted_env: another env id that the user has named; see below.
+        label: the place of a key of `settings`, for messages.
+        trust_file: accept all code that `hparams` names; its algorithms have to be imported before.
+        overrides: fields of `TrainConfig`; None means not given. A callback in `callbacks` has the arguments that the
+            file gives to one of its name.
+
+    An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
+    file alone must not import code. Its callbacks and its evaluation function are refused by `require_trusted`.
+    """
+    algo = None if algo is None else canonical_algorithm(algo)
+    named = [name for name in (env, trusted_env) if name is not None]
+    notes: list[str] = []
+    if hparams is not None:
+        env, section, entry = entry_of(hparams, env, notes)
+        path = name_of(hparams)
+        if not trust_file:
+            require_named(env, named, path)
+    elif env is not None:
+        path = preset_path(algo or TrainConfig.algo)
+        section, entry = env, deepcopy(presets(path).get(env, {}))
+    else:
+        raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
+    values = MergedSettings()
+    own = {str(key): value for key, value in entry.items()}
+    values.add(own, lambda key: f"{path}, {section}.{key}", may_import=hparams is None or trust_file)
+    if named_callbacks := overrides.get("callbacks"):
+        overrides["callbacks"] = with_arguments(named_callbacks, own.get("callbacks"))
+    planned = values.fields.get("n_timesteps")
+    options = {"algo": algo, **overrides}
+    values.add({name: value for name, value in options.items() if value is not None}, _option, is_yaml=False)
+    values.add(settings or {}, label, dotted=True)
+    if values.fields.get("stop", ...) is None:  # as `--stop none`
+        values.fields["stop"] = {}
+    if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
+        values.fields.pop("extensions", None)
+    refuse_unsupported(values.of_the_zoo, values.sources)
+    values.translate_rllib()
+    try:
+        fields = {**nested(values.fields), "picks_rollouts": hparams is None and not entry}
+        return TrainConfig(env, sources=values.sources, notes=notes, **fields)
+    except ConfigError as error:
+        source = source_of(values.sources, error.key)
+        raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error
+
+
+def with_arguments(named: Iterable[Any], entries: Any) -> list[Any]:
+    """Return the callbacks that the user names, each as the entries of a file have it; of one name, in their order."""
+    had: dict[str, list[Any]] = {}
+    for each in entries if isinstance(entries, (list, tuple)) else ():
+        had.setdefault(name_of_callback(each), []).append(each)
+    return [had[name].pop(0) if isinstance(name, str) and had.get(name) else name for name in named]
+
+
+def name_of_callback(entry: Any) -> str:
+    """Return the name in an entry of `callbacks`: `MODULE:CLASS`, or `{MODULE:CLASS: arguments}`."""
+    return str(next(iter(entry), "") if isinstance(entry, Mapping) else entry)
+
+
+def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -> None:
+    """Refuse code that only a file names, before it is imported: callbacks and the evaluation function.
+
+    Args:
+        named: the settings that the user has given; None: those that no file has.
+
+    Raises:
+        ConfigError: a file names code.
+    """
+    function = config.evaluation.function
+    of_file = {"callbacks": [name_of_callback(each) for each in config.callbacks or ()]}
+    of_file["evaluation.function"] = [] if function is None else [function]
+    for key, names in of_file.items():
+        source = config.sources.get(key)
+        if names and source is not None and not (source.may_import if named is None else key in named):
+            words = f"wants to import {', '.join(map(shown, names))}: if you trust this code, give --set {key}=..."
+            raise ConfigError(f"{config.where(key)}{words} yourself; {OF_TRUST}", key=key)
+
+
+def require_kinds(hparams: Any, settings: Any) -> None:
+    """Refuse arguments of wrong types, which only callers in Python can pass.
+
+    Raises:
+        ConfigError: `hparams` is no path and no mapping, or `settings` no mapping with strings as keys.
+    """
+    if not isinstance(hparams, (str, Path, Mapping, type(None))):
+        accepted = "the path of a settings file, or a mapping from env ids to their settings"
+        raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")
+    if not isinstance(settings, (Mapping, type(None))):
+        accepted = "a mapping of settings to values, such as {'learning_rate': 1e-4}"
+        raise ConfigError(f"settings is {shown(settings)}; accepted: {accepted}", key="settings")
+    for key in settings or ():
+        if not isinstance(key, str):
+            raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
+
+
+_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers", "callbacks": "callback"}
+
+
+def _option(key: str) -> str:
+    name = key.partition(".")[0]
+    return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"

@@ -1,0 +1,1 @@
+"""Tools above the trainings; none imports another."""

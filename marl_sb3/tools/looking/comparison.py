@@ -1,0 +1,339 @@
+"""Is one experiment better than another? The same statistics that decide a search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import (
+    SampleStats,
+    difference_interval,
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+    sample_stats,
+)
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display.text import number
+from marl_sb3.results.curves import Figure, draw_up, points_of
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.records import RETURN, UNSET, Groups, group_by_argument
+from marl_sb3.types import Array
+
+LEAST_SEEDS = 3  # of fewer, nothing is decided
+_GOOD_SEEDS = 5  # of fewer, intervals are said to be rough
+_LEVEL = 0.95
+_PROFILE_POINTS = 101
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How soon the runs of a group reached a threshold.
+
+    Attributes:
+        n: how many of the runs did.
+        of: number of runs.
+        env_steps: median env steps of those that did; None: none did.
+        seconds: median seconds of training of those that did.
+    """
+
+    n: int
+    of: int
+    env_steps: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the runs of a group came to.
+
+    Attributes:
+        label: what the group is called.
+        finals: the metric at the end of each run.
+        stats: of these.
+        iqm: their interquartile mean.
+        reached: how soon they reached the threshold.
+    """
+
+    label: str
+    finals: Sequence[float]
+    stats: SampleStats
+    iqm: float
+    reached: Reached
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A group beside the first one.
+
+    Attributes:
+        label: of the group.
+        baseline: of the first one.
+        difference: of the means, group minus baseline.
+        interval: of the difference, at 95 % for all pairs together (Welch); None: too few seeds.
+        improvement: probability that a run of the group is better than one of the baseline.
+        improvement_interval: 95 %, bootstrap; None: too few seeds, or all runs of one group are better than all of the
+            other, so that each resample gives the same and the bootstrap says nothing.
+        verdict: `better`, `worse`, `undecided` or `too few seeds`.
+    """
+
+    label: str
+    baseline: str
+    difference: float
+    interval: tuple[float, float] | None
+    improvement: float
+    improvement_interval: tuple[float, float] | None
+    verdict: str
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in words."""
+        if self.verdict == "better":
+            return f"{self.label} is better than {self.baseline}"
+        if self.verdict == "worse":
+            return f"{self.label} is worse than {self.baseline}"
+        if self.verdict == "undecided":
+            return f"undecided between {self.label} and {self.baseline}"
+        return f"too few seeds to compare {self.label} with {self.baseline}: at least {LEAST_SEEDS} of each are needed"
+
+    def why_no_interval(self, ours: int, theirs: int) -> str | None:
+        """Say why there is no interval of the probability, if there are enough runs, so many of each group."""
+        if self.improvement_interval is not None or self.verdict == "too few seeds":
+            return None
+        if 0.0 < self.improvement < 1.0:
+            return f"all runs of {self.label} and {self.baseline} end alike: P(better) has no interval"
+        chance = 2 / math.comb(ours + theirs, ours)  # of all orders of the runs, those with one group before the other
+        worse = "no run" if self.improvement == 0.0 else "every run"
+        better = "any" if self.improvement == 0.0 else "every one"
+        found = (
+            f"{worse} of {self.label} is better than {better} of {self.baseline}, which says no more about P(better)"
+        )
+        like_this = f"of {ours} and {theirs} runs of the same settings, one group is ahead like this"
+        return f"{found}; {like_this} in {100 * chance:.2g} %"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, compared by a metric at the end of the runs.
+
+    Attributes:
+        metric: its flat name.
+        mode: `max`: more is better; `min`: less is.
+        threshold: the value whose reaching is timed.
+        samples: of each group, the baseline first.
+        pairs: each other group beside the baseline.
+        settings: name -> label -> value, of the settings in which the groups differ; `UNSET` where a run has none.
+        notes: what a reader has to know.
+        figure: the learning curves.
+    """
+
+    metric: str
+    mode: str
+    threshold: float
+    samples: Sequence[Sample]
+    pairs: Sequence[Pair]
+    settings: Mapping[str, Mapping[str, Any]]
+    notes: Sequence[str]
+    figure: Figure
+
+    def profile(self) -> tuple[Array, dict[str, Array]]:
+        """Return thresholds, and of each group the share of runs above each."""
+        every = [value for sample in self.samples for value in sample.finals]
+        thresholds = np.linspace(min(every), max(every), _PROFILE_POINTS)
+        return thresholds, {s.label: performance_profile(s.finals, thresholds) for s in self.samples}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything but the curves as plain data for JSON."""
+        thresholds, shares = self.profile()
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "threshold": self.threshold,
+            "samples": [asdict(sample) for sample in self.samples],
+            "pairs": [{**asdict(pair), "sentence": pair.sentence} for pair in self.pairs],
+            "settings": {
+                name: {label: value for label, value in of.items() if value is not UNSET}
+                for name, of in self.settings.items()
+            },
+            "profile": {
+                "thresholds": thresholds.tolist(),
+                "shares": {label: each.tolist() for label, each in shares.items()},
+            },
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        return f"<Comparison by {self.metric}: {'; '.join(pair.sentence for pair in self.pairs)}>"
+
+
+def compare(
+    runs: Mapping[str, Any] | Sequence[Any],
+    metric: str = RETURN,
+    *,
+    mode: str = "max",
+    threshold: float | None = None,
+) -> Comparison:
+    """Compare experiments, each with several seeds.
+
+    Args:
+        runs: two or more experiments: a path as for `python -m marl_sb3.compare`, a `Run`, or a sequence of these, the
+            seeds of one experiment; by label, or without labels. The first one is the baseline.
+        metric: flat name of the metric; its last value of each run is compared.
+        mode: `max` if more is better, `min` if less is.
+        threshold: value whose reaching is timed; None: one that most runs reach.
+
+    Raises:
+        ConfigError: there is no run, or the runs have no such metric.
+    """
+    named = runs if isinstance(runs, Mapping) else {_name_of(each, i): each for i, each in enumerate(runs)}
+    if not isinstance(runs, Mapping) and len(named) < len(runs):
+        raise ConfigError("two experiments are the same; accepted: different ones, or a mapping from labels", key="run")
+    groups = group_by_argument(
+        {
+            label: [record for one in _sequence(each) for record in read_records(getattr(one, "folder", one))]
+            for label, each in named.items()
+        }
+    )
+    return compare_groups(groups, metric, mode, threshold)
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return [value] if isinstance(value, (str, Path)) or hasattr(value, "folder") else list(value)
+
+
+def _name_of(value: Any, place: int) -> str:
+    first = _sequence(value)
+    return str(getattr(first[0], "folder", first[0])) if len(first) == 1 else f"experiment {place + 1}"
+
+
+def compare_groups(
+    groups: Groups, metric: str = RETURN, mode: str = "max", threshold: float | None = None
+) -> Comparison:
+    """See `compare`."""
+    if mode not in ("max", "min"):
+        raise ConfigError(f"mode is {mode!r}; accepted: max, min", key="--mode")
+    if len(groups.runs) < 2:
+        (label,) = groups.runs
+        raise ConfigError(f"only {label} is given; accepted: two experiments or more", key="run")
+    groups.require_metric(metric)
+    without = [label for label, records in groups.runs.items() if not any(metric in each.metrics for each in records)]
+    if without:
+        raise ConfigError(f"{without[0]} has no {metric}; accepted: a metric that all have", key="--metric")
+    figure = draw_up(groups, [metric])
+    sign = 1.0 if mode == "max" else -1.0
+    finals = {label: _finals(groups, label, metric) for label in groups.runs}
+    if threshold is None:  # what the weaker group has on average: most runs of the others reach it
+        threshold = sign * min(sign * float(np.mean(values)) for values in finals.values())
+    samples = [
+        Sample(
+            label,
+            values,
+            sample_stats(values),
+            float(interquartile_mean(np.array(values))),
+            _reached(groups, label, metric, sign, threshold),
+        )
+        for label, values in finals.items()
+    ]
+    baseline, *others = samples
+    pairs = [_pair(baseline, each, sign, len(others)) for each in others]
+    few = [each.label for each in samples if LEAST_SEEDS <= each.stats.n < _GOOD_SEEDS]
+    notes = [*groups.warnings, *figure.notes]
+    notes += [f"fewer than {_GOOD_SEEDS} seeds of {', '.join(few)}: intervals are rough"] if few else []
+    counts = {each.label: each.stats.n for each in samples}
+    unknown = (pair.why_no_interval(counts[pair.label], counts[pair.baseline]) for pair in pairs)
+    notes += [words for words in unknown if words is not None]
+    return Comparison(metric, mode, threshold, samples, pairs, groups.differing, notes, figure)
+
+
+def _finals(groups: Groups, label: str, metric: str) -> list[float]:
+    records = [record for record in groups.runs[label] if metric in record.metrics]
+    return [float(points_of(record, metric)[1][-1]) for record in records]
+
+
+def _reached(groups: Groups, label: str, metric: str, sign: float, threshold: float) -> Reached:
+    steps, seconds = list[float](), list[float]()
+    records = [record for record in groups.runs[label] if metric in record.metrics]
+    for record in records:
+        for axis, found in (("steps", steps), ("seconds", seconds)):
+            x, y = points_of(record, metric, axis)
+            there = np.flatnonzero(sign * y >= sign * threshold)
+            if len(there):
+                found.append(float(x[there[0]]))
+    n = max(len(steps), len(seconds))
+    return Reached(n, len(records), *(float(np.median(found)) if found else None for found in (steps, seconds)))
+
+
+def _pair(baseline: Sample, other: Sample, sign: float, comparisons: int) -> Pair:
+    ours, theirs = ([sign * value for value in each.finals] for each in (other, baseline))
+    difference = math.fsum(other.finals) / len(ours) - math.fsum(baseline.finals) / len(theirs)
+    improvement, *bounds = probability_of_improvement(ours, theirs, _LEVEL)
+    if min(len(ours), len(theirs)) < LEAST_SEEDS:
+        return Pair(other.label, baseline.label, difference, None, improvement, None, "too few seeds")
+    low, high = difference_interval(ours, theirs, _LEVEL, comparisons)
+    verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
+    interval = (low, high) if sign > 0 else (-high, -low)
+    likely = (bounds[0], bounds[1]) if bounds[0] < bounds[1] else None
+    return Pair(other.label, baseline.label, difference, interval, improvement, likely, verdict)
+
+
+# --- Words -----------------------------------------------------------------------------------------------------------
+
+
+def between(bounds: tuple[float, float] | None) -> str:
+    """Say an interval: `1.2 to 3.4`; `-` if there is none."""
+    return "-" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+
+
+def sample_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of the groups."""
+    head = ["experiment", "runs", "mean", "95 % interval", "IQM", f"reached {number(found.threshold)}"]
+    head += ["env steps to it", "seconds to it"]
+    rows = []
+    for each in found.samples:
+        reached = each.reached
+        soon = ["-" if value is None else f"{value:,.{digits}f}" for value, digits in
+                ((reached.env_steps, 0), (reached.seconds, 1))]  # fmt: skip
+        rows.append(
+            [each.label, str(each.stats.n), number(each.stats.mean), between(each.stats.ci95), number(each.iqm),
+             f"{reached.n} of {reached.of}", *soon]
+        )  # fmt: skip
+    return head, rows
+
+
+def pair_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of the pairs."""
+    head = [f"against {found.samples[0].label}", "difference", "95 % interval", "P(better)", "95 % interval", ""]
+    rows = [
+        [
+            each.label,
+            number(each.difference),
+            between(each.interval),
+            number(each.improvement),
+            between(each.improvement_interval),
+            each.verdict,
+        ]
+        for each in found.pairs
+    ]
+    return head, rows
+
+
+def setting_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of the settings in which the groups differ."""
+    labels = [each.label for each in found.samples]
+    rows = [
+        [name, *("null" if of[label] is None else str(of[label]) for label in labels)]
+        for name, of in found.settings.items()
+    ]
+    return ["setting", *labels], rows
+
+
+def summary(found: Comparison) -> str:
+    """Say what was found, a sentence for each pair."""
+    what = f"{found.metric} at the end of {counted(sum(len(each.finals) for each in found.samples), 'run')}"
+    return f"By {what}: {'; '.join(pair.sentence for pair in found.pairs)}."

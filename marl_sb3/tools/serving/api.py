@@ -1,0 +1,538 @@
+"""The routes of a server of policies: `/health`, `/info`, `/predict`, `/weights`, `/openapi.json`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+from gymnasium import spaces
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+import marl_sb3
+from marl_sb3.core.envs.gymnasium_envs import MASK
+from marl_sb3.core.sb3.inference import initial_states
+from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.tools.serving.batching import Batcher
+from marl_sb3.tools.serving.http import (
+    Limits,
+    RequestError,
+    ServerThread,
+    json_response,
+    make_app,
+    read_message,
+    require_token,
+    served_hosts,
+)
+from marl_sb3.tools.serving.predictor import Asked, Predicted, Predictor, Served
+from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
+from marl_sb3.types import AgentID
+from marl_sb3.wrappers.observations import OBSERVATION, choices_of
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 65_536
+_MAX_ROWS = 4096  # of a batch of several requests
+
+
+# --- Messages --------------------------------------------------------------------------------------------------------
+
+
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request for actions; everything but `observations` may be left out.
+
+    Attributes:
+        observations: by agent, any of the agents: one observation each, or `batch` of them.
+        batch: number of observations of each agent: every array has a leading axis of this length. Without it, there is
+            one, without that axis.
+        deterministic: the most likely actions instead of sampled ones.
+        action_masks: by agent: true or 1 where an action is allowed.
+        states: by agent, as the previous answer gave them; none at the start of an episode.
+        episode_starts: by agent: whether an episode starts here, so that its state is not used.
+        rewards: by agent: what it was paid since its previous action, for policies that see it.
+        return_states: whether the answer has the states of the agents whose policies have memory.
+        return_values: whether it has the estimated values of the observations.
+        return_log_probs: whether it has the log-probabilities of the actions.
+    """
+
+    observations: dict[str, Any]
+    batch: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    deterministic: bool = True
+    action_masks: dict[str, Any] = {}
+    states: dict[str, list[Any]] = {}
+    episode_starts: dict[str, Any] = {}
+    rewards: dict[str, Any] = {}
+    return_states: bool = True
+    return_values: bool = False
+    return_log_probs: bool = False
+
+
+class PredictAnswer(msgspec.Struct):
+    """Actions by agent, as the env takes them, and the checkpoint whose policies chose them.
+
+    Attributes:
+        checkpoint: its name.
+        actions: one for each agent, or `batch` of them.
+        states: of the agents whose policies have memory, for the next request.
+        values: if they were asked for; of the rewards that the policy learns from.
+        log_probs: if they were asked for.
+    """
+
+    checkpoint: str
+    actions: dict[str, Any]
+    states: dict[str, list[Any]] | UnsetType = UNSET
+    values: dict[str, Any] | UnsetType = UNSET
+    log_probs: dict[str, Any] | UnsetType = UNSET
+
+
+class AgentInfo(msgspec.Struct):
+    """An agent: the id of its policy, and its spaces."""
+
+    policy: str
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+
+
+class PolicyInfo(msgspec.Struct):
+    """A policy; `states`: whether it has memory, so that answers have states; `backend`: what computes its actions."""
+
+    algorithm: str
+    action_masks: bool
+    states: bool
+    backend: str
+
+
+class Info(msgspec.Struct):
+    """What is served; `learns` is true for a training that clients step, which has other routes."""
+
+    learns: bool
+    version: str
+    env: str
+    checkpoint: str
+    checkpoint_why: str
+    env_steps: int
+    agents: dict[str, AgentInfo]
+    policies: dict[str, PolicyInfo]
+    weights_sha256: str
+    limits: dict[str, float]
+    requests: int
+    batches: int
+
+
+class Health(msgspec.Struct):
+    """The server answers."""
+
+    status: str
+    checkpoint: str
+
+
+class Error(msgspec.Struct, omit_defaults=True):
+    """What was wrong with a request, and what is accepted."""
+
+    message: str
+    agent: str | None = None
+    key: str | None = None
+    accepted: str | None = None
+
+
+class Refusal(msgspec.Struct):
+    """The answer to a request that was refused."""
+
+    error: Error
+
+
+# --- Reading a request -----------------------------------------------------------------------------------------------
+
+
+def read_request(body: bytes, served: Served, limits: Limits) -> tuple[PredictRequest, Asked]:
+    """Read and check the body of a request.
+
+    Raises:
+        RequestError: it is no such request; the message names agent, key, and what is accepted.
+    """
+    request = read_message(body, PredictRequest, "the body is no such request")
+    if request.batch is not None and request.batch > limits.batch:
+        words = f"batch is {request.batch}; accepted: 1 to {limits.batch}"
+        raise RequestError(words, key="batch", accepted=f"1 to {limits.batch}")
+    return request, _RequestReader(request, served).read()
+
+
+class _RequestReader:
+    """Makes arrays of a request, with a leading axis of its rows."""
+
+    def __init__(self, request: PredictRequest, served: Served) -> None:
+        self._request = request
+        self._served = served
+        self._rows = request.batch or 1
+
+    def read(self) -> Asked:
+        request, given = self._request, {}
+        for name in ("observations", *self._READERS):
+            self._require_agents(name, getattr(request, name))
+        observations, masks = {}, dict(request.action_masks)
+        for agent, plain in request.observations.items():
+            observation, mask = self._parts(agent, plain)
+            observations[agent] = self._value(agent, "observation", self._spaces(agent).observation, observation)
+            if mask is not None:
+                masks.setdefault(agent, mask)
+        for name, (argument, reader) in self._READERS.items():
+            plain_of = masks if name == "action_masks" else getattr(request, name)
+            if plain_of:
+                given[argument] = {agent: reader(self, agent, plain) for agent, plain in plain_of.items()}
+        values, log_probs = request.return_values, request.return_log_probs
+        return Asked(observations, self._rows, given, request.deterministic, values, log_probs)
+
+    def _require_agents(self, name: str, by_agent: Mapping[str, Any]) -> None:
+        accepted = self._served.bundle.policy_of if name == "observations" else self._request.observations
+        if name == "observations" and not by_agent:
+            raise RequestError(
+                "observations has no agent; accepted: one or more", key=name, accepted=", ".join(accepted)
+            )
+        for agent in by_agent:
+            if agent not in accepted:
+                more = "" if name == "observations" else ", those with an observation"
+                words = f"{name}: unknown agent {agent!r:.100}; accepted: {', '.join(accepted)}{more}"
+                raise RequestError(words, key=name, accepted=", ".join(accepted))
+
+    def _spaces(self, agent: AgentID) -> Any:
+        return self._served.bundle.spaces[self._served.bundle.policy_of[agent]]
+
+    def _parts(self, agent: AgentID, plain: Any) -> tuple[Any, Any]:
+        """Return an observation in the form of its space, and the action mask that is in it, as PettingZoo's have."""
+        space, mask = self._spaces(agent).observation, None
+        keys = space.spaces if isinstance(space, spaces.Dict) else ()
+        if isinstance(plain, Mapping) and MASK not in keys and set(plain) == {OBSERVATION, MASK}:
+            plain, mask = plain[OBSERVATION], plain[MASK]
+        if keys and isinstance(plain, (Mapping, list)) and (isinstance(plain, list) or set(plain) != set(keys)):
+            plain = dict(_flat(plain, keys))
+        return plain, mask if self._served.takes_masks(self._served.bundle.policy_of[agent]) else None
+
+    def _value(self, agent: AgentID, what: str, space: spaces.Space[Any], plain: Any) -> Any:
+        """Decode a value, and give it the leading axis where it has none."""
+        try:
+            value = decode(space, plain, f"agent {agent!r}: the {what}", rows=self._request.batch)
+        except SpaceError as error:
+            raise RequestError(str(error), agent=agent, key=error.key, accepted=error.accepted) from error
+        return value if self._request.batch else map_arrays(lambda part: np.asarray(part)[None], value)
+
+    def _mask(self, agent: AgentID, plain: Any) -> Any:
+        choices = choices_of(self._spaces(agent).action)
+        if choices is None or not self._served.takes_masks(self._served.bundle.policy_of[agent]):
+            words = f"agent {agent!r}: an action mask was given, but its policy takes none; leave the agent out"
+            raise RequestError(words, agent=agent, key="action_masks")
+        return self._value(agent, "action mask", spaces.MultiBinary(sum(choices)), plain).astype(bool)
+
+    def _start(self, agent: AgentID, plain: Any) -> Any:
+        return self._value(agent, "episode start", spaces.MultiBinary(1), _wrapped(plain))[:, 0].astype(bool)
+
+    def _reward(self, agent: AgentID, plain: Any) -> Any:
+        return self._value(agent, "reward", _NUMBER, plain)
+
+    def _state(self, agent: AgentID, plain: Any) -> Any:
+        bundle, policy_id = self._served.bundle, self._served.bundle.policy_of[agent]
+        memory = bundle.processing[policy_id].initial(self._rows)
+        fresh = (*initial_states(bundle.policies[policy_id], self._rows), *memory.values())
+        if not isinstance(plain, list) or len(plain) != len(fresh):
+            accepted = f"{len(fresh)} arrays, as the previous answer had them"
+            words = f"agent {agent!r}: the state does not fit its policy {policy_id!r}; accepted: {accepted}"
+            raise RequestError(words, agent=agent, key="states", accepted=accepted)
+        where = f"agent {agent!r}: the state"
+        try:
+            return [decode(_any_of(own), part, where) for own, part in zip(fresh, plain, strict=True)]
+        except SpaceError as error:
+            raise RequestError(str(error), agent=agent, key="states", accepted=error.accepted) from error
+
+    # Field of the request -> argument of `predict_with_state`, and what reads it.
+    _READERS: ClassVar[Mapping[str, tuple[str, Callable[[Any, AgentID, Any], Any]]]] = {
+        "action_masks": ("action_masks", _mask),
+        "states": ("state", _state),
+        "episode_starts": ("episode_starts", _start),
+        "rewards": ("rewards", _reward),
+    }
+
+
+_NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
+
+
+def _any_of(array: Any) -> spaces.Box:
+    """A space of all arrays of this shape and type."""
+    if array.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, array.shape, array.dtype.type)
+    low, high = (0, 1) if array.dtype.kind == "b" else (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
+    return spaces.Box(low, high, array.shape, array.dtype.type)
+
+
+def _wrapped(plain: Any) -> Any:
+    """Give each of a list of booleans, or a single one, an axis of its own."""
+    return [[each] for each in plain] if isinstance(plain, list) else [plain]
+
+
+def _flat(plain: Any, keys: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a nested observation by their flat names, as `flat_space` has them."""
+    if path in keys or not isinstance(plain, (Mapping, list)):
+        yield path, plain
+        return
+    for key, part in plain.items() if isinstance(plain, Mapping) else enumerate(plain):
+        yield from _flat(part, keys, f"{path}/{key}" if path else str(key))
+
+
+# --- Writing an answer -----------------------------------------------------------------------------------------------
+
+
+def answer_of(request: PredictRequest, served: Served, predicted: Predicted) -> PredictAnswer:
+    """Return an answer as plain data; without `batch`, without the leading axis."""
+    bundle = served.bundle
+
+    def plain(by_agent: Mapping[AgentID, Any]) -> dict[str, Any]:
+        return {agent: value.tolist() if request.batch else value[0].tolist() for agent, value in by_agent.items()}
+
+    answer = PredictAnswer(predicted.checkpoint, {})
+    for agent, actions in predicted.actions.items():
+        encoded = encode(bundle.spaces[bundle.policy_of[agent]].action, actions)
+        answer.actions[agent] = encoded if request.batch else encoded[0]
+    if predicted.states and request.return_states:
+        answer.states = {agent: [part.tolist() for part in state] for agent, state in predicted.states.items()}
+    if predicted.values is not None:
+        answer.values = plain(predicted.values)
+    if predicted.log_probs is not None:
+        answer.log_probs = plain(predicted.log_probs)
+    return answer
+
+
+# --- The routes ------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The routes of a server of policies, and what works in the background while it serves.
+
+    Args:
+        predictor: answers the requests.
+        limits: of a request.
+        reload_s: time between two looks for a newer checkpoint, in seconds; 0: none.
+        backend: see `Predictor.accelerate`.
+        say: gets a line about what happens, such as a newer checkpoint.
+        settled: is called, in a thread, when policies have been loaded and all that was to be imported is.
+        together: see `Batcher`.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        limits: Limits,
+        *,
+        reload_s: float = 5.0,
+        backend: str = "auto",
+        say: Callable[[str], None] = _log.info,
+        settled: Callable[[], None] = lambda: None,
+        together: bool = True,
+    ) -> None:
+        self._predictor = predictor
+        self._limits = limits
+        self._reload_s = reload_s
+        self._backend = backend
+        self._say = say
+        self._settled = settled
+        self._batcher: Batcher[Asked, Predicted] = Batcher(
+            predictor.answer, lambda asked: asked.rows * len(asked.observations), _MAX_ROWS, together
+        )
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes for `make_app`."""
+        return [
+            Route("/health", self._health),
+            Route("/info", self._info),
+            Route("/predict", self._predict, methods=["POST"]),
+            Route("/weights", self._weights),
+            Route("/openapi.json", self._openapi),
+        ]
+
+    async def _health(self, _: Request) -> Response:
+        return json_response(Health("ok", self._predictor.served.checkpoint))
+
+    async def _info(self, _: Request) -> Response:
+        served = self._predictor.served
+        bundle, limits = served.bundle, msgspec.to_builtins(self._limits)
+        policies = {policy_id: _policy_info(served, policy_id) for policy_id in bundle.policies}
+        content = Info(
+            learns=False,
+            version=marl_sb3.__version__,
+            env=self._predictor.env,
+            checkpoint=served.checkpoint,
+            checkpoint_why=bundle.checkpoint_why,
+            env_steps=served.env_steps,
+            agents=_agent_infos(served),
+            policies=policies,
+            weights_sha256=served.weights_sha256,
+            limits=limits,
+            requests=self._batcher.requests,
+            batches=self._batcher.batches,
+        )
+        return json_response(content)
+
+    async def _predict(self, request: Request) -> Response:
+        served = self._predictor.served
+        read, asked = read_request(await request.body(), served, self._limits)
+        return json_response(answer_of(read, served, await self._batcher.submit(asked)))
+
+    async def _weights(self, request: Request) -> Response:
+        """Answer with the policies as a safetensors file; with 304 if the client has them."""
+        served = self._predictor.served
+        headers = {"etag": f'"{served.weights_sha256}"', "x-checkpoint": served.checkpoint}
+        if headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        headers["content-length"] = str(len(served.weights))
+        return StreamingResponse(_chunks(served.weights), headers=headers, media_type="application/octet-stream")
+
+    async def _openapi(self, _: Request) -> Response:
+        return json_response(openapi())
+
+    # --- In the background -------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        """Look for faster ways to answer and for newer checkpoints while the app serves."""
+        working = asyncio.create_task(self._work())
+        try:
+            yield
+        finally:
+            self._predictor.close()
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+    async def _work(self) -> None:
+        await asyncio.to_thread(self._accelerate)
+        while self._reload_s:
+            await asyncio.sleep(self._reload_s)
+            if await asyncio.to_thread(self._reload):
+                await asyncio.to_thread(self._accelerate)
+
+    def _accelerate(self) -> None:
+        try:
+            for line in self._predictor.accelerate(self._backend):
+                self._say(line)
+        except OSError as error:
+            _log.warning("no ONNX Runtime: %s", error)
+        self._settled()
+
+    def _reload(self) -> bool:
+        try:
+            reloaded = self._predictor.reload()
+        except (ConfigError, OSError) as error:
+            _log.warning("no newer checkpoint: %s", error)
+            return False
+        if reloaded:
+            served = self._predictor.served
+            self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
+        return reloaded
+
+
+def _agent_infos(served: Served) -> dict[str, AgentInfo]:
+    described = {
+        policy_id: AgentInfo(policy_id, describe(own.observation), describe(own.action))
+        for policy_id, own in served.bundle.spaces.items()
+    }
+    return {agent: described[policy_id] for agent, policy_id in served.bundle.policy_of.items()}
+
+
+def _policy_info(served: Served, policy_id: str) -> PolicyInfo:
+    return PolicyInfo(
+        algorithm=type(served.bundle.policies[policy_id]).__name__,
+        action_masks=served.takes_masks(policy_id),
+        states=served.has_memory(policy_id),
+        backend="onnx" if policy_id in served.sessions else "torch",
+    )
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    """Cut data into pieces: each of them has its own time to be read by the client."""
+    for first in range(0, len(data), _CHUNK_BYTES):
+        yield data[first : first + _CHUNK_BYTES]
+
+
+def policy_server(
+    run_folder: str | Path,
+    checkpoint: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: Limits | None = None,
+    reload_s: float = 5.0,
+    backend: str = "auto",
+) -> ServerThread:
+    """Make a server of the policies of a run; a thread of this process serves within its context.
+
+    Args:
+        run_folder: of the run, or a folder of runs, for the newest of them.
+        checkpoint: best, latest or the number of an iteration; None: see `CheckpointFolder.load`.
+        host: name or address to listen on.
+        port: 0 for any free one; `address` of the server has it.
+        token: what requests have to show; None: nothing.
+        tls_cert: PEM file of a certificate; None: no TLS.
+        tls_key: PEM file of its key; None: it is in the same file.
+        limits: of requests; None: the defaults.
+        reload_s: see `Api`, as for `backend`.
+
+    Raises:
+        ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    limits = limits or Limits()
+    require_token(host, token)
+    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint)
+    api = Api(predictor, limits, reload_s=reload_s, backend=backend)
+    app = make_app(api.routes(), token=token, hosts=served_hosts(host), limits=limits, lifespan=api.lifespan)
+    return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
+
+
+# --- OpenAPI ---------------------------------------------------------------------------------------------------------
+
+_PATHS: Mapping[str, tuple[str, str, Any]] = {  # path -> method, summary, answer
+    "/health": ("get", "Whether the server answers", Health),
+    "/info": ("get", "Policies, agents, spaces, checkpoint, limits", Info),
+    "/predict": ("post", "Actions for observations", PredictAnswer),
+    "/weights": ("get", "The policies as a safetensors file; the ETag is its SHA-256", None),
+    "/openapi.json": ("get", "This description", None),
+}
+
+
+def openapi() -> dict[str, Any]:
+    """Return the description of the routes in OpenAPI 3.1."""
+    types = [PredictRequest, Refusal, *(answer for _, _, answer in _PATHS.values() if answer)]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    paths = {path: {method: _operation(path, *rest)} for path, (method, *rest) in _PATHS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "marl_sb3", "version": marl_sb3.__version__},
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}, {}],
+        "paths": paths,
+    }
+
+
+def _operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    other = binary if path == "/weights" else {"application/json": {"schema": {"type": "object"}}}
+    responses: dict[str, Any] = {
+        "200": {"description": summary, "content": other if answer is None else _json_of(answer)},
+        "default": {"description": "The request was refused", "content": _json_of(Refusal)},
+    }
+    asked = {"requestBody": {"required": True, "content": _json_of(PredictRequest)}} if path == "/predict" else {}
+    return {"summary": summary, "operationId": path.strip("/").partition(".")[0], **asked, "responses": responses}
+
+
+def _json_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{struct.__name__}"}}}

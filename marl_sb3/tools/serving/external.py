@@ -1,0 +1,271 @@
+"""A training that clients step, over HTTP: episodes are opened, their steps reported, and actions answered.
+
+GET    /health              the server is there
+GET    /info                agents with their spaces and policies, and how many episodes may run at a time
+POST   /episodes            open an episode: its id, and the seed that the simulator should use
+POST   /episodes/ID/step    report a step; the answer has the actions of the agents that act next
+POST   /steps               report steps of several episodes at once
+DELETE /episodes/ID         give an episode up
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.envs.external import StepReport
+from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
+from marl_sb3.errors import ConfigError
+from marl_sb3.tools.serving.http import (
+    Limits,
+    RequestError,
+    ServerThread,
+    json_response,
+    make_app,
+    read_message,
+    served_hosts,
+)
+from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
+from marl_sb3.types import AgentID, PolicyID
+
+_NO_REPORT = "the body is no report of a step"
+_STATUS = {"unknown": 404, "full": 429, "over": 410, "wrong": 400}
+
+
+class StepMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a report; see `StepReport`. Masks are beside the infos: agent -> a list of true and false.
+
+    With a `number`, that of the report in its episode counted from 1, one that comes twice is refused.
+    """
+
+    observations: dict[str, Any] = {}
+    rewards: dict[str, float] = {}
+    terminated: dict[str, bool] = {}
+    truncated: dict[str, bool] = {}
+    infos: dict[str, dict[str, Any]] = {}
+    action_masks: dict[str, list[bool]] = {}
+    actions: dict[str, Any] = {}
+    log_probs: dict[str, float] = {}
+    number: int | None = None
+
+
+class StepsMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of several reports: id of an episode -> its report."""
+
+    episodes: dict[str, StepMessage]
+
+
+class ExternalApi:
+    """The routes for the clients of an `ExternalVecEnv`.
+
+    Args:
+        env: what they step.
+        policy_of: agent -> id of its policy.
+        on_policy: ids of the policies that learn from the log-probabilities of actions.
+        limits: `batch` is the most episodes in one request.
+    """
+
+    def __init__(
+        self,
+        env: ExternalVecEnv,
+        policy_of: Mapping[AgentID, PolicyID],
+        on_policy: Collection[PolicyID],
+        limits: Limits,
+    ) -> None:
+        self._env, self._policy_of, self._limits = env, policy_of, limits
+        self._need_log_probs = {agent for agent, policy_id in policy_of.items() if policy_id in on_policy}
+        self._spaces: dict[str, tuple[Any, Any]] = {
+            agent: (env.envs[0].observation_space(agent), env.envs[0].action_space(agent)) for agent in env.agents
+        }
+        self.routes = [
+            Route("/health", self._health),
+            Route("/info", self._info),
+            Route("/episodes", self._open, methods=["POST"]),
+            Route("/episodes/{episode_id}/step", self._step, methods=["POST"]),
+            Route("/episodes/{episode_id}", self._give_up, methods=["DELETE"]),
+            Route("/steps", self._steps, methods=["POST"]),
+        ]
+
+    async def _health(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _info(self, _: Request) -> Response:
+        agents = {
+            agent: {
+                "policy": self._policy_of[agent],
+                "observation_space": describe(seen),
+                "action_space": describe(done),
+            }
+            for agent, (seen, done) in self._spaces.items()
+        }
+        numbers = {"num_episodes": self._env.num_envs, "open_episodes": self._env.num_episodes}
+        return json_response({"learns": True, "agents": agents, **numbers})
+
+    async def _open(self, _: Request) -> Response:
+        try:
+            episode_id, seed = self._env.open_episode()
+        except EpisodeRefusedError as error:
+            raise _refused(error) from error
+        return json_response({"episode_id": episode_id, "seed": seed}, 201)
+
+    async def _give_up(self, request: Request) -> Response:
+        self._env.give_up(request.path_params["episode_id"], "its client has given it up")
+        return json_response({})
+
+    async def _step(self, request: Request) -> Response:
+        message = read_message(await request.body(), StepMessage, _NO_REPORT)
+        report = self._report(message)
+        (answered,) = await self._answers(request, {request.path_params["episode_id"]: report})
+        return json_response(self._plain(answered))
+
+    async def _steps(self, request: Request) -> Response:
+        message = read_message(await request.body(), StepsMessage, _NO_REPORT)
+        if len(message.episodes) > self._limits.batch:
+            words = f"the request has {len(message.episodes)} episodes; accepted: at most {self._limits.batch}"
+            raise RequestError(words, 413, key="episodes")
+        reports = {episode_id: self._report(own, episode_id) for episode_id, own in message.episodes.items()}
+        answers = await self._answers(request, reports, one_by_one=True)
+        answered = zip(reports, answers, strict=True)
+        return json_response(
+            {"episodes": {episode_id: self._plain(own, in_batch=True) for episode_id, own in answered}}
+        )
+
+    # --- What clients say --------------------------------------------------------------------------------------------
+
+    def _report(self, message: StepMessage, episode_id: str = "") -> StepReport:
+        """Read a report; what an env must not return is refused later, when it is taken in."""
+        where = f"episode {episode_id:.40}: " if episode_id else ""
+        fields = ("observations", "rewards", "terminated", "truncated", "infos", "action_masks", "actions", "log_probs")
+        for name in fields:
+            for agent in getattr(message, name):
+                if agent not in self._spaces:
+                    words = f"{where}{name} has the agent {agent[:60]!r}; accepted: {', '.join(self._spaces)}"
+                    raise RequestError(words, key=name, agent=agent[:60])
+        if unknown := sorted((self._need_log_probs & message.actions.keys()) - message.log_probs.keys()):
+            words = f"{where}agent {unknown[0]!r}: its policy learns on-policy, and the action has no log-probability"
+            accepted = "log_probs beside actions, or a report without actions, which are answered then"
+            raise RequestError(f"{words}; accepted: {accepted}", agent=unknown[0], key="log_probs")
+        infos = {agent: dict(own) for agent, own in message.infos.items()}
+        for agent, mask in message.action_masks.items():
+            infos.setdefault(agent, {})["action_mask"] = mask
+        return StepReport(
+            self._values(message.observations, 0, f"{where}the observation"),
+            message.rewards,
+            message.terminated,
+            message.truncated,
+            infos,
+            self._values(message.actions, 1, f"{where}the action"),
+            message.log_probs,
+            message.number,
+        )
+
+    def _values(self, plain: Mapping[str, Any], which: int, what: str) -> dict[str, Any]:
+        found = {}
+        for agent, value in plain.items():
+            try:
+                found[agent] = decode(self._spaces[agent][which], value, what, within_bounds=which == 1)
+            except SpaceError as error:
+                words = f"agent {agent!r}: {error}"
+                raise RequestError(words, agent=agent, key=error.key, accepted=error.accepted) from error
+        return found
+
+    # --- What they get -----------------------------------------------------------------------------------------------
+
+    async def _answers(
+        self, request: Request, reports: Mapping[str, StepReport], *, one_by_one: bool = False
+    ) -> list[Answered]:
+        """Hand reports to the training, and wait for its answers; a client that goes away gives its episodes up."""
+        futures = [self._submit(episode_id, report, one_by_one) for episode_id, report in reports.items()]
+        answers = asyncio.gather(*futures)
+        gone = asyncio.ensure_future(request.receive())  # after the body, only that the client has gone
+        try:
+            waited_for: set[asyncio.Future[Any]] = {answers, gone}
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if answers.done():
+                return answers.result()
+            for episode_id in reports:
+                self._env.give_up(episode_id, "its client has gone")
+            return await answers
+        finally:
+            gone.cancel()
+            with suppress(asyncio.CancelledError):
+                await gone
+
+    def _submit(self, episode_id: str, report: StepReport, one_by_one: bool) -> asyncio.Future[Answered]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answered] = loop.create_future()
+
+        def set_answer(answered: Answered) -> None:
+            if not future.done():
+                future.set_result(answered)
+
+        def answer(answered: Answered) -> None:  # in the thread of the training
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(set_answer, answered)
+
+        try:
+            self._env.report(episode_id, report, answer)
+        except EpisodeRefusedError as error:
+            if not one_by_one:
+                raise _refused(error) from error
+            future.set_result(Answered(error=error))
+        return future
+
+    def _plain(self, answered: Answered, *, in_batch: bool = False) -> dict[str, Any]:
+        if answered.error is not None:
+            if not in_batch:
+                raise _refused(answered.error) from answered.error
+            return {"error": {"message": str(answered.error), "status": _STATUS[answered.error.reason]}}
+        actions = {agent: encode(self._spaces[agent][1], action) for agent, action in answered.actions.items()}
+        return {"actions": actions, "over": answered.over}
+
+
+def _refused(error: EpisodeRefusedError) -> RequestError:
+    return RequestError(str(error), _STATUS[error.reason])
+
+
+def external_server(
+    algorithm: MultiAgentAlgorithm,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: Limits | None = None,
+) -> ServerThread:
+    """Make the server for the clients that step the envs of an algorithm; it serves within its context.
+
+    Args:
+        algorithm: trains in `marl_sb3.make_vec_env("external", n_envs, agents={...})`.
+        host: name or address to listen on.
+        port: 0 for any free one.
+        token: what clients have to show; None: nothing.
+        tls_cert: PEM file of a certificate; None: no TLS.
+        tls_key: PEM file of its key; None: it is in the same file.
+        limits: of requests; None: the defaults.
+
+    Raises:
+        ConfigError: the envs are stepped by this process, the port is taken, or others can reach the host without a
+            token.
+    """
+    env = algorithm.env
+    if not isinstance(env, ExternalVecEnv):
+        words = "the envs are stepped by this process; accepted: envs of make_vec_env('external', ...)"
+        raise ConfigError(words, key="env")
+    limits = limits or Limits()
+    learners = algorithm.parts.learners
+    on_policy = [policy_id for policy_id, learner in learners.items() if isinstance(learner, OnPolicyLearner)]
+    routes = ExternalApi(env, algorithm.policy_of, on_policy, limits).routes
+    app = make_app(routes, token=token, hosts=served_hosts(host), limits=limits)
+    return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)

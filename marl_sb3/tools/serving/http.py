@@ -1,0 +1,735 @@
+"""An app with its guards, and the server it runs in: what everything of this package that listens has in common.
+
+Nobody but the user of this machine is served by default. A web page that the user visits runs on this machine as well:
+its requests are refused by the `Host` and `Origin` that browsers send, so that no name of a foreign server that is made
+to point here (DNS rebinding) can be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from typing_extensions import override
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from marl_sb3.errors import ConfigError, MarlSb3Error, described
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.signals import ENDING, handled
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+ANY_HOST = "*"
+_SUBPROTOCOL = "marl-sb3"  # of a WebSocket that offers its token as another one
+_TOKEN_PREFIX = "token."
+_MOST_SHOWN = 500  # characters of a message about what was sent
+_MAX_HEAD_BYTES = 65_536  # of a request line with its headers
+_ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
+_TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # what HTTP allows in a Bearer token
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a client may ask for.
+
+    Attributes:
+        body_bytes: size of the body of a request, and of a message of a WebSocket.
+        batch: observations of an agent in one request.
+        seconds: time for a TLS handshake, for a request's head, for its body, for 64 kB of an answer to be read, and
+            for the answers that are due when the server ends.
+        connections: connections at a time. Where there is no room, a new one takes the place of the oldest that has
+            not sent a request; if all have, it is refused.
+    """
+
+    body_bytes: int = 8_000_000
+    batch: int = 1024
+    seconds: float = 10.0
+    connections: int = 256
+
+
+class RequestError(MarlSb3Error):
+    """A request is refused.
+
+    Args:
+        message: what is wrong and what is accepted.
+        status: status code of the answer.
+        more: further fields of the answer: `agent`, `key`, `accepted`.
+    """
+
+    def __init__(self, message: str, status: int = 400, **more: Any) -> None:
+        super().__init__(message)
+        self.status = status
+        self.more = more
+
+
+def read_message(text: bytes | str, kind: type[T], what: str) -> T:
+    """Read JSON that somebody has sent.
+
+    Args:
+        kind: the msgspec struct that it is to be.
+        what: start of the message of an error.
+
+    Raises:
+        RequestError: it is no such JSON.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        # A name in the message is what somebody has sent: of any length, with what terminals obey.
+        raise RequestError(f"{what}: {one_line(str(error).replace('`', ''))[:_MOST_SHOWN]}") from error
+    except RecursionError as error:
+        raise RequestError(f"{what}: it is nested too deep") from error
+
+
+# --- Answers ---------------------------------------------------------------------------------------------------------
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with JSON; `content` is plain data or msgspec structs."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def error_response(message: str, status: int, headers: Mapping[str, str] | None = None, **more: Any) -> Response:
+    """Answer `{"error": {"message": ...}}`; fields of `more` that are None are left out."""
+    fields = {name: value for name, value in more.items() if value is not None}
+    return json_response({"error": {"message": message, **fields}}, status, headers)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(str(error), error.status, **error.more)
+
+
+async def _misused(_: Request, error: Exception) -> Response:
+    more = {name: getattr(error, name, None) for name in ("agent", "key", "accepted")}
+    return error_response(str(error), 400, **more)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    words = {404: f"there is no {request.url.path:.200}"}
+    if "Allow" in headers:
+        words[405] = f"{request.method} is not accepted here; accepted: {headers['Allow']}"
+    return error_response(words.get(error.status_code, error.detail), error.status_code, headers)
+
+
+_HANDLERS: Mapping[Any, Any] = {RequestError: _refused, ConfigError: _misused, HTTPException: _http_error}
+
+
+# --- The app ---------------------------------------------------------------------------------------------------------
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+def make_app(
+    routes: Sequence[BaseRoute],
+    *,
+    token: str | None,
+    hosts: Sequence[str],
+    limits: Limits,
+    public: Sequence[str] = (),
+    lifespan: Lifespan | None = None,
+) -> Starlette:
+    """Make an app of routes, with the guards that all servers of the package have.
+
+    A handler that raises a `RequestError` or a `ConfigError` answers with JSON, as all refusals do; one that raises
+    another exception answers 500, and the log has its traceback.
+
+    Args:
+        routes: of Starlette.
+        token: what requests have to show: `Authorization: Bearer TOKEN`; WebSockets, for which browsers send no such
+            header, `?token=TOKEN`, or the subprotocols `marl-sb3` and `token.TOKEN`. None: nothing.
+        hosts: the names by which the server may be asked for, without a port; `ANY_HOST` for all. See `served_hosts`.
+        limits: of a request.
+        public: paths that need no token, such as a page without data; one that ends with `/` stands for all below it.
+        lifespan: context of the app: what it needs while it serves.
+
+    Raises:
+        ConfigError: the token is too short, or has characters that HTTP does not allow in it.
+    """
+    if token is not None and not _TOKEN.fullmatch(token):
+        accepted = "8 to 200 letters, digits and any of . _ ~ + / = -"
+        raise ConfigError(f"the token is not accepted; accepted: {accepted}", key="--token")
+    guard = Middleware(Guard, token=token, hosts=hosts, limits=limits, public=public)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=_HANDLERS, lifespan=lifespan)
+    app.state.token = token
+    return app
+
+
+class Guard:
+    """ASGI middleware that refuses requests before an app sees them, and hands on the others with their whole body.
+
+    Args:
+        app: the app below.
+        token: see `make_app`, as for the others.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, hosts: Sequence[str], limits: Limits, public: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._limits = limits
+        self._public = public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard one request, WebSocket, or the lifespan of the app."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(scope, headers)
+            self._check_token(scope, headers)
+            if scope["type"] == "http":
+                receive = await self._with_body(headers, receive)
+        except RequestError as error:
+            await _refuse(error, scope, receive, send)
+        except _DisconnectedError:
+            pass
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer; if it fails, say so without details, which are in the log."""
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            try:
+                await send(_with_subprotocol(message, scope))
+            except RuntimeError as error:
+                if "closed" not in str(error):
+                    raise
+                raise _DisconnectedError from error  # uvloop's connection was reset before uvicorn was told
+
+        try:
+            await self._app(scope, receive, watched)
+        except (WebSocketDisconnect, _DisconnectedError):
+            pass  # the client has gone
+        except Exception as error:
+            _log.error("%s failed: %s", scope["path"], described(error), exc_info=error)
+            if begun:
+                raise
+            await _refuse(RequestError("the server failed; its log says why", 500), scope, receive, send)
+
+    # --- Who asks ----------------------------------------------------------------------------------------------------
+
+    def _check_host(self, scope: Scope, headers: Headers) -> None:
+        """Refuse names that are not the server's, and web pages of other servers."""
+        given = headers.getlist("host")
+        host = given[0].lower() if len(given) == 1 else ""
+        match = _HOST.fullmatch(host)
+        if match is None:
+            raise RequestError("the header Host is not one name; accepted: NAME or NAME:PORT", key="Host")
+        if ANY_HOST not in self._hosts and match[1] not in self._hosts:
+            accepted = ", ".join(sorted(self._hosts))
+            raise RequestError(f"the header Host is {host:.200}; accepted: {accepted}", 403, key="Host")
+        # A page by HTTPS may be one of a server without TLS: of a proxy in front of it. The other way, anybody on the
+        # way could have made the page.
+        schemes = ("https",) if scope["scheme"] in ("https", "wss") else ("http", "https")
+        pages = [f"{scheme}://{host}" for scheme in schemes]
+        for origin in headers.getlist("origin"):
+            if origin.lower() not in pages:
+                words = f"the request comes from a page of {origin:.200}; accepted: pages of {' and '.join(pages)}"
+                raise RequestError(words, 403, key="Origin")
+        # Only browsers send it, also where they are set to send no Origin.
+        site = headers.get("sec-fetch-site", "none")
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
+            raise RequestError("the request comes from a page of another server", 403, key="Sec-Fetch-Site")
+
+    def _check_token(self, scope: Scope, headers: Headers) -> None:
+        if self._token is None or any(_is_below(scope["path"], path) for path in self._public):
+            return
+        shown = [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
+        accepted = "Authorization: Bearer TOKEN"
+        if scope["type"] == "websocket":
+            shown += [value for name, value in parse_qsl(scope["query_string"].decode("latin-1")) if name == "token"]
+            shown += [name.removeprefix(_TOKEN_PREFIX) for name in scope["subprotocols"] if _is_token(name)]
+            accepted += f", ?token=TOKEN, or the subprotocols {_SUBPROTOCOL} and {_TOKEN_PREFIX}TOKEN"
+        expected = self._token.encode()
+        if not any(hmac.compare_digest(value.encode(errors="replace"), expected) for value in shown):
+            words = "the token is wrong" if shown else "a token is missing"
+            raise RequestError(f"{words}; accepted: {accepted}", 401)
+
+    # --- The body ----------------------------------------------------------------------------------------------------
+
+    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Read the body; returns what gives it to the app."""
+        limit, seconds = self._limits.body_bytes, self._limits.seconds
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
+            raise _too_large(declared, limit)
+        try:
+            async with asyncio.timeout(seconds):
+                body = await _read_body(receive, limit)
+        except TimeoutError:
+            words = f"the body has not arrived; accepted: within {seconds:g} s"
+            raise RequestError(words, 408) from None
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def given() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return given
+
+
+class _DisconnectedError(Exception):
+    """The client has gone before its request was complete, or before its answer was."""
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _DisconnectedError
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limit:
+            raise _too_large(f"more than {limit}", limit)
+    return bytes(body)
+
+
+def _too_large(size: str, limit: int) -> RequestError:
+    return RequestError(f"the body has {size:.30} bytes; accepted: at most {limit}", 413)
+
+
+def _is_below(path: str, public: str) -> bool:
+    return path == public or (public.endswith("/") and len(public) > 1 and path.startswith(public))
+
+
+def _is_token(subprotocol: str) -> bool:
+    return subprotocol.startswith(_TOKEN_PREFIX)
+
+
+def _with_subprotocol(message: Message, scope: Scope) -> Message:
+    """Accept the subprotocol beside a token: browsers close a connection that offered some, and of which none is."""
+    offered = scope.get("subprotocols", ())
+    if message["type"] == "websocket.accept" and not message.get("subprotocol") and _SUBPROTOCOL in offered:
+        return {**message, "subprotocol": _SUBPROTOCOL}
+    return message
+
+
+async def _refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a refused request and close its connection, so that the rest of its body is not read."""
+    headers = {"connection": "close"} if scope["type"] == "http" else {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    response = error_response(str(error), error.status, headers, **error.more)
+    if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
+        await response(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+
+
+# --- The server ------------------------------------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def served_hosts(host: str) -> tuple[str, ...]:
+    """Return the names by which a server at `host` may be asked for.
+
+    Other machines may know it by any name; there it is the token that keeps foreign web pages out.
+    """
+    return (*LOOPBACK_HOSTS, host) if is_loopback(host) else (ANY_HOST,)
+
+
+def require_token(host: str, token: str | None) -> None:
+    """Refuse to serve other machines without a token.
+
+    Raises:
+        ConfigError: other machines can reach the host, and there is no token.
+    """
+    if token is None and not is_loopback(host):
+        words = f"--host is {host!r}, which other machines can reach"
+        raise ConfigError(f"{words}; accepted: with --token TOKEN, or --host 127.0.0.1", key="--host")
+
+
+class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, with limits for what comes before a request: time and size of its head.
+
+    Attributes:
+        limits: of all connections of the server.
+        silent: its connections that have not sent the head of a request, the oldest first, with what drops them.
+    """
+
+    limits: ClassVar[Limits]
+    silent: ClassVar[dict[Any, Callable[[], object]]]
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.silent[self] = transport.abort
+        self._start()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+            self._head_bytes = 0
+            self.silent.pop(self, None)
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._end(431, f"the head of the request is too large; accepted: at most {_MAX_HEAD_BYTES} bytes")
+        elif self._timer is None:
+            self._start()
+
+    def handle_websocket_upgrade(self, *request: Any) -> None:
+        self._stop()
+        self.silent.pop(self, None)
+        super().handle_websocket_upgrade(*request)
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            # What websockets cannot parse, such as the method POST, uvicorn leaves without an answer.
+            self._end(400, "the request for a WebSocket is not accepted; accepted: GET with at most 128 short headers")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        self.silent.pop(self, None)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read its answer, but not for ever."""
+        super().pause_writing()
+        self._stop()
+        self._timer = self.loop.call_later(self.limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop()
+
+    def _start(self) -> None:
+        words = f"the head of the request has not arrived; accepted: within {self.limits.seconds:g} s"
+        self._timer = self.loop.call_later(self.limits.seconds, self._end, 408, words)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self, status: int, message: str) -> None:
+        """Answer what is no request yet, and close the connection."""
+        self._stop()
+        if not self.transport.is_closing():
+            self.transport.write(_refusal(status, message))
+            self.transport.close()
+
+
+def _refusal(status: int, message: str) -> bytes:
+    """Return an answer to what is no request yet; the connection is closed after it."""
+    body = msgspec.json.encode({"error": {"message": message}})
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    head = f"{first}content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which accepts connections itself, leaves the signals to its caller, and says when it serves.
+
+    asyncio's servers would know of a connection only after its TLS handshake: no limit would hold before.
+
+    Args:
+        limits: of connections, and of the time for their handshake.
+    """
+
+    on_started: Callable[[], None]
+    caught: int | None = None
+    _accepting: asyncio.Task[None]
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._silent: dict[Any, Callable[[], object]] = {}
+        kind = {"limits": limits, "silent": self._silent}
+        self._protocol: Any = type("TimedProtocol", (_TimedProtocol,), kind)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._warned_s = -math.inf
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        (listening,) = sockets or []
+        self._accepting = asyncio.create_task(self._accept(listening))
+        self.on_started()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        tasks = [self._accepting, *self._opening]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections as long as there is room; a new one takes the place of the oldest silent one."""
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        listening.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # no descriptors are left, most likely
+                self._warn(f"a connection is not accepted: {error}")
+                self._drop_oldest_silent()
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(connections) >= self._limits.connections and not self._drop_oldest_silent():
+                self._refuse(connection)
+                continue
+            state, shared = self.lifespan.state, self.server_state
+            protocol = self._protocol(config=self.config, server_state=shared, app_state=state)
+            connections.add(protocol)
+            task = asyncio.create_task(self._open(connection, protocol))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+            self._silent[protocol] = task.cancel
+            await asyncio.sleep(0)  # it begins now: one that is cancelled before would not close the connection
+
+    async def _open(self, connection: socket.socket, protocol: Any) -> None:
+        """Give a connection to its protocol, after the TLS handshake if there is one."""
+        secure: Any = self.config.ssl
+        times = {} if secure is None else dict.fromkeys(_TLS_TIMES, self._limits.seconds)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=secure, **times)
+        except OSError:  # the handshake failed or took too long, which is the client's affair
+            self._forget(protocol)
+        except asyncio.CancelledError:
+            self._forget(protocol)
+            raise
+
+    def _drop_oldest_silent(self) -> bool:
+        """Drop the connection that has sent no request for longest; returns whether there is one."""
+        for protocol, drop in self._silent.items():
+            self._forget(protocol)
+            drop()
+            return True
+        return False
+
+    def _forget(self, protocol: Any) -> None:
+        self._silent.pop(protocol, None)
+        self.server_state.connections.discard(protocol)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        """Close a connection for which there is no room."""
+        with connection, suppress(OSError):
+            if self.config.ssl is None:
+                connection.send(_refusal(503, f"all {self._limits.connections} connections are in use"))
+
+    def _warn(self, message: str) -> None:
+        """Log a message, at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= 1:
+            self._warned_s = now_s
+            _log.warning(message)
+
+    def end(self, number: int, _: Any = None) -> None:
+        """End after the requests in flight; the second signal ends at once."""
+        self.force_exit = self.caught is not None
+        self.should_exit, self.caught = True, number
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigError: the port is taken or not permitted, or the host is not this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"--host is {host!r}: {error}; accepted: a name or an address of this machine") from error
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        words = f"cannot listen on {host} port {port}: {error.strerror}; accepted: --port 0 for any free one"
+        raise ConfigError(words, key="--port") from error
+    return listening
+
+
+def _server(app: Starlette, limits: Limits, tls_cert: Path | None, tls_key: Path | None) -> _Server:
+    """Make the server of an app.
+
+    Raises:
+        ConfigError: the certificate or the key cannot be used.
+    """
+    if tls_key is not None and tls_cert is None:
+        raise ConfigError("--tls-key is given without --tls-cert; accepted: both", key="--tls-key")
+    config = uvicorn.Config(
+        app,
+        ws="auto",
+        ws_max_size=limits.body_bytes,
+        lifespan="on",
+        log_config=None,
+        log_level="critical",  # what clients send wrongly is no message of the server; the guard logs its own errors
+        access_log=False,
+        workers=1,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(limits.seconds),
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # of ssl, too
+        words = f"--tls-cert {tls_cert} and --tls-key {tls_key} cannot be used: {error}"
+        raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
+    return _Server(config, limits)
+
+
+def _prepared(
+    app: Starlette, host: str, port: int, limits: Limits, tls_cert: Path | None, tls_key: Path | None
+) -> tuple[_Server, socket.socket, str]:
+    """Return a server, its socket, and its address."""
+    require_token(host, app.state.token)
+    server = _server(app, limits, tls_cert, tls_key)
+    listening = _listening(host, port)
+    name = f"[{host}]" if ":" in host else host
+    return server, listening, f"http{'s' if tls_cert else ''}://{name}:{listening.getsockname()[1]}"
+
+
+def run_server(
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: Limits,
+    on_started: Callable[[str], None],
+) -> None:
+    """Serve an app in this thread until a signal asks for the end; requests in flight are answered first.
+
+    Args:
+        app: what `make_app` made.
+        host: name or address to listen on.
+        port: 0 for any free one.
+        tls_cert: PEM file of the certificate and those that signed it; None: no TLS.
+        tls_key: PEM file of its key; None: it is in the same file.
+        limits: of connections and time.
+        on_started: gets the address, such as `http://127.0.0.1:8000`, when clients can connect.
+
+    Raises:
+        ConfigError: other machines can reach the host and the app has no token; the port is taken; the certificate
+            cannot be used.
+        KeyboardInterrupt: a signal has ended the server.
+    """
+    server, listening, address = _prepared(app, host, port, limits, tls_cert, tls_key)
+    server.on_started = lambda: on_started(address)
+    with listening, handled(ENDING, server.end):
+        _run(server, listening)
+    if server.caught is not None:
+        raise KeyboardInterrupt
+
+
+def _run(server: _Server, listening: socket.socket) -> None:
+    try:
+        server.run([listening])
+    except SystemExit as error:  # how uvicorn says that the lifespan of the app has failed
+        raise RuntimeError("the server could not start; the log says why") from error
+
+
+class ServerThread:
+    """An app that is served by a thread of this process within a context.
+
+    Args:
+        app: see `run_server`, as for the others.
+
+    Attributes:
+        address: such as `http://127.0.0.1:41234`.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        prepared = _prepared(app, host, port, limits or Limits(), tls_cert, tls_key)
+        self._server, self._listening, self.address = prepared
+        self._started, self._error = threading.Event(), None
+        self._server.on_started = self._started.set
+        self._thread = threading.Thread(target=self._serve, name="marl_sb3-server", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    _error: BaseException | None
+
+    def _serve(self) -> None:
+        try:
+            with self._listening:
+                _run(self._server, self._listening)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()

@@ -1,0 +1,299 @@
+"""Observations and actions of Gymnasium spaces as JSON, and back, with checks.
+
+    Box            numbers, in lists nested as the shape says: `[0.5, -1]`; of an image: rows of pixels of channels
+    Discrete       an integer
+    MultiDiscrete  a list of integers
+    MultiBinary    a list of 0 and 1, or of true and false
+    Dict           an object with the same keys
+    Tuple          a list
+
+JSON has no NaN and no infinity, and neither is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.types import Array
+
+Space = spaces.Space[Any]
+
+_MAX_DIMENSIONS = 32
+
+
+class SpaceError(ConfigError):
+    """A value is not in its space.
+
+    Args:
+        where: what the value is of, such as `agent 'a': the observation`.
+        key: the part of the value that does not fit, such as `position[3]`; empty for all of it.
+        found: what it is.
+        accepted: the shape, the type and the range of that part.
+
+    Attributes:
+        key: as given; None for all of the value.
+        accepted: as given.
+    """
+
+    def __init__(self, where: str, key: str, found: str, accepted: str) -> None:
+        named = f"{where}, {key}," if key else where
+        super().__init__(f"{named} is {found}; accepted: {accepted}", key=key or None)
+        self.accepted = accepted
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def decode(space: Space, plain: Any, where: str, *, rows: int | None = None, within_bounds: bool = True) -> Any:
+    """Read a value of a space from the plain data of JSON.
+
+    Args:
+        space: the space; one of those above, or made of them.
+        plain: lists, numbers, strings and mappings, which are untrusted.
+        where: what the value is of, for messages.
+        rows: number of values in a batch: each array has a leading axis of this length. None: a single value.
+        within_bounds: whether the numbers of a Box have to be within its bounds.
+
+    Returns:
+        The value as the space has it: arrays of its dtype, dictionaries and tuples. Discrete: a NumPy integer.
+
+    Raises:
+        SpaceError: it is no value of the space; the message names the part, and its shape, type and range.
+    """
+    return _Reader(where, rows, within_bounds).read(space, plain, "")
+
+
+class _Reader:
+    def __init__(self, where: str, rows: int | None, within_bounds: bool) -> None:
+        self._where = where
+        self._lead = () if rows is None else (rows,)
+        self._within_bounds = within_bounds
+
+    def read(self, space: Space, plain: Any, key: str) -> Any:
+        if isinstance(space, spaces.Dict):
+            return self._read_dict(space, plain, key)
+        if isinstance(space, spaces.Tuple):
+            return self._read_tuple(space, plain, key)
+        if isinstance(space, spaces.Box):
+            return self._read_box(space, plain, key)
+        low, high = _integer_bounds(space)
+        if isinstance(space, spaces.MultiBinary):
+            plain = _without_booleans(plain, len(self._lead) + len(space.shape))
+        numbers = self._numbers(space, plain, key, int)
+        self._require((numbers >= low) & (numbers <= high), numbers, space, key)
+        return numbers.astype(space.dtype)[()]
+
+    def _read_dict(self, space: spaces.Dict, plain: Any, key: str) -> dict[str, Any]:
+        keys = ", ".join(map(str, space.spaces))
+        if not isinstance(plain, Mapping):
+            raise SpaceError(self._where, key, _shown(plain), f"an object with the keys {keys}")
+        by_text = {str(name): name for name in space.spaces}  # keys of a Dict may be integers
+        missing = [name for name in by_text if name not in plain]
+        other = [one_line(name) for name in plain if name not in by_text]
+        if missing or other:
+            parts = [f"without {', '.join(missing)}"] if missing else []
+            parts += [f"with {', '.join(other):.200}"] if other else []
+            raise SpaceError(self._where, key, f"an object {' and '.join(parts)}", f"the keys {keys}")
+        return {
+            name: self.read(space.spaces[name], plain[text], f"{key}.{text}" if key else text)
+            for text, name in by_text.items()
+        }
+
+    def _read_tuple(self, space: Any, plain: Any, key: str) -> tuple[Any, ...]:
+        if not isinstance(plain, (list, tuple)) or len(plain) != len(space.spaces):
+            raise SpaceError(self._where, key, _shown(plain), f"a list of {len(space.spaces)} parts")
+        return tuple(
+            self.read(part, value, f"{key}[{index}]")
+            for index, (part, value) in enumerate(zip(space.spaces, plain, strict=True))
+        )
+
+    def _read_box(self, space: spaces.Box, plain: Any, key: str) -> Array:
+        dtype: Any = np.dtype(space.dtype)
+        if dtype.kind == "b":
+            plain = _without_booleans(plain, len(self._lead) + len(space.shape))
+        numbers = self._numbers(space, plain, key, float if dtype.kind == "f" else int)
+        if dtype.kind == "f":
+            with np.errstate(over="ignore"):  # a number that is too large becomes infinite, which is refused
+                values = numbers.astype(dtype)
+            fits = np.isfinite(values)
+        else:
+            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            self._require((numbers >= low) & (numbers <= high), numbers, space, key)
+            values = numbers.astype(dtype)
+            fits = np.ones(values.shape, bool)
+        if self._within_bounds:
+            fits &= (values >= space.low) & (values <= space.high)
+        self._require(fits, numbers, space, key)
+        return values
+
+    def _numbers(self, space: Space, plain: Any, key: str, kind: type) -> Array:
+        """Read lists of numbers with the shape of the space, as float64 or int64; as objects if they are larger."""
+        assert space.shape is not None
+        shape = (*self._lead, *space.shape)
+        try:
+            lists = msgspec.convert(plain, _nested(kind, len(shape)))
+            numbers = np.asarray(lists, np.float64) if kind is float else _integers(lists)
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            found = f"not as its space says ({error})" if isinstance(plain, (list, tuple)) else _shown(plain)
+            raise SpaceError(self._where, key, found.replace("`", ""), self._accepted(space)) from error
+        if numbers.shape != shape:
+            numbers = numbers.reshape(shape) if numbers.size == 0 and 0 in shape else numbers
+            if numbers.shape != shape:
+                raise SpaceError(self._where, key, f"of shape {numbers.shape}", self._accepted(space))
+        return numbers
+
+    def _require(self, fits: Any, numbers: Array, space: Space, key: str) -> None:
+        """Refuse the numbers if one does not fit; the message names the first of these."""
+        if np.all(fits):
+            return
+        index = tuple(int(place) for place in np.argwhere(~np.asarray(fits))[0])
+        at = "".join(f"[{place}]" for place in index)
+        place = index[len(self._lead) :]
+        raise SpaceError(self._where, key + at, f"{numbers[index]!s:.60}", self._accepted(space, place))
+
+    def _accepted(self, space: Space, index: tuple[int, ...] | None = None) -> str:
+        """Describe the shape, type and range of values of a space; with an index, of the number there."""
+        kind = "numbers" if np.dtype(space.dtype).kind == "f" else "integers"
+        if isinstance(space, spaces.Box):
+            low, high = _bound_words(space.low, index), _bound_words(space.high, index)
+        else:
+            low, high = (_bound_words(np.asarray(bound), index) for bound in _integer_bounds(space))
+        range_words = f"{low} to {high}" if self._within_bounds or not isinstance(space, spaces.Box) else "any finite"
+        shape = (*self._lead, *(space.shape or ()))
+        return f"{kind} of shape {shape}, {range_words}" if shape else f"one of the {kind} {range_words}"
+
+
+def _nested(kind: type, dimensions: int) -> Any:
+    found: Any = kind
+    for _ in range(min(dimensions, _MAX_DIMENSIONS)):
+        found = list[found]
+    return found
+
+
+def _integers(lists: Any) -> Array:
+    try:
+        return np.asarray(lists, np.int64)
+    except OverflowError:  # compared with the bounds as they are, and refused unless the space has such numbers
+        return np.asarray(lists, object)
+
+
+def _without_booleans(plain: Any, depth: int) -> Any:
+    """Return lists of true and false as lists of 1 and 0."""
+    if depth > 0:
+        return [_without_booleans(part, depth - 1) for part in plain] if isinstance(plain, (list, tuple)) else plain
+    return int(plain) if isinstance(plain, bool) else plain
+
+
+def _integer_bounds(space: Space) -> tuple[Any, Any]:
+    """The lowest and the highest value of each number of a space of integers."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    raise ConfigError(
+        f"values of {space} cannot be sent; accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+    )
+
+
+def _bound_words(bound: Any, index: tuple[int, ...] | None) -> str:
+    """A bound in words: that of the number at an index; without one, that of all numbers if it is the same."""
+    array = np.asarray(bound)
+    if array.ndim and index is not None:
+        array = array[index]
+    distinct = {value.item() for value in np.unique(array)}
+    if len(distinct) != 1:
+        return "its own bound"
+    number = distinct.pop()
+    return f"{number:.6g}" if isinstance(number, float) else str(number)
+
+
+def _shown(plain: Any) -> str:
+    """A value in few words: its text if it is short, else what it is."""
+    if isinstance(plain, Mapping):
+        return "an object"
+    if isinstance(plain, (list, tuple)):
+        return f"a list of {len(plain)}"
+    return "null" if plain is None else f"{plain!r:.60}"
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode(space: Space, value: Any) -> Any:
+    """Return a value of a space, or a batch of them, as plain data that `decode` reads.
+
+    Raises:
+        ConfigError: it has a number that is not finite, or another structure than the space.
+    """
+    if isinstance(space, spaces.Dict):
+        return {str(name): encode(part, _part(value, name, space)) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return [encode(part, _part(value, index, space)) for index, part in enumerate(space.spaces)]
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(f"a value of {space} has numbers that are not finite; accepted by JSON: finite ones")
+    if isinstance(space, spaces.MultiBinary):
+        array = array.astype(np.int8)
+    return array.tolist()
+
+
+def _part(value: Any, key: Any, space: Space) -> Any:
+    try:
+        return value[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ConfigError(f"a value of {space} has no part {key!r}") from error
+
+
+def describe(space: Space) -> dict[str, Any]:
+    """Return a space as plain data for JSON: its kind, shape, type and range.
+
+    A bound is one number if all are equal, else nested lists; null where there is none.
+    """
+    describer = next((made for kind, made in _DESCRIBERS.items() if isinstance(space, kind)), None)
+    if describer is None:
+        raise ConfigError(f"{space} cannot be described; accepted: {', '.join(kind.__name__ for kind in _DESCRIBERS)}")
+    return describer(space)
+
+
+def _described_box(space: spaces.Box) -> dict[str, Any]:
+    bounds = {"low": _bound_to_plain(space.low), "high": _bound_to_plain(space.high)}
+    return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
+
+
+def _bound_to_plain(bound: Array) -> Any:
+    if bound.size and (bound == bound.flat[0]).all():
+        bound = bound.flat[0]
+    return _without_infinities(np.asarray(bound).tolist())
+
+
+def _without_infinities(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_without_infinities(part) for part in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+_DESCRIBERS: Mapping[type[Space], Callable[[Any], dict[str, Any]]] = {
+    spaces.Box: _described_box,
+    spaces.Discrete: lambda space: {"kind": "Discrete", "n": int(space.n), "start": int(space.start)},
+    spaces.MultiDiscrete: lambda space: {
+        "kind": "MultiDiscrete",
+        "nvec": space.nvec.tolist(),
+        "start": space.start.tolist(),
+    },
+    spaces.MultiBinary: lambda space: {"kind": "MultiBinary", "shape": list(space.shape)},
+    spaces.Dict: lambda space: {
+        "kind": "Dict",
+        "spaces": {str(name): describe(part) for name, part in space.spaces.items()},
+    },
+    spaces.Tuple: lambda space: {"kind": "Tuple", "spaces": [describe(part) for part in space.spaces]},
+}

@@ -1,0 +1,241 @@
+"""The figures of a search's `report.html`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+from plotly.graph_objects import Figure
+from plotly.subplots import make_subplots
+
+from marl_sb3.extensions.data.importance import importances
+from marl_sb3.extensions.display.page import words
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.results.drawing import COLORS, GREY, PAGE_LAYOUT
+from marl_sb3.tools.tuning.trial import value_text
+
+_LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
+_AXES = {"gridcolor": GREY, "zeroline": False}
+_N_NAMED = 10  # learning curves with colours and names
+_LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
+_SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
+_LONGEST_LABEL = 18  # characters
+_NONE_COMPLETE = "no trial was trained to its end"
+_BLUE, _RED, _GREY = *COLORS[:2], "#999"
+_STAR = {"symbol": "star", "size": 14, "color": _RED, "line": {"width": 1, "color": "white"}}
+_STATES = dict(zip(("COMPLETE", "FAIL", "RUNNING", "PRUNED"), (_BLUE, _RED, *COLORS[2:5:2]), strict=True))
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """What the figures show; see `draw_all`.
+
+    Attributes:
+        values: the values of the complete trials that have a finite one, by number, best first.
+        pruned: the values of the pruned trials at their last evaluations, by number.
+    """
+
+    trials: Sequence[FrozenTrial]
+    mode: str
+    winner: int | None
+    values: dict[int, float]
+    pruned: dict[int, float]
+
+    @property
+    def complete(self) -> list[FrozenTrial]:
+        """The trials that have a value, in the order of `values`."""
+        return [self.trials[number] for number in self.values]
+
+    def star(self, x: Any) -> dict[str, Any]:
+        """A trace that marks the winner's value at `x`."""
+        name = f"winner: trial {self.winner}"
+        return {"x": [x], "y": [self.values.get(self.winner or 0)], "mode": "markers", "marker": _STAR, "name": name}
+
+
+def draw_all(
+    trials: Sequence[FrozenTrial], mode: str, winner: int | None, value_of: Callable[[FrozenTrial], float | None]
+) -> Iterator[tuple[str, str, Any | None]]:
+    """Draw all figures of a study.
+
+    Args:
+        trials: all trials of the study, ordered by number.
+        mode: whether the objective is maximized, `max`, or minimized, `min`.
+        winner: the number of the winner; None if there is none.
+        value_of: returns the value of a complete trial, and that of a pruned one's last evaluation.
+
+    Returns:
+        For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figure or None.
+    """
+
+    def finite_of(state: TrialState) -> dict[int, float]:
+        found = {trial.number: value_of(trial) for trial in trials if trial.state == state}
+        return {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
+
+    finite = finite_of(TrialState.COMPLETE)
+    sign = -1.0 if mode == "max" else 1.0
+    best_first = sorted(finite, key=lambda number: (sign * finite[number], number))
+    values = {number: finite[number] for number in best_first}
+    drawing = _Drawing(trials, mode, winner, values, finite_of(TrialState.PRUNED))
+    for title, text, draw in _FIGURES:
+        try:
+            figure = draw(drawing)
+        except Exception as error:  # the page is useful without this figure
+            figure = f"{type(error).__name__}: {one_line(error)}"
+        if isinstance(figure, str):
+            yield title, f"Not drawn: {figure}.", None
+        else:
+            yield title, text, figure.update_layout(_LAYOUT).update_xaxes(_AXES).update_yaxes(_AXES)
+
+
+# --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
+
+
+def _history(drawing: _Drawing) -> Any:
+    if not drawing.values:
+        return _NONE_COMPLETE
+    numbers, values = zip(*sorted(drawing.values.items()), strict=True)
+    so_far = list(accumulate(values, max if drawing.mode == "max" else min))
+    figure = _axes("trial", "objective")
+    figure.add_scatter(x=numbers, y=so_far, mode="lines", line={"shape": "hv", "color": _GREY}, name="best so far")
+    figure.add_scatter(x=numbers, y=values, mode="markers", marker={"color": _BLUE}, name="trial")
+    if drawing.pruned:
+        x, y = [*drawing.pruned], [*drawing.pruned.values()]
+        figure.add_scatter(x=x, y=y, mode="markers", marker={"color": _BLUE, "symbol": "circle-open"}, name="pruned")
+    return figure if drawing.winner is None else figure.add_scatter(**drawing.star(drawing.winner))
+
+
+def _learning_curves(drawing: _Drawing) -> Any:
+    """The best trials with colours and names, the winner thick and on top; all others are grey behind them."""
+    shown = {
+        trial.number: trial for trial in drawing.trials if trial.intermediate_values and trial.state.name != "FAIL"
+    }
+    if not shown:
+        return "no trial that did not fail was evaluated"
+    named = [number for number in [*drawing.values][:_N_NAMED] if number in shown and number != drawing.winner]
+    named += [drawing.winner] if drawing.winner in shown else []
+    colors = [color for color in COLORS if color != _RED]  # which is the winner's
+    figure = _axes("evaluation", "objective")
+    others = [trial for number, trial in shown.items() if number not in named]
+    _add_curves(figure, others, line={"color": _GREY, "width": 1}, opacity=0.5, name="others")
+    for rank, number in enumerate(named, start=1):
+        won = number == drawing.winner
+        style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
+        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": colors[rank % len(colors)]}
+        _add_curves(figure, [shown[number]], line=line, **style)
+    return figure
+
+
+def _add_curves(figure: Any, trials: Sequence[FrozenTrial], **style: Any) -> None:
+    """Add the curves of trials as one trace with gaps: plotly takes a minute for a trace of each of 2,000 trials."""
+    curves = [[*sorted(trial.intermediate_values.items()), (None, None)] for trial in trials]
+    text = [f"trial {t.number} ({t.state.name})" for t, curve in zip(trials, curves, strict=True) for _ in curve]
+    x, y = zip(*(point for curve in curves for point in curve), strict=True) if curves else ((), ())
+    figure.add_scatter(x=x, y=y, text=text, mode="lines+markers", marker={"size": 4}, **style)
+
+
+def _importances(drawing: _Drawing) -> Any:
+    if len(drawing.values) < _LEAST_TO_COMPARE:
+        return f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end, so that it would show chance"
+    if len(set(drawing.values.values())) == 1:
+        return "all trials have the same value"
+    names = sorted({name for trial in drawing.complete for name in trial.params})
+    columns = {name: [_plain(trial, name) for trial in drawing.complete] for name in names}
+    found = sorted(importances(columns).items(), key=lambda item: item[1])
+    bars, chance = zip(*(both for _, both in found), strict=True)
+    names = [words(name) for name, _ in found]
+    figure = _axes("importance", "").update_layout(height=130 + 28 * len(names), bargap=0.4)
+    figure.add_bar(x=bars, y=names, orientation="h", name="importance", marker={"color": _BLUE})
+    line = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": _RED}}
+    figure.add_scatter(x=chance, y=names, mode="markers", marker=line, name="chance")
+    return figure.update_xaxes(rangemode="tozero").update_yaxes(automargin=True)
+
+
+def _plain(trial: FrozenTrial, name: str) -> float | str | None:
+    """The value of a parameter: a number, a choice as text, or None if the trial lacks it."""
+    value = trial.params.get(name)
+    return value_text(value) if isinstance(trial.distributions.get(name), CategoricalDistribution) else value
+
+
+def _slices(drawing: _Drawing) -> Any:
+    """A part for each parameter, in rows that fit the page, with a star at the winner."""
+    if not drawing.values:
+        return _NONE_COMPLETE
+    names = sorted({name for trial in drawing.complete for name in trial.params})
+    n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
+    height, last, shown = n_rows * _SLICE_HEIGHT + 70, len(drawing.trials), {**drawing.values, **drawing.pruned}
+    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
+    figure = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes="all", **spacing)
+    for index, name in enumerate(names):
+        place = {"row": index // _SLICES_PER_ROW + 1, "col": index % _SLICES_PER_ROW + 1}
+        numbers = [number for number in sorted(shown) if name in drawing.trials[number].params]
+        x, axis = _axis([drawing.trials[number] for number in numbers], name)
+        color = {"color": numbers, "colorscale": "Blues", "cmin": -0.3 * last, "cmax": last}
+        color["symbol"] = ["circle-open" if number in drawing.pruned else "circle" for number in numbers]
+        y = [shown[number] for number in numbers]
+        text = [f"trial {number}{' (pruned)' * (number in drawing.pruned)}" for number in numbers]
+        figure.add_scatter(x=x, y=y, text=text, mode="markers", marker=color, name="", **place)
+        if drawing.winner in numbers:
+            figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]), **place)
+        figure.update_xaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
+    return figure.update_yaxes(title="objective", col=1).update_layout(height=height, showlegend=False)
+
+
+def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[str, Any]]:
+    """Where the values of a parameter are on its axis; choices are at 0, 1, ... in their order."""
+    values = [trial.params[name] for trial in trials]
+    domain = trials[-1].distributions[name]
+    if not isinstance(domain, CategoricalDistribution):
+        return values, {"type": "log" if getattr(domain, "log", False) else "linear", "exponentformat": "e"}
+    places = {value_text(value): place for place, value in enumerate(domain.choices)}
+    labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
+    ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
+    return [places[value_text(value)] for value in values], ticks
+
+
+def _timeline(drawing: _Drawing) -> Any:
+    """A bar for each trial from its start to its end; a trial that runs ends where the last news is."""
+    started = [trial for trial in drawing.trials if trial.datetime_start is not None]
+    if not started:
+        return "no trial was started"
+    news = max(time for trial in started for time in (trial.datetime_start, trial.datetime_complete) if time)
+    figure = _axes("", "trial").update_layout(barmode="overlay")
+    for state, color in _STATES.items():
+        trials = [trial for trial in started if trial.state.name == state]
+        spans = [(trial.datetime_start or news, trial.datetime_complete or news) for trial in trials]
+        seconds = [(end - start).total_seconds() for start, end in spans]
+        text, x = [f"{each:.4g} s" for each in seconds], [1000 * each for each in seconds]
+        y, marker = [trial.number for trial in trials], {"color": color, "line": {"width": 0}}
+        style = {"name": state, "orientation": "h", "width": 0.8, "marker": marker}
+        if trials:
+            figure.add_bar(x=x, base=[start for start, _ in spans], y=y, hovertext=text, **style)
+    return figure.update_xaxes(type="date").update_yaxes(autorange="reversed")
+
+
+def _axes(x: str, y: str) -> Any:
+    return Figure(layout={"xaxis": {"title": x}, "yaxis": {"title": y}, "showlegend": True})
+
+
+_CURVES = f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick. A line tells its trial."
+_IMPORTANCES = (
+    "How far each parameter sets the best quarter of the trials apart, by PED-ANOVA (Watanabe et al., IJCAI 2023), as "
+    "a share of all. A bar that ends before its red line is no more than chance; of parameters that do not matter, one "
+    "in twenty passes its line."
+)
+_PRUNED = "Rings are pruned trials, at their last evaluation."
+_SLICES = f"The value over each parameter; the darker, the later the trial. The star is the winner. {_PRUNED}"
+_FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
+    (
+        "Optimization history",
+        f"The value of each trial, and the best so far. The star is the winner. {_PRUNED}",
+        _history,
+    ),
+    ("Learning curves", _CURVES, _learning_curves),
+    ("Parameter importances", _IMPORTANCES, _importances),
+    ("Slices", _SLICES, _slices),
+    ("Timeline", "When each trial ran, and what became of it.", _timeline),
+)

@@ -1,0 +1,295 @@
+"""Finalists: the best trials and the preset, trained with fresh seeds, and which of their settings should be used.
+
+The best value of many trials is partly luck. Therefore the best few are trained again as long as `best.yml` would train
+them, with seeds that no trial had, beside the preset. They race: after 40 % and 70 % of the seeds those are left out
+that are worse than the preset on average, or than the best with a probability of 90 %. In the end a trial is better
+than the preset if the interval of the difference lies above 0, which by chance happens in 5 % of searches at most.
+Leaving trials out early can only keep the preset, so that the number of looks needs no correction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import difference_interval, sample_stats
+from marl_sb3.extensions.display.text import number
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
+
+CONFIRM_BEST, CONFIRM_SEEDS = 3, 10  # trials that race by default, and fresh seeds of each
+_PLAN = "plan"  # attribute of the finalists' study: how many trials are trained again, with how many seeds
+_LOOKS = (0.4, 0.7, 1.0)  # shares of the seeds after which hopeless candidates are left out
+_LEVEL = 0.9  # of the intervals that decide: 5 % on each side
+_HOPELESS = 0.8  # of the interval by which a candidate is worse than the best: 10 % on each side
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were trained with several fresh seeds.
+
+    Attributes:
+        trial: the number of the trial with these settings; None: the preset.
+        values: the objective by the index of the seed, of each training that has finished.
+        failed: the indices of the seeds with which a training has failed.
+    """
+
+    trial: int | None
+    values: Mapping[int, float]
+    failed: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """`preset`, or `trial 7`."""
+        return "preset" if self.trial is None else f"trial {self.trial}"
+
+    def first(self, seeds: int) -> list[float]:
+        """The values with the first seeds."""
+        return [value for index, value in sorted(self.values.items()) if index < seeds]
+
+
+def trainings(study: TuneStudy) -> list[FrozenTrial]:
+    """All trainings with fresh seeds, without the attempts that were made again."""
+    trials = study.finals.trials
+    latest = {(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED_INDEX]): trial for trial in trials}
+    return [latest[pair] for pair in sorted(latest)]
+
+
+def candidates(study: TuneStudy) -> list[Candidate]:
+    """The preset, and the trials that were trained again, the best trial first; empty if none was trained."""
+    found: dict[int, tuple[dict[int, float], set[int]]] = {PRESET: ({}, set())}
+    for training in trainings(study):
+        values, failed = found.setdefault(training.user_attrs[CANDIDATE], ({}, set()))
+        if training.state == TrialState.COMPLETE and training.value is not None:
+            values[training.user_attrs[SEED_INDEX]] = training.value
+        elif training.state == TrialState.FAIL:
+            failed.add(training.user_attrs[SEED_INDEX])
+    order = {trial.number: place for place, trial in enumerate(study.completed())}
+    several = [
+        Candidate(None if trial == PRESET else trial, values, frozenset(failed))
+        for trial, (values, failed) in sorted(found.items(), key=lambda item: order.get(item[0], -1))
+    ]
+    return several if any(each.values or each.failed for each in several) else []
+
+
+# --- The race ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Race:
+    """The race of the best trials against the preset, as far as it is run.
+
+    Attributes:
+        candidates: the preset, then the trials, the best first.
+        seeds: fresh seeds of a candidate that is not left out.
+        sign: 1 where more is better, -1 where less is.
+        comparisons: how many trials were compared with the preset, with those of former races.
+    """
+
+    candidates: Sequence[Candidate]
+    seeds: int
+    sign: float = 1.0
+    comparisons: int = 1
+
+    def missing(self) -> list[tuple[Candidate, int]]:
+        """The trainings that are wanted next, seed by seed, the preset first; empty if the race is over."""
+        return self.standing()[1]
+
+    def standing(self) -> tuple[list[Candidate], list[tuple[Candidate, int]]]:
+        """Return the candidates that are not left out, and the trainings that are `missing`."""
+        racing = list(self.candidates)
+        for seeds in sorted({max(2, math.ceil(share * self.seeds)) for share in _LOOKS}):
+            wanted = [
+                (each, index)
+                for index in range(seeds)
+                for each in racing
+                if index not in each.values and index not in each.failed
+            ]
+            if wanted:
+                return racing, wanted
+            racing = self._kept(racing, seeds)
+            if len(racing) == 1:
+                break
+        return racing, []
+
+    def _kept(self, racing: Sequence[Candidate], seeds: int) -> list[Candidate]:
+        """The candidates that may still win, after so many seeds."""
+        values = {each.trial: [self.sign * value for value in each.first(seeds)] for each in racing if not each.failed}
+        means = {trial: math.fsum(each) / len(each) for trial, each in values.items()}
+        best, least = max(means, key=means.__getitem__, default=None), means.get(None, -math.inf)
+        hopeless = {
+            trial
+            for trial in means
+            if means[trial] <= least or difference_interval(values[best], values[trial], _HOPELESS)[0] > 0
+        }
+        return [each for each in racing if each.trial is None or (each.trial in means and each.trial not in hopeless)]
+
+    def difference(self, candidate: Candidate) -> tuple[float, float, float]:
+        """How much better a trial is than the preset: the difference of the means, and its interval."""
+        preset = self.candidates[0]
+        ours, theirs = ([self.sign * value for value in each.values.values()] for each in (candidate, preset))
+        low, high = difference_interval(ours, theirs, _LEVEL, max(self.comparisons, len(self.candidates) - 1))
+        means = [math.fsum(values) / len(values) if values else math.nan for values in (ours, theirs)]
+        return means[0] - means[1], low, high
+
+    def winner(self) -> Candidate:
+        """The best trial that is better than the preset and was trained with all seeds; else the preset."""
+        preset, *trials = self.candidates
+        complete = [each for each in trials if len(each.values) == self.seeds and not each.failed]
+        better = [each for each in complete if len(preset.values) < 2 or self.difference(each)[1] > 0]
+        return max(better, key=lambda each: self.sign * math.fsum(each.values.values()), default=preset)
+
+
+def plan_race(study: TuneStudy, best: int, seeds: int) -> None:
+    """Store how the race is run; with 0 seeds there is none, and the best trial is used as it is."""
+    study.finals.optuna.set_user_attr(_PLAN, [best, seeds])
+
+
+def race_of(study: TuneStudy) -> Race | None:
+    """The race of the present best trials as it was planned; None if there is none."""
+    best, seeds = study.finals.optuna.user_attrs.get(_PLAN, (0, 0))
+    preset = study.search.preset_params()  # no trial with these is a rival of itself
+    ranked = [trial.number for trial in study.completed() if trial.params != preset][:best]
+    if not seeds or not ranked or study.only_value() is not None or len(study.search.objectives()) > 1:
+        return None
+    known = {each.trial: each for each in candidates(study)}
+    racing = [known.get(trial, Candidate(trial, {})) for trial in (None, *ranked)]
+    comparisons = len({*known, *ranked} - {None})
+    return Race(racing, seeds, study.search.objectives()[0].sign, comparisons)
+
+
+def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
+    """Say what a search may cost, before it starts."""
+    search = study.search
+    each, whole = (config.n_timesteps for config in (search.trial_config({}, 0), search.whole_config({})))
+    words = f"{counted(search.trials, 'trial')} of up to {each:,} env steps"
+    if not seeds or len(search.objectives()) > 1:
+        return f"{words}: {search.trials * each:,} env steps at most"
+    best = min(best, search.trials)
+    trials, finals = search.trials * each, (best + 1) * seeds * whole
+    words += f", then the best {best} and the preset with up to {seeds} fresh seeds each, {whole:,} env steps"
+    hint = "; fewer with --confirm-seeds or --confirm-best" if finals > trials else ""
+    return f"{words}: {trials + finals:,} env steps at most{hint}"
+
+
+# --- The decision -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which settings should be used, and why.
+
+    Attributes:
+        trial: the trial with these settings; None: the preset.
+        sentence: says why.
+        is_compared: whether trials were compared with the preset, with fresh seeds.
+    """
+
+    trial: FrozenTrial | None
+    sentence: str
+    is_compared: bool = True
+
+
+def decide(study: TuneStudy) -> Decision | None:
+    """Which settings should be used; None while there is no complete trial, or the race is not over.
+
+    A search with several objectives has no decision: see `TuneStudy.front`.
+    """
+    completed = {trial.number: trial for trial in study.completed()}
+    if not completed or len(study.search.objectives()) > 1:
+        return None
+    race = race_of(study)
+    only = study.only_value()
+    if race is None and only is not None:
+        words = f"all {len(completed)} trials have the same value in all evaluations, {number(only)}"
+        return Decision(None, f"The preset is kept: {words}, so that none was trained again.", is_compared=False)
+    if race is None and all(trial.params == study.search.preset_params() for trial in completed.values()):
+        return Decision(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
+    if race is None:
+        best = study.best_trial
+        words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."
+        luck = "It was not compared with the preset, and the best of many values is partly luck."
+        return Decision(best, f"{words} {luck}", is_compared=False)
+    if race.missing():
+        return None
+    won = race.winner()
+    return Decision(None if won.trial is None else completed[won.trial], _sentence(study, race, won))
+
+
+def outcome_words(study: TuneStudy) -> str:
+    """Say in one sentence what came of the search; empty if no trial is complete."""
+    decision = decide(study)
+    if decision is not None:
+        return decision.sentence
+    if not study.completed():
+        return ""
+    if len(study.search.objectives()) > 1:
+        front = ", ".join(str(trial.number) for trial in study.front())
+        return f"No other trial beats these in all objectives: {front}. They were not compared with the preset."
+    return "The finalists are not trained to their end: best.yml is not written."
+
+
+def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
+    """Say which settings are better, with both means, the interval, the budget and the number of seeds."""
+    preset, *trials = race.candidates
+    steps = f"{study.search.whole_config({}).n_timesteps:,} env steps"
+    if len(preset.values) < 2:
+        return f"The preset failed in {len(preset.failed)} of its trainings of {steps}; {won.name} is used."
+    sound = [each for each in trials if not each.failed and each.values]
+    shown = won if won is not preset else max(sound, key=lambda each: race.difference(each)[0], default=None)
+    if shown is None:
+        return f"The preset is kept: all trials failed that were trained again for {steps}."
+    gain, low, high = race.difference(shown)
+    ours, theirs = (sample_stats(list(each.values.values())) for each in (shown, preset))
+    seeds = f"{ours.n} fresh seeds" if ours.n == theirs.n else f"{ours.n} and {theirs.n} fresh seeds"
+    means = f"{number(ours.mean)} against {number(theirs.mean)}"
+    interval = f"gain {number(gain)}, 90 % interval {number(low)} to {number(high)}"
+    measured = f"{means} ({interval}), trained for {steps} with {seeds} each"
+    if won is preset:
+        return f"The preset is kept: no trial is clearly better. The best, {shown.name}, has {measured}."
+    return f"{won.name.capitalize()} is better than the preset: {measured}."
+
+
+def shrunk_value(study: TuneStudy, trial: FrozenTrial) -> float | None:
+    """The value of a trial without the luck that made it one of the best; None if too few trainings tell the noise.
+
+    It is shrunk towards the mean of all complete trials by the share of their variance that is noise: the variance of
+    the same settings with several seeds. James and Stein's estimator in its positive part, see Efron and Morris,
+    "Stein's estimation rule and its competitors", Journal of the American Statistical Association 68, 1973.
+    """
+    spreads = [sample_stats(list(each.values.values())) for each in candidates(study)]
+    freedom = sum(each.n - 1 for each in spreads if each.sd is not None)
+    value, of_all = value_of(trial), sample_stats([each.values[0] for each in study.completed()])
+    if freedom < 1 or value is None or of_all.mean is None or not of_all.sd:
+        return None
+    noise = sum((each.n - 1) * each.sd**2 for each in spreads if each.sd is not None) / freedom
+    return of_all.mean + max(0.0, 1.0 - noise / of_all.sd**2) * (value - of_all.mean)
+
+
+# --- As a table -------------------------------------------------------------------------------------------------------
+
+HEADER = ("candidate", "seeds", "mean", "95 % interval", "gain", "90 % interval", "verdict")
+
+
+def rows(race: Race) -> list[list[str]]:
+    """A row for each candidate with the columns of `HEADER`; the first one is the preset."""
+    table = []
+    racing, wanted = race.standing()
+    for candidate in race.candidates:
+        stats = sample_stats(list(candidate.values.values()))
+        failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
+        interval = "-" if stats.ci95 is None else " to ".join(map(number, stats.ci95))
+        against = ["", "", ""]
+        if candidate.trial is not None and stats.n:
+            gain, *bounds = race.difference(candidate)
+            verdict = "better" if bounds[0] > 0 else "worse" if bounds[1] < 0 else "undecided"
+            verdict = verdict if stats.n == race.seeds else "left out"
+            against = [number(gain), " to ".join(map(number, bounds)), verdict]
+        if candidate.trial is not None and wanted and candidate in racing:
+            against[-1] = "still racing"
+        table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), interval, *against])
+    return table

@@ -1,0 +1,258 @@
+"""Run the jobs of a search on a Ray cluster; the study stays on this machine.
+
+Each worker is a thread of this process: it claims a job, has a process of the cluster train it, and stores the outcome.
+In the end every run folder is on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import secrets
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.envs.registry import EnvFactory, import_modules, imported_modules
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.training.callback import TrainingCallback
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.remote.processes.messages import Failed, known_error
+from marl_sb3.extensions.remote.processes.pool import differing, versions
+from marl_sb3.extensions.remote.processes.ray import Connection
+from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.tools.tuning.jobs.trials import OPPOSITION, OppositionWatch
+from marl_sb3.tools.tuning.jobs.workers import GRACE_S, Jobs, TrainedRun, TrainerLostError, train_here, work
+from marl_sb3.tools.tuning.study import TuneStudy
+
+_POLL_S = 0.2
+
+
+class RayTrainer:
+    """Trains runs on a Ray cluster.
+
+    Args:
+        settings: `runners` is the number of trainings at the same time.
+
+    Raises:
+        ConfigError: there is no such cluster, it has other versions, or it gives no process the CPUs.
+    """
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._end_by_s: float | None = None  # None: trainings go on
+        self._connection = Connection(settings, settings.runners or 1)
+        self._ray = self._connection.ray
+        self._options = {**self._connection.options, "max_retries": 0}
+        try:
+            self._require_processes(settings)
+            self._pruning = self._start_pruning()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_processes(self, settings: RaySettings) -> None:
+        asked = self._ray.remote(versions).options(**self._options).remote()
+        try:
+            fault = differing(self._ray.get(asked, timeout=settings.start_timeout_s))
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise ConfigError(
+                f"no process has started within {settings.start_timeout_s:g} s; accepted: at most the CPUs of a node "
+                f"for each trial, not {settings.num_cpus:g}",
+                key="ray",
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(f"a process of the cluster cannot start: {error}", key="ray") from error
+        if fault is not None:
+            raise ConfigError(f"a process of the cluster has {fault}", key="ray")
+
+    def _start_pruning(self) -> Any:
+        """Start the `PruningServer` on this machine, whose end would end the search in any case."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        server = self._ray.remote(PruningServer)
+        return server.options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1).remote()
+
+    # --- Threads -----------------------------------------------------------------------------------------------------
+
+    def work(self, study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None]) -> None:
+        """Run all jobs, `workers` at the same time.
+
+        Args:
+            look: called several times a second.
+
+        Raises:
+            KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
+        """
+        jobs.queue_of(study).requeue_dead()
+        threads = ThreadPoolExecutor(workers)
+        working: list[Future[None]] = []
+        try:
+            for _ in range(workers):
+                working.append(threads.submit(self._work, study, jobs))
+            while wait(working, _POLL_S).not_done:
+                look()
+        except BaseException:
+            for grace_s in (GRACE_S, 0.0):
+                self._stop(grace_s)
+                with suppress(KeyboardInterrupt):  # a second Ctrl-C kills the trainings
+                    wait(working)
+            raise
+        for each in working:
+            each.result()
+
+    def _work(self, study: TuneStudy, jobs: Jobs) -> None:
+        """Claim jobs one after the other until there are none left."""
+        name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
+        try:
+            # A study keeps the sampler of one trial: each thread has an object of its own.
+            work(study.reopened(), jobs, name, is_wanted=lambda: self._end_by_s is None, train=self.train)
+        except BaseException:
+            self._stop(GRACE_S)
+            raise
+
+    def _stop(self, grace_s: float) -> None:
+        """Interrupt all trainings after their running iteration; kill them if they need longer than `grace_s`."""
+        self._end_by_s = time.monotonic() + grace_s
+
+    # --- Trainings ---------------------------------------------------------------------------------------------------
+
+    def train(
+        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+    ) -> TrainedRun:
+        """See `Train`; callbacks are called here, with the results of evaluations."""
+        job = secrets.token_hex(8)
+        remote = self._ray.remote(train_remotely).options(**self._options)
+        training = remote.remote(config, factory, self._pruning, job, imported_modules())
+        watching = [each for each in callbacks if isinstance(each, TrainingCallback)]
+        is_asked_to_end = False
+        while not self._ray.wait([training], timeout=_POLL_S)[0]:
+            if self._end_by_s is not None and not is_asked_to_end:
+                self._ray.cancel(training, recursive=False)  # as Ctrl-C in its process
+                is_asked_to_end = True
+            if self._end_by_s is not None and time.monotonic() > self._end_by_s:
+                self._ray.cancel(training, force=True)
+            result = self._ray.get(self._pruning.question.remote(job))
+            if result is not None:
+                answers = [each.on_iteration_end(result) for each in watching]
+                self._ray.get(self._pruning.answer.remote(job, all(answers)))
+        return self._fetched(training, folder.absolute())
+
+    def _fetched(self, training: Any, folder: Path) -> TrainedRun:
+        """Return the run of a training that has ended, with its folder on this machine."""
+        archive: bytes
+        run: TrainedRun | Failed
+        try:
+            archive, run = self._ray.get(training)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            if self._end_by_s is not None:  # it was killed
+                return TrainedRun(folder, interrupted=True)
+            raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
+        unpack(archive, folder)
+        if isinstance(run, Failed):
+            raise run.error
+        return replace(run, folder=folder)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+# --- In a process of the cluster -------------------------------------------------------------------------------------
+
+
+class PruningServer:
+    """A Ray actor through which trainings ask the search about their results."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Result] = {}
+        self._answers: dict[str, asyncio.Future[bool]] = {}
+
+    async def ask(self, job: str, result: Result) -> bool:
+        """Called by a training after an iteration with an evaluation; returns whether it goes on."""
+        self._asked[job] = result
+        self._answers[job] = asyncio.get_running_loop().create_future()
+        return await self._answers[job]
+
+    async def question(self, job: str) -> Result | None:
+        """Called by the search: the result that a training asks about; None if it asks nothing."""
+        return self._asked.pop(job, None)
+
+    async def answer(self, job: str, goes_on: bool) -> None:
+        """Called by the search: answer the question of a training."""
+        if job in self._answers:  # otherwise this actor has been started again, and the training will ask again
+            self._answers.pop(job).set_result(goes_on)
+
+
+class AskTheSearch(OppositionWatch):
+    """Lets the search decide after each evaluation whether the training goes on."""
+
+    def __init__(self, pruning: Any, job: str) -> None:
+        super().__init__()
+        self._pruning, self._job = pruning, job
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Ask if the result has an evaluation."""
+        if "evaluation" not in result:
+            return True
+        import ray
+
+        return bool(ray.get(self._pruning.ask.remote(self._job, {**result, OPPOSITION: self.found()})))
+
+
+def train_remotely(
+    config: TrainConfig, factory: EnvFactory | None, pruning: Any, job: str, imports: Sequence[str]
+) -> tuple[bytes, TrainedRun | Failed]:
+    """Train a run in a temporary folder; returns the folder as a zip file, and the run.
+
+    Args:
+        imports: modules to import first, as after `--import`.
+    """
+    with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
+        folder = Path(parent) / "run"
+        run: TrainedRun | Failed
+        try:
+            import_modules(imports)
+            run = train_here(config, folder, factory, [AskTheSearch(pruning, job)])
+        except SystemExit as error:
+            run = Failed(error)
+        except Exception as error:
+            known = known_error(error)
+            known.__cause__ = error
+            run = Failed(known)
+        return packed(folder), run
+
+
+def packed(folder: Path) -> bytes:
+    """Return a folder as a zip file; an empty one if there is no such folder."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", strict_timestamps=False) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder))
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Write the content of a zip file from `packed` into a new folder, which appears when it is complete.
+
+    Names that lead out of the folder lose the parts that do so, see `zipfile.ZipFile.extract`.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        opened.extractall(unfinished)
+    unfinished.rename(folder)

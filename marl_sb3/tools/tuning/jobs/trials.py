@@ -1,0 +1,328 @@
+"""The trainings of a search: trials, which report their evaluations to Optuna and may be pruned, and finalists."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.metrics import Result, RunningEpisode
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.training.callback import TrainingCallback
+from marl_sb3.errors import ConfigError, is_disk_full
+from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
+from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
+from marl_sb3.tools.tuning import trial as key
+from marl_sb3.tools.tuning.finals import race_of, trainings
+from marl_sb3.tools.tuning.jobs.workers import (
+    Jobs,
+    SearchError,
+    Train,
+    TrainedRun,
+    Trainer,
+    TrainerLostError,
+    run_jobs,
+    train_here,
+)
+from marl_sb3.tools.tuning.objective import NOT_TOGETHER
+from marl_sb3.tools.tuning.queue import TrialQueue
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import failure_text, states
+
+_log = logging.getLogger(__name__)
+
+_MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
+_LEAST_ALIKE = 5  # if all trials, and no fewer than these, have the same value, no later one will be better
+_OPPOSED = "opposed"  # attribute of a trial whose agents' returns oppose each other: in which way
+_DOUBT = "doubt"  # attribute of a trial that does not tell whether they do: why
+OPPOSITION = "opposition"  # in a result that comes from another machine: what `OppositionWatch.found` returns there
+
+Watcher = Callable[[TuneStudy], None]
+
+
+def run_trials(
+    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: Trainer | None = None
+) -> None:
+    """Run all trials of a study; killed workers are replaced, and their trials tried once again.
+
+    Args:
+        workers: the number of processes; the cores are divided among them.
+        watch: called twice a second and at the end.
+        trainer: trains on a cluster; None: processes of this machine do.
+
+    Raises:
+        ConfigError: another process is running this study, or workers cannot import the env.
+        SearchError: workers cannot be started, or every trial fails.
+        KeyboardInterrupt: raised again after all workers have ended.
+    """
+    before = {trial.number for trial in study.trials if trial.state.is_finished()}
+
+    def look() -> None:
+        if watch is not None:
+            watch(study)
+        _require_sense(study)
+        _require_any_success(study, before)
+
+    run_jobs(study, TRIALS, workers, look, trainer)
+    for doubt in (trial.user_attrs[_DOUBT] for trial in study.trials if _DOUBT in trial.user_attrs):
+        _log.warning(
+            "%s: it may be that --objective %s does not tell how good policies are", doubt, study.search.objective
+        )
+
+
+def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
+    """End a search whose first trials all fail; trials of an earlier search, `before`, are ignored."""
+    trials = [trial for trial in study.trials if trial.state.is_finished() and trial.number not in before]
+    failed = [trial for trial in trials if trial.user_attrs.get(key.ERROR, key.INTERRUPTED) != key.INTERRUPTED]
+    if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
+        last = failed[-1]
+        killed = last.user_attrs[key.ERROR] == key.KILLED
+        log = study.folder / "workers" / f"{last.user_attrs.get(key.WORKER)}.log"
+        where = log if killed else study.folder_of(last) / TRACEBACK_FILE
+        words = f"all {len(failed)} trials have failed, the last one with {last.user_attrs[key.ERROR]}"
+        raise SearchError(f"{words}; see {where}")
+
+
+def _require_sense(study: TuneStudy) -> None:
+    """End a search whose objective does not tell how good policies are.
+
+    Raises:
+        ConfigError: the agents' returns oppose each other, so that their sum or least means nothing; or all evaluations
+            of the first trials have the same value.
+    """
+    trials = study.trials
+    n_complete = sum(trial.state == TrialState.COMPLETE for trial in trials)
+    only = study.only_value()
+    opposed = next((trial.user_attrs[_OPPOSED] for trial in trials if _OPPOSED in trial.user_attrs), None)
+    longer = ""
+    if opposed is not None:
+        words = f"does not tell how good policies are: {opposed}"
+    elif n_complete >= _LEAST_ALIKE and only is not None:
+        longer = "; or more --timesteps"
+        words = f"tells no settings apart: all {n_complete} trials have the same value, {only:g}"
+    else:
+        return
+    raise ConfigError(
+        f"--objective {study.search.objective} {words}; accepted: another one, such as against_random, an agent or a "
+        f"policy, or several with commas between them{longer}",
+        key="objective",
+    )
+
+
+def require_any_complete(study: TuneStudy) -> None:
+    """Refuse a finished search without a complete trial."""
+    if study.completed():
+        return
+    trials = study.trials
+    last = next(filter(None, map(failure_text, reversed(trials))), "no error")
+    raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
+
+
+class OppositionWatch(TrainingCallback):
+    """Compares the returns of the agents in all episodes of a training."""
+
+    _opposition: Opposition | None = None  # before the training starts
+
+    def _on_training_start(self) -> None:
+        algorithm: Any = self.model
+        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        """Add an episode."""
+        if self._opposition is not None:
+            self._opposition.add(episode.agent_returns)
+
+    def found(self) -> tuple[str | None, str | None]:
+        """Say how the returns oppose each other so far, and why it is not certain that they do not."""
+        return (None, None) if self._opposition is None else (self._opposition.words(), self._opposition.doubt())
+
+
+class ReportEvaluations(OppositionWatch):
+    """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
+
+    Args:
+        study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
+        interval: env steps between evaluations.
+        watch_opposition: whether the trial ends when it is clear that the agents' returns oppose each other.
+    """
+
+    def __init__(
+        self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, *, watch_opposition: bool = False
+    ) -> None:
+        super().__init__()
+        self._trial = trial
+        self._objective, *others = study.search.objectives()
+        self._reports = not others
+        self._interval = interval
+        self._evaluations = study.search.evaluations
+        self._watches = watch_opposition
+        self._reported = 0
+        self.pruned = False
+        self.opposed: str | None = None  # how the returns oppose each other
+        self.doubt: str | None = None  # why it is not certain that they do not
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Report the result if it has an evaluation."""
+        if self._watches:
+            self.opposed, self.doubt = result.get(OPPOSITION) or self.found()
+            if self.opposed is not None:
+                return False
+        value = self._objective.value(result) if "evaluation" in result and self._reports else None
+        if value is None:
+            return True
+        env_steps = result["num_env_steps_sampled_lifetime"]
+        number = env_steps // self._interval
+        if number > self._reported:  # after a rollback, an evaluation is repeated
+            self._reported = number
+            self._trial.report(value, number)
+            self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
+        # After the last evaluation, pruning would save nothing.
+        self.pruned = number < self._evaluations and self._trial.should_prune()
+        return not self.pruned
+
+
+def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> bool:
+    """Train a trial and store its outcome in the study.
+
+    Args:
+        train: trains its run.
+
+    Returns:
+        False if it was interrupted: the worker should end.
+
+    Raises:
+        OSError: the disk is full, or the study cannot be written to.
+    """
+    queue, folder = study.queue, study.folder_of(trial)
+
+    def configured() -> tuple[TrainConfig, ReportEvaluations]:
+        search, index = study.search, trial.user_attrs[key.INDEX]
+        config = search.trial_config(study.space.suggest(trial), search.trial_seed(index))
+        watch_opposition = index == 0 and any(each.of in NOT_TOGETHER for each in search.objectives())
+        return config, ReportEvaluations(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
+
+    return _run(study, queue, trial, folder, configured, train)
+
+
+def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> bool:
+    """Train a finalist or the preset with a fresh seed and store the outcome; see `run_trial`."""
+    number, index = (training.user_attrs[name] for name in key.OF_A_FINAL)
+    folder = study.folder / key.final_folder(number, index)
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted training
+
+    def configured() -> tuple[TrainConfig, None]:
+        settings = {} if number == key.PRESET else study.space.settings(study.trials[number].params)
+        return study.search.final_config(settings, index), None
+
+    return _run(study, study.finals, training, folder, configured, train)
+
+
+def _run(
+    study: TuneStudy,
+    queue: TrialQueue,
+    trial: optuna.trial.Trial,
+    folder: Path,
+    configured: Callable[[], tuple[TrainConfig, ReportEvaluations | None]],
+    train: Train,
+) -> bool:
+    """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""
+    try:
+        trial.set_user_attr(key.FOLDER, str(folder))
+        config, report = configured()
+        trial.set_user_attr(key.SEED, config.seed)
+        run = train(config, folder, study.factory, [] if report is None else [report])
+        if report is not None and report.opposed is not None:
+            trial.set_user_attr(_OPPOSED, report.opposed)
+            raise ConfigError(report.opposed, key="objective")
+        if report is not None and report.doubt is not None:
+            trial.set_user_attr(_DOUBT, report.doubt)
+        if run.interrupted:
+            queue.requeue(trial.number, key.INTERRUPTED)
+            return False
+        _store_figures(trial, run)
+        if report is not None and report.pruned:
+            queue.optuna.tell(trial, state=TrialState.PRUNED)
+        else:
+            queue.optuna.tell(trial, [each.of_training(run.results) for each in study.search.objectives()])
+    except KeyboardInterrupt:  # before the training, which would have finished its iteration
+        queue.requeue(trial.number, key.INTERRUPTED)
+        raise
+    except TrainerLostError:
+        queue.requeue(trial.number, key.KILLED)
+    except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues
+        if is_disk_full(error):
+            queue.requeue(trial.number, key.INTERRUPTED)
+            raise
+        trial.set_user_attr(key.ERROR, store_failure(folder, error))
+        queue.optuna.tell(trial, state=TrialState.FAIL)
+    return True
+
+
+def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
+    result: Mapping[str, Any] = run.result or {}
+    trial.set_user_attr(key.ITERATIONS, result.get("iteration"))
+    trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
+    trial.set_user_attr(key.SECONDS, result.get("time_total_s"))
+    trial.set_user_attr(key.CPU_SECONDS, run.cpu_seconds)
+    trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
+    trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint))
+
+
+def store_failure(folder: Path, error: BaseException) -> str:
+    """Write the traceback of a failed training into its run folder; returns the error as text."""
+    write_traceback(folder, error)
+    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# --- Finalists -------------------------------------------------------------------------------------------------------
+
+
+def run_finals(
+    study: TuneStudy,
+    workers: int = 1,
+    watch: Callable[[int, int], None] | None = None,
+    trainer: Trainer | None = None,
+) -> None:
+    """Let the best trials race against the preset, as `plan_race` has planned; finished trainings are not repeated.
+
+    Args:
+        watch: called twice a second with the numbers of finished and of all trainings, as far as they are known.
+        trainer: trains on a cluster; None: processes of this machine do.
+
+    Raises:
+        ConfigError: another process is running this study, or workers cannot import the env.
+        SearchError: worker processes cannot be started.
+        KeyboardInterrupt: raised again after all workers have ended.
+    """
+
+    def look() -> None:
+        if watch is not None:
+            known = trainings(study)
+            watch(sum(training.state.is_finished() for training in known), len(known))
+
+    while enqueue_missing(study):
+        run_jobs(study, FINALS, workers, look, trainer)
+
+
+def enqueue_missing(study: TuneStudy) -> bool:
+    """Enqueue the trainings that the race wants next and that are not enqueued yet; False if the race is over."""
+    race = race_of(study)
+    missing = [] if race is None else race.missing()
+    unfinished = [training for training in trainings(study) if not training.state.is_finished()]
+    waiting = {tuple(training.user_attrs[name] for name in key.OF_A_FINAL) for training in unfinished}
+    for candidate, index in missing:
+        number = key.PRESET if candidate.trial is None else candidate.trial
+        if (number, index) not in waiting:
+            study.finals.enqueue({}, **{key.CANDIDATE: number, key.SEED_INDEX: index})
+    return bool(missing)
+
+
+TRIALS = Jobs(attrgetter("queue"), run_trial)
+FINALS = Jobs(attrgetter("finals"), run_final)

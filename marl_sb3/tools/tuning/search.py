@@ -1,0 +1,256 @@
+"""The settings of a search, and the file `study.yaml` that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import numpy as np
+
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config.values import Count, Named, PositiveInt, at_least, require
+from marl_sb3.errors import ConfigError
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.plain_yaml import read_yaml, yaml_text
+from marl_sb3.runs.files import require_named
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.objective import Objective, parse_objectives
+from marl_sb3.tools.tuning.space import Space, parse_space
+from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, without_password
+
+Sampler = Literal["tpe", "random", "grid", "gp"]
+Pruner = Literal["median", "asha", "none"]
+THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
+_FILE = "study.yaml"
+
+
+@dataclass(frozen=True)
+class Search:
+    """All settings of a search: the options that `SearchOptions` explains, with their defaults.
+
+    None is as in the preset; for `algo` it is the default, for `hparams` the shipped preset.
+    """
+
+    env: str
+    space: Space
+    name: str
+    trials: PositiveInt = 50
+    seed: Count = 0
+    algo: str | None = None
+    policies: str | None = None
+    timesteps: PositiveInt | None = None
+    hparams: Named | None = None
+    n_envs: PositiveInt | None = None
+    vectorizer: str | None = None
+    device: str | None = None
+    settings: Named = field(default_factory=dict)
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "asha"
+    objective: str = "sum"
+    mode: str = "max"
+    over: str = "mean_of_last_3"
+    evaluations: PositiveInt = 10
+    evaluation_episodes: PositiveInt = 10
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            require(f"--{name.replace('_', '-')}", getattr(self, name), kind, name)
+        if "seed" in self.settings or "seed" in self.space.names:
+            # All trials and all confirmations would have the same seed.
+            raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
+
+        if len(self.objectives()) > 1 and self.pruner != "none":
+            words = f"--pruner is {self.pruner!r}; accepted with several objectives: none"
+            raise ConfigError(words, key="pruner")
+
+    def objectives(self) -> list[Objective]:
+        """The objectives, checked. Of several, the first decides where one number is needed."""
+        return parse_objectives(self.objective, self.mode, self.over)
+
+    def trial_seed(self, index: int) -> int:
+        """The run seed of the trial with this index, in [0, 2**31); retries have the index of the first attempt."""
+        return self._derived_seed(index)
+
+    def evaluation_seed(self) -> int:
+        """The seed of all evaluations, in [0, 2**31); all trials have the same, so that their values compare."""
+        return self._derived_seed(2**31)
+
+    def fresh_seed(self, index: int) -> int:
+        """A run seed for a confirmation, in [0, 2**31); no trial has it."""
+        return self._derived_seed(index, 2)
+
+    def fresh_evaluation_seed(self, index: int) -> int:
+        """The seed of the evaluations of a confirmation, in [0, 2**31); no trial was evaluated with it."""
+        return self._derived_seed(index, 3)
+
+    def _derived_seed(self, *key: int) -> int:
+        """Keys (index, 1) belong to samplers."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0]) >> 1
+
+    def trial_config(self, settings: Mapping[str, Any], seed: int, where: str = "the space, ") -> TrainConfig:
+        """The configuration of a trial.
+
+        Args:
+            where: the origin of the space, put before the names of parameters in messages.
+
+        Raises:
+            ConfigError: a setting is wrong, or the budget is too small for the evaluations.
+        """
+        config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed)
+        self._require_long_enough(config, "a trial")
+        return self._evaluated(config, seed, self.evaluation_seed())
+
+    def whole_config(self, settings: Mapping[str, Any]) -> TrainConfig:
+        """The configuration of a whole training with these settings, as in `best.yml`.
+
+        Its env steps are those of the preset or of `--set`; where neither says them, those of a trial. It has no stop
+        conditions, which end trials.
+        """
+        config = self.config(settings)
+        if self.timesteps is not None and "n_timesteps" not in config.sources:
+            config = self.config(settings, n_timesteps=self.timesteps)
+        return config.changed({"seed": None, "stop": {}})
+
+    def final_config(self, settings: Mapping[str, Any], seed_index: int) -> TrainConfig:
+        """The configuration of a whole training with a fresh seed.
+
+        The episodes of its evaluations are new, too: the finalists were chosen by those of the trials.
+
+        Raises:
+            ConfigError: a setting is wrong, or the training is too short for the evaluations.
+        """
+        config = self.whole_config(settings)
+        self._require_long_enough(config, "a finalist's training")
+        return self._evaluated(config, self.fresh_seed(seed_index), self.fresh_evaluation_seed(seed_index))
+
+    def _require_long_enough(self, config: TrainConfig, training: str) -> None:
+        rollout = _rollout_steps(config)
+        if config.n_timesteps // self.evaluations < rollout:
+            evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
+            raise ConfigError(
+                f"{training} of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
+                "env steps; accepted: more --timesteps or fewer --evaluations",
+                key="timesteps",
+            )
+
+    def _evaluated(self, config: TrainConfig, seed: int, evaluation_seed: int) -> TrainConfig:
+        """A configuration with a seed, and with the evaluations of the search."""
+        set_by_search = {
+            "seed": seed,
+            "n_timesteps": config.n_timesteps,
+            "extensions": None,
+            "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
+            "checkpoints.every": 0,
+            "evaluation.interval": config.n_timesteps // self.evaluations,
+            "evaluation.interval_unit": "timesteps",
+            "evaluation.duration": self.evaluation_episodes,
+            "evaluation.duration_unit": "episodes",
+            "evaluation.seed": evaluation_seed,
+        }
+        if any(objective.plays_random for objective in self.objectives()):
+            set_by_search["evaluation.against_random"] = True
+        return replace(config.changed(set_by_search, THE_SEARCH), notes=())  # shown once, when the search starts
+
+    def preset_params(self) -> dict[str, Any] | None:
+        """The parameters of a trial with the settings of the preset; None if the space does not contain it."""
+        return self.space.params_of(self.preset())
+
+    def preset(self) -> TrainConfig:
+        """The configuration that the search starts from and is compared with, with all defaults of SB3."""
+        from marl_sb3.runs.build import resolved
+
+        return resolved(replace(self.config({}), seed=0))
+
+    def config(
+        self, settings: Mapping[str, Any], where: str = "the space, ", *, picks_rollouts: bool = False, **budget: Any
+    ) -> TrainConfig:
+        """The configuration of a training with these settings; without a budget, that of a full one.
+
+        Args:
+            picks_rollouts: whether it may pick rollouts that no source gives, as `train` does in an env without a
+                preset. Not in a trial: a file with the best settings gives the same rollouts.
+        """
+        config = load_config(
+            self.env,
+            self.algo,
+            self.hparams,
+            settings={**self.settings, **settings},
+            label=lambda key: f"{where}{key}" if key in settings else f"--set {key}",
+            policies=self.policies,
+            n_envs=self.n_envs,
+            vectorizer=self.vectorizer,
+            device=self.device,
+            trust_file=True,  # `prepare_study` has seen what the user names
+            **budget,
+        )
+        return config if picks_rollouts else replace(config, picks_rollouts=False)
+
+    def with_fitting_evaluations(self) -> Search:
+        """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""
+        configs = [self.config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
+        fitting = min(config.n_timesteps // _rollout_steps(config) for config in configs)
+        return replace(self, evaluations=max(1, min(self.evaluations, fitting)))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The search as plain data for `study.yaml`, without the password of its database."""
+        storage = None if self.storage is None else without_password(self.storage)
+        return {**asdict(self), "space": self.space.to_plain(), "storage": storage}
+
+    def write(self, folder: Path) -> None:
+        """Write `study.yaml` atomically."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _FILE, yaml_text(self.to_plain()))
+
+
+# The kinds of all fields but the space, which checks itself.
+_KINDS = {name: kind for name, kind in get_type_hints(Search, include_extras=True).items() if name != "space"}
+
+
+def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:
+    """Read the search from a study's folder; None if the folder has no study.
+
+    The file cannot make this process import code or connect to a server that the user has not named.
+    """
+    require_own_study(folder)
+    path = folder / _FILE
+    if not path.is_file():
+        return None
+    content = read_yaml(path)
+    if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
+        raise ConfigError(f"{path} is not that of a study", key="study")
+    search = Search(**{**content, "space": parse_space(content["space"], f"{path}, space")})
+    require_named(search.env, [] if env is None else [env], path)
+    return replace(search, storage=_storage(search.storage, storage, path))
+
+
+def _storage(written: Any, named: str | None, path: Path) -> str | None:
+    """The storage to use, from the URLs in the file and from the user; they must agree."""
+    if written is None and named is None:
+        return None
+    if named is None:
+        if is_inner_database(str(written), path.parent):
+            return str(written)
+        raise ConfigError(f"{path}: the study is kept in {written}; accepted: --storage with this URL", key="storage")
+    if written != without_password(named):
+        kept = "a journal in its folder" if written is None else written
+        words = f"--storage is {without_password(named)}, but {path} says that the study is kept in {kept}"
+        raise ConfigError(words, key="storage")
+    return named
+
+
+def require_integer(name: str, value: Any, minimum: int) -> None:
+    """Refuse a value that is no integer or too small."""
+    require(f"--{name.replace('_', '-')}", value, at_least(minimum), name)
+
+
+def _rollout_steps(config: TrainConfig) -> int:
+    """Env steps of a rollout of all envs."""
+    from marl_sb3.core.learners.spec import hyperparameter_defaults
+
+    default = hyperparameter_defaults(algorithm_info(config.algo).algorithm_class).get("n_steps", 1)
+    n_steps = config.hyperparameters.get("n_steps", default)
+    return config.n_envs * (n_steps if isinstance(n_steps, int) and n_steps > 0 else 1)  # else: refused by policies

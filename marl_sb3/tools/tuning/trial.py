@@ -1,0 +1,144 @@
+"""What a study stores with each trial, and trials as text and as rows of tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from optuna.trial import FrozenTrial
+
+from marl_sb3.extensions.display.text import number, one_line, short, short_path
+from marl_sb3.runs.folder import TRACEBACK_FILE
+from marl_sb3.tools.tuning.search import Search
+
+# The names of Optuna's user attributes that a study stores with a trial.
+WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
+FOLDER, SEED, ERROR = "folder", "seed", "error"
+ITERATIONS, ENV_STEPS, SECONDS, RETURN, CHECKPOINT = "iterations", "env_steps", "seconds", "return", "checkpoint"
+CPU_SECONDS = "cpu_seconds"
+# With a training of a finalist: the number of the trial with its settings, or `PRESET`, and which fresh seed it has.
+CANDIDATE, SEED_INDEX, PRESET = "candidate", "seed_index", -1
+OF_A_FINAL = (CANDIDATE, SEED_INDEX)
+
+# Errors of trials that did not fail because of their settings.
+KILLED: Final = "its process ended"
+INTERRUPTED: Final = "interrupted"
+
+
+# --- Text that is safe to print, even if an env's error has control characters ----------------------------------------
+
+
+def trial_line(trial: FrozenTrial) -> str:
+    """The state, value, parameters and error of a trial on one line."""
+    parameters = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
+    curve = trial.intermediate_values
+    values = ", ".join(map(number, trial.values or [curve[max(curve)] if curve else None]))
+    state = trial.state.name if trial.state.is_finished() else f"evaluation {len(curve)}"
+    failure = failure_text(trial)
+    return f"trial {trial.number}: {state} {values} ({parameters}){f': {failure}' if failure else ''}"
+
+
+def failure_text(trial: FrozenTrial) -> str:
+    """The error of a trial, and where its traceback is; empty if there was none."""
+    error, path = stored_text(trial, ERROR) or "", traceback_file(trial)
+    return error if path is None else f"{error}; see {one_line(path)}"
+
+
+def stored_text(trial: FrozenTrial, name: str) -> str | None:
+    """A user attribute of a trial, such as its error, on one line; None if it has none."""
+    return one_line(trial.user_attrs[name]) if name in trial.user_attrs else None
+
+
+def traceback_file(trial: FrozenTrial) -> Path | None:
+    """The traceback of a failed trial; None if it is not on this machine."""
+    path = Path(trial.user_attrs[FOLDER], TRACEBACK_FILE) if FOLDER in trial.user_attrs else None
+    return short_path(path) if path is not None and ERROR in trial.user_attrs and path.is_file() else None
+
+
+def wall_seconds(trial: FrozenTrial) -> float | None:
+    """Seconds from the start of a trial to its end, with its evaluations; None before the end."""
+    return None if trial.duration is None else round(trial.duration.total_seconds(), 3)
+
+
+def value_text(value: Any) -> str:
+    """The value of a parameter in YAML, as after `--set`."""
+    return one_line(value) if isinstance(value, str) else json.dumps(value)
+
+
+def parameters_text(parameters: Mapping[str, Any]) -> str:
+    """Parameters on one line, as after `--set`: `batch_size=128 learning_rate=0.0012`."""
+    return " ".join(f"{one_line(name)}={value_text(value)}" for name, value in parameters.items())
+
+
+def states(trials: Iterable[FrozenTrial]) -> str:
+    """The number of trials in each state, the most frequent first: `12 COMPLETE, 3 PRUNED`."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(trial.state.name for trial in trials).most_common())
+
+
+# --- Rows of `trials.csv`, `report.html` and data frames --------------------------------------------------------------
+
+_BEFORE = ("number", "state")  # columns before those of the values and the parameters
+_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "cpu_seconds", "return", "evaluations",
+    "retry_of", "worker", "folder", "checkpoint", "error")  # fmt: skip
+
+
+def header(search: Search) -> list[str]:
+    """The names of the columns; a parameter named like another column becomes `params_NAME`."""
+    objectives = search.objectives()
+    values = ["value"] if len(objectives) == 1 else [f"value_{one_line(each.of)}" for each in objectives]
+    taken = {*_BEFORE, *values, *_AFTER}
+    parameters = [one_line(parameter.name) for parameter in search.space.parameters]
+    return [*_BEFORE, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
+
+
+def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
+    """The values of a trial in the order of `header`; None if there is no value.
+
+    Parameters are as drawn: 0.001, not `lin_0.001`; other numbers have seven significant digits. Paths are relative to
+    the study's folder, which may be moved. The value of a pruned trial is that of its last evaluation.
+
+    Args:
+        parameter: converts the values of parameters, which are numbers and strings, and lists as JSON.
+    """
+    stored = trial.user_attrs
+    folder = run_folder(trial.number) if FOLDER in stored else None
+    checkpoint = folder and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
+    names = [searched.name for searched in search.space.parameters]
+    values = trial.values or [None] * len(search.objectives())
+    return [
+        trial.number,
+        trial.state.name,
+        *map(rounded, values),
+        *(parameter(trial.params[name]) if name in trial.params else None for name in names),
+        *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
+        *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(CPU_SECONDS), stored.get(RETURN))),
+        len(trial.intermediate_values),
+        stored.get(RETRY_OF),
+        stored_text(trial, WORKER),
+        folder and folder.as_posix(),
+        checkpoint and checkpoint.as_posix(),
+        stored_text(trial, ERROR),
+    ]
+
+
+def run_folder(number: int) -> Path:
+    """The run folder of a trial, relative to the study's folder."""
+    return Path("trials", f"{number:05d}")
+
+
+def final_folder(candidate: int, seed_index: int) -> Path:
+    """The run folder of a training with a fresh seed, relative to the study's folder."""
+    return Path("confirm", "preset" if candidate == PRESET else f"trial-{candidate}", f"seed-{seed_index:02d}")
+
+
+def value_of(trial: FrozenTrial) -> float | None:
+    """The value of a trial, of several objectives that of the first; None if it has none."""
+    return None if trial.values is None else trial.values[0]
+
+
+def rounded(value: Any, digits: int = 7) -> Any:
+    """Round a float to so many significant digits: rewards are float32, and those after the seventh are noise."""
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -1,0 +1,235 @@
+"""A search on a terminal: its progress while it runs, and tables of its trials and confirmations at its end."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from marl_sb3.extensions.display.screen import Screen, ScreenSize, cut_line, screen_for
+from marl_sb3.extensions.display.text import duration, number, one_line, packed, short_path
+from marl_sb3.extensions.display.training_view import ProgressClock
+from marl_sb3.output import Guard
+from marl_sb3.tools.tuning import trial as key
+from marl_sb3.tools.tuning.finals import HEADER, outcome_words, race_of, rows
+from marl_sb3.tools.tuning.space import edge_warnings
+from marl_sb3.tools.tuning.study import TuneStudy, best_first
+from marl_sb3.tools.tuning.trial import parameters_text, rounded, states, stored_text, trial_line, value_text
+
+# --- Progress ---------------------------------------------------------------------------------------------------------
+
+
+class SearchView:
+    """The progress of trials, or of finalists: a live view with a bar if the console supports it.
+
+    Otherwise, a line is printed for each that has finished. A context manager. An error of the view is logged, and ends
+    nothing but the view.
+
+    Args:
+        console: where to draw; None: nowhere.
+        study: whose trials are shown; None: finalists are.
+        keep: leave the last picture on the screen.
+    """
+
+    def __init__(self, console: Console | None, study: TuneStudy | None = None, *, keep: bool = False) -> None:
+        self._console = console
+        self._search = None if study is None else study.search
+        # Read from the storage before it is drawn in another thread.
+        self._trials: Sequence[FrozenTrial] = () if study is None else study.trials
+        self._done, self._total = (0, 0) if study is None else (study.n_done(), study.search.trials)
+        self._clock = ProgressClock()
+        self._clock.begin(self._done)
+        make = Screen if console is None else partial(screen_for, console)
+        self._screen = make(self.draw, keep=keep)
+        self._show: Guard[None] = Guard(self._screen.close)
+
+    def __enter__(self) -> Self:
+        self._show(self._screen.open)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._show(self._screen.close)
+
+    def update(self, study: TuneStudy) -> None:
+        """Show the present state of the trials; see `run_trials`."""
+        if self._console is not None:
+            self._show(self._update, study)
+
+    def _update(self, study: TuneStudy) -> None:
+        before = {trial.number for trial in self._trials if trial.state.is_finished()}
+        self._trials = study.trials
+        fresh = [trial for trial in self._trials if trial.state.is_finished() and trial.number not in before]
+        self._advance(study.n_done(), map(trial_line, fresh))
+
+    def update_finals(self, done: int, total: int) -> None:
+        """Show how many trainings of finalists are finished, of those that are planned so far; see `run_finals`."""
+        if self._console is not None:
+            self._show(self._update_finals, done, total)
+
+    def _update_finals(self, done: int, total: int) -> None:
+        if self._total == 0:  # trainings of an earlier search do not count for the pace
+            self._clock.begin(done)
+        self._total = total
+        line = f"finalists, trained with fresh seeds: {done} of {total} so far"
+        self._advance(done, [line] if done > self._done else [])
+
+    def _advance(self, done: int, lines: Iterable[str]) -> None:
+        """Show that so much is done; without a live view, print the lines."""
+        if done > self._done:
+            self._clock.add(done)
+        self._done = done
+        self._screen.refresh()
+        if self._console is not None and not self._screen.is_live:
+            for line in lines:
+                self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def draw(self, size: ScreenSize) -> RenderableType:
+        """Draw the present state: what is done, times, the bar, the best trial, and the running trials that fit."""
+        left_s = self._clock.left_s(self._done, self._total)
+        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
+        lines = packed([*self._parts(), *times], size.width)
+        bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
+        bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
+        ranked = [] if self._search is None else best_first(self._trials, self._search.objectives()[0].sign)
+        best = [cut_line(f"best     {trial_line(trial)}", style="bold") for trial in ranked[:1]]
+        all_running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
+        shown = all_running[: max(1, size.height - len(lines) - len(best) - 2)]
+        running = [f"running  {trial_line(trial)}" for trial in shown]
+        if len(shown) < len(all_running):
+            running.append(f"         and {len(all_running) - len(shown)} more")
+        return Group(*map(cut_line, lines), bar, *best, *map(cut_line, running))
+
+    def _parts(self) -> list[str]:
+        """What is done, as text."""
+        if self._search is None:
+            return ["finalists and the preset, with fresh seeds", f"{self._done} of {self._total or '-'} so far"]
+        counts = Counter(trial.state for trial in self._trials)
+        retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
+        unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
+        return [f"{self._done} of {self._total} trials", unsuccessful]
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+def print_outcome(console: Console, study: TuneStudy, files: Sequence[Path]) -> None:
+    """Print the tables of a study and the paths of its files; the paths even if a table cannot be printed."""
+    show: Guard[None] = Guard(lambda: None)
+    show(_print_tables, console, study)
+    for path in files:
+        console.print(str(short_path(path)), soft_wrap=True, markup=False)
+
+
+def _print_tables(console: Console, study: TuneStudy) -> None:
+    trials = study.trials
+    if not trials:  # interrupted before the first trial
+        return
+    console.print(trials_table(study, console.width))
+    if race := race_of(study):
+        cells = rows(race)
+        columns: list[_Cells] = [
+            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in cells])
+            for i, name in enumerate(HEADER)
+        ]
+        console.print()
+        console.print(_table(columns, [""] * len(cells)))
+    best = [trial.params for trial in study.completed()[:_N_AT_AN_EDGE]]
+    for line in filter(None, [*edge_warnings(study.space, best), outcome_words(study)]):
+        console.print()
+        console.print(Text(line))
+
+
+_N_AT_AN_EDGE = 5  # best trials that are looked at for parameters at the ends of their ranges
+_Cells = tuple[Column, list[str]]  # a column of a table, and its cells
+_MAX_ALL = 30  # show all trials up to this number,
+_N_BEST = 10  # and this many of more
+_OTHER_COLUMNS = 70  # width of all columns but the parameters
+# Columns of results with the digits after the point.
+_RESULTS: Mapping[str, tuple[Callable[[FrozenTrial], Any], int]] = {
+    "iter": (lambda trial: trial.user_attrs.get(key.ITERATIONS), 0),
+    "wall\nseconds": (key.wall_seconds, 1),
+    "CPU\nseconds": (lambda trial: trial.user_attrs.get(key.CPU_SECONDS), 1),
+    "env\nsteps": (lambda trial: trial.user_attrs.get(key.ENV_STEPS), 0),
+    "training\nreturn": (lambda trial: trial.user_attrs.get(key.RETURN), 2),
+}
+
+
+def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
+    """A table of all trials, or of the best 10 of more than 30; a `*` marks the best, and errors are below.
+
+    Of several objectives, it marks the trials that no other one beats in all of them, and those come first. Parameters
+    that do not fit have a table of their own, or a line for each trial. The objective of a pruned trial is that of its
+    last evaluation, and it is not ranked.
+    """
+    trials, best = study.trials, study.front()
+    ranked = [*best, *(trial for trial in study.completed() if trial not in best)]
+    others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
+    shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
+    below = [line for trial in shown for line in _error_lines(trial)]
+    if len(shown) < len(trials):
+        below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+    names = [objective.of for objective in study.search.objectives()]
+    return Group(*_in_layout(shown, best, ["objective"] if len(names) == 1 else names, width), *below)
+
+
+def _in_layout(
+    shown: Sequence[FrozenTrial], best: Sequence[FrozenTrial], objectives: Sequence[str], width: int
+) -> list[RenderableType]:
+    """One table of the trials if the parameters fit beside the results; else two, or a table and lines."""
+    names = list(dict.fromkeys(name for trial in shown for name in trial.params))
+    styles = ["bold" if trial in best else "" for trial in shown]
+    marks = [f"{'* ' if trial in best else ''}{trial.number}" for trial in shown]
+    mark: _Cells = (Column("trial", justify="right", no_wrap=True), marks)
+    status: _Cells = (Column("status", no_wrap=True), [trial.state.name for trial in shown])
+    parameters = [
+        (Column(Text(_in_lines(name)), overflow="fold"), [_cell(trial, name) for trial in shown]) for name in names
+    ]
+    results = [
+        (Column(name, justify="right", no_wrap=True), [number(value_of(trial), digits) for trial in shown])
+        for name, (value_of, digits) in _RESULTS.items()
+    ]
+    for index, name in enumerate(objectives):
+        values = [number(trial.values and trial.values[index]) for trial in shown]
+        results.append((Column(Text(_in_lines(name)), justify="right", no_wrap=True), values))
+    needed = sum(2 + max(map(len, [*str(column.header).split("\n"), *cells])) for column, cells in parameters)
+    if needed + _OTHER_COLUMNS <= width:
+        return [_table([mark, status, *parameters, *results], styles)]
+    parts: list[RenderableType] = [_table([mark, status, *results], styles), ""]
+    if needed + 7 <= width:
+        return [*parts, _table([mark, *parameters], styles)]
+    texts = (parameters_text({name: rounded(value, 4) for name, value in trial.params.items()}) for trial in shown)
+    return [*parts, *map(Text, map("{}: {}".format, marks, texts), styles)]
+
+
+def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:
+    table = Table(*(column.copy() for column, _ in columns), box=None, header_style="dim", pad_edge=False)
+    for style, *cells in zip(styles, *(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, cells), style=style)
+    return table
+
+
+def _in_lines(name: str) -> str:
+    """Break a long name into lines: `learning_`, `rate`."""
+    name = one_line(name).removeprefix("policy_kwargs.")
+    return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
+
+
+def _cell(trial: FrozenTrial, name: str) -> str:
+    """The value of a parameter; a dash if the trial lacks it."""
+    return value_text(rounded(trial.params[name], 4)) if name in trial.params else "-"
+
+
+def _error_lines(trial: FrozenTrial) -> list[Text]:
+    """The error of a trial, and the path of its traceback."""
+    error, path = stored_text(trial, key.ERROR), key.traceback_file(trial)
+    lines = [] if error is None else [cut_line(f"trial {trial.number}: {error}")]
+    return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path must not be cut
