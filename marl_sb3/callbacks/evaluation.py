@@ -11,7 +11,8 @@ from marl_sb3.core.config.values import Count, PositiveInt, require, shown
 from marl_sb3.core.mapping.mapping import Deterministic
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, fresh_seed
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import (
     evaluate_against_random,

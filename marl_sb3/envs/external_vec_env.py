@@ -19,7 +19,8 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader
-from marl_sb3.core.vec_env.interface import Options, VecEnvRequest, episode_seed
+from marl_sb3.core.vec_env.interface import Options, VecEnvRequest
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.core.vec_env.separate_envs import EnvFactory, SyncVecEnv
 from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.core.vec_env.step import ActionMasks, ChosenAction, VecStep

@@ -26,7 +26,7 @@ from marl_sb3.core.metrics import info_metrics
 from marl_sb3.core.state.process_rng import preserve_rng
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.core.vec_env.interface import fresh_seed
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.ray import AnyRunners
 from marl_sb3.runs.files import Hparams, entry_of

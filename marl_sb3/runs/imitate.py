@@ -23,7 +23,7 @@ from marl_sb3.core.state.parts import read_states, states_of
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.loop import IterationReport
 from marl_sb3.core.training.results import ResultLogger, iteration_result
-from marl_sb3.core.training.setup import derived_seed
+from marl_sb3.core.vec_env.seeding import derived_seed
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
 from marl_sb3.extensions.data.demonstrations import EpisodesOfSpaces, require_episodes

@@ -24,7 +24,7 @@ from marl_sb3.core.config.schema import ProcessingSettings
 from marl_sb3.core.learners.building import processing_of
 from marl_sb3.core.mapping.placement import rows_of_policy
 from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv
-from marl_sb3.core.vec_env.interface import episode_seed
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.evaluation import (
     evaluate_policies,
     play_episodes,

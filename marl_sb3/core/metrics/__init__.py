@@ -5,19 +5,6 @@ A metric has the same name everywhere: its path in the nested result, joined wit
 
 from __future__ import annotations
 
-from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker, InfoMetric, info_metrics
-from marl_sb3.core.metrics.names import Result, finite_or_none, flatten, require_metric
-from marl_sb3.core.metrics.running_episode import LatestStep, RunningEpisode
+import lazy_loader
 
-__all__ = [
-    "Episode",
-    "EpisodeTracker",
-    "InfoMetric",
-    "LatestStep",
-    "Result",
-    "RunningEpisode",
-    "finite_or_none",
-    "flatten",
-    "info_metrics",
-    "require_metric",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

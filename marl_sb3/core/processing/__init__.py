@@ -6,8 +6,6 @@ policy in training and in evaluations, step by step; `predict` passes the memory
 
 from __future__ import annotations
 
-from marl_sb3.core.processing.processing import ORDER, Processing
-from marl_sb3.core.processing.processors import Memory, Policy
-from marl_sb3.core.processing.rows import RowProcessing, process_rows
+import lazy_loader
 
-__all__ = ["ORDER", "Memory", "Policy", "Processing", "RowProcessing", "process_rows"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -20,6 +20,7 @@ from marl_sb3.core.acting.actor import ActingWatcher
 from marl_sb3.core.acting.bundle import PolicyBundle
 from marl_sb3.core.acting.by_agent import PolicyByAgent
 from marl_sb3.core.config.values import PositiveInt, Seed, require
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.learners.threads import limited_threads, parallel_updates
 from marl_sb3.core.mapping.mapping import Deterministic
@@ -32,7 +33,7 @@ from marl_sb3.core.training.hooks import with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
-from marl_sb3.core.vec_env import EnvFactory, as_vec_env
+from marl_sb3.core.vec_env import as_vec_env
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import EXECUTIONS, VIEWS
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.acting.bundle import PolicyBundle
@@ -38,6 +37,7 @@ from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import LocalRunner, Runner
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
+from marl_sb3.core.vec_env.seeding import derived_seed
 from marl_sb3.doors import EXECUTIONS, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -253,11 +253,6 @@ class TrainingParts:
         StateReader(checkpoint.state).fields("policies").require_names(list(self.learners))
         found = find_files(checkpoint.tensors, checkpoint.name, len(self.learners))
         return dict(zip(self.learners, found, strict=True))
-
-
-def derived_seed(seed: int, number: int) -> int:
-    """Return one of many seeds that follow from a seed."""
-    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
 
 
 def constructor_arguments(

@@ -14,9 +14,10 @@ from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.core.envs.registry import EnvFactory, batched_factory, make_env
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader
-from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
+from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.core.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
+from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, read_settings
 from marl_sb3.core.vec_env.step import (
     NO_FINAL_OBSERVATIONS,

@@ -7,11 +7,10 @@ dictionaries of agents.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.config.values import Count, require
@@ -27,30 +26,6 @@ from marl_sb3.types import AgentID, Array, GoalRewards
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.vec_env import VecEnv
-
-
-_SEED_BITS = 31  # some envs, such as Atari's, pass the seed to a signed 32-bit C integer
-
-
-def episode_seed(run_seed: int, env_index: int, episode_index: int) -> int:
-    """Return the seed of one episode, in [0, 2**31).
-
-    It depends on the arguments alone, and not on the number of envs or earlier episodes. Seeds are hashes of (env,
-    episode) pairs: the probability that two of n seeds are equal is about n**2 / 2**32.
-    """
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(env_index, episode_index))
-    return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
-
-
-def shard_seed(run_seed: int, shard: int) -> int:
-    """Return the run seed of the envs in one shard, in [0, 2**31)."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(shard, 0, 0))  # three numbers: no other key has so many
-    return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
-
-
-def fresh_seed() -> int:
-    """Return a seed in [0, 2**31) from the operating system's entropy."""
-    return int(np.random.SeedSequence().generate_state(1)[0]) >> (32 - _SEED_BITS)
 
 
 Options = Mapping[str, Any] | None  # options of the reset of one env
@@ -118,7 +93,6 @@ class MultiAgentVecEnv(ABC):
     groups: tuple[AgentGroup, ...]
     metadata: Mapping[str, Any]
     render_mode: str | None
-    _make_sb3_vec_env: ClassVar[Callable[[MultiAgentVecEnv], VecEnv]]  # the package sets it: SB3 is imported late
     _latest: VecStep | None = None
     _sent = False
     _shows_env_state = False
@@ -283,7 +257,9 @@ class MultiAgentVecEnv(ABC):
         Raises:
             ConfigError: the agents' spaces differ.
         """
-        return self._make_sb3_vec_env()
+        from marl_sb3.core.vec_env.sb3_vec_env import FlatVecEnv  # imports SB3 and torch, which workers do not need
+
+        return FlatVecEnv(self)
 
     def _require_idle(self, call: str) -> None:
         if self._sent:

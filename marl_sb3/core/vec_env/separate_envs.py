@@ -11,9 +11,10 @@ from pettingzoo import ParallelEnv
 from typing_extensions import override
 
 from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, fresh_seed
+from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import MaskReader, read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, agent_groups, put, require_same_agents, zero_observations
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.core.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.core.vec_env.step import (

@@ -23,7 +23,7 @@ from marl_sb3.core.state.parts import SavedPart, read_states
 from marl_sb3.core.state.process_rng import preserve_rng
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.runner import LocalRunner
-from marl_sb3.core.vec_env.interface import fresh_seed
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote.processes.messages import known_error

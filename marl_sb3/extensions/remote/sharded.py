@@ -18,7 +18,8 @@ from marl_sb3.core.sb3.schedules import Progress
 from marl_sb3.core.state.parts import SavedPart
 from marl_sb3.core.state.state import State
 from marl_sb3.core.training.runner import Runner, StepListener
-from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, shard_seed
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings

@@ -14,9 +14,10 @@ from typing_extensions import override
 from marl_sb3 import stacks
 from marl_sb3.core.envs.registry import EnvFactory, batched_factory
 from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest, fresh_seed
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, require_same_agents
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.core.vec_env.slot_states import pack, unpack
 from marl_sb3.core.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.doors import ENV_KINDS

@@ -1,0 +1,146 @@
+"""Make vectorised envs, by one of several vectorizers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_sb3.core.config.values import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
+from marl_sb3.core.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
+from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
+from marl_sb3.errors import ConfigError
+
+
+def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
+    """Return `env` if it is a vec env; otherwise make a vec env of one env from an id or a factory.
+
+    Raises:
+        ConfigError: it is of another type; the message says how `make_vec_env` takes it.
+    """
+    return env if isinstance(env, MultiAgentVecEnv) else make_vec_env(env)
+
+
+def _require_maker(env: Any) -> None:
+    """Refuse an env object: a vec env needs a factory that makes each of its envs."""
+    kinds: dict[type, str] = {
+        ParallelEnv: "a single ParallelEnv",
+        AECEnv: "a single AECEnv",
+        gymnasium.Env: "a single Gymnasium env",
+        MultiAgentVecEnv: "a MultiAgentVecEnv already",
+    }
+    sb3 = sys.modules.get("stable_baselines3.common.vec_env")
+    if sb3 is not None:  # not imported here: it imports torch, which workers do not need
+        rows = "rows are not the agents of one env (stock SB3 algorithms train in it)"
+        kinds[sb3.VecEnv] = f"an SB3 VecEnv, in which {rows}"
+    kind = next((words for cls, words in kinds.items() if isinstance(env, cls)), None)
+    if kind is not None:
+        name = type(env).__name__
+        raise ConfigError(
+            f"env is {kind}, {name}; accepted: an env id, or a factory of such envs, as in "
+            f"make_vec_env(lambda: {name}(...), n_envs=8)",
+            key="env",
+        )
+
+
+def _sync(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return SyncVecEnv(request.make_env, request.n_envs, request.seed)
+
+
+def _batched(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
+
+
+def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return _sync(request) if batched_factory(request.factory) is None else _batched(request)
+
+
+VECTORIZERS.add("auto", _auto)
+VECTORIZERS.add("batched", _batched)
+VECTORIZERS.add("sync", _sync)
+VECTORIZERS.add("supersuit", f"{__name__}.supersuit_vec_env:supersuit_vec_env")  # SuperSuit takes time to import
+_EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
+
+
+def _without_nesting(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the env; `env_kwargs={...}`, as SB3's function has them, stand beside the others."""
+    outer, inner = dict(env_kwargs), env_kwargs.get("env_kwargs")
+    if not isinstance(inner, Mapping) or takes_argument(factory, "env_kwargs"):
+        return outer
+    del outer["env_kwargs"]
+    if twice := outer.keys() & inner.keys():
+        name = min(twice)
+        raise ConfigError(f"{name} is given by itself and in env_kwargs; accepted: once", key=f"env.{name}")
+    return {**outer, **inner}
+
+
+def make_vec_env(
+    env: str | EnvFactory,
+    n_envs: int = 1,
+    seed: int | None = None,
+    vectorizer: str = "auto",
+    episode_horizon: int | None = None,
+    n_workers: int | str = 0,
+    worker_timeout_s: float = 300.0,
+    max_worker_restarts: int = 5,
+    env_state: bool = False,
+    **env_kwargs: Any,
+) -> MultiAgentVecEnv:
+    """Make `n_envs` envs that step together.
+
+    Args:
+        env: an env id as on the command line, or a factory of a `ParallelEnv`, an `AECEnv` or a `gymnasium.Env` (its
+            class, say).
+        n_envs: number of envs, at least 1.
+        seed: run seed, from which the seeds of all episodes are derived; None draws one.
+        vectorizer: `batched` for envs with a batched version, `sync` for any env, `supersuit` for envs in which all
+            agents have the same spaces, or `auto`: `batched` if possible, otherwise `sync`. All of them give the same
+            results. Others by their names at the door `VECTORIZERS`.
+        episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before;
+            None: the env alone ends its episodes.
+        n_workers: number of processes that step the envs, with the same results; 0: this process steps them; `auto`:
+            one for each core.
+        worker_timeout_s: with workers, the seconds that a call of an env may take before its worker is replaced.
+        max_worker_restarts: how often in a row a worker is replaced that does not complete a step; after that,
+            `EnvRaisedError` is raised.
+        env_state: whether each step has the `state()` of the envs, as `VecStep.env_state`, for critics that see
+            everything.
+        env_kwargs: passed to the factory, by themselves or as a mapping `env_kwargs={...}`. A factory with a parameter
+            `env_index` also gets the env's index.
+
+    Raises:
+        ConfigError: one of the arguments is wrong; the message says which values are accepted.
+    """
+    n_envs = require("n_envs", n_envs, NumberOfEnvs)
+    vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
+    if vectorizer not in VECTORIZERS:
+        accepted = ", ".join(VECTORIZERS.names())
+        raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {accepted}", key="vectorizer")
+    seed = require("seed", seed, Count | None)
+    _require_maker(env)
+    episode_horizon = require("episode_horizon", episode_horizon, PositiveInt | None)
+    n_workers = require("n_workers", n_workers, NumberOfWorkers)
+    worker_timeout_s = require("worker_timeout_s", worker_timeout_s, PositiveSeconds)
+    max_worker_restarts = require("max_worker_restarts", max_worker_restarts, Count)
+    factory = env_factory(env)
+    env_kwargs = _without_nesting(factory, env_kwargs)
+    request = VecEnvRequest(
+        factory, n_envs, seed, env_kwargs, vectorizer, n_workers, worker_timeout_s, max_worker_restarts, env_state
+    )
+    if getattr(factory, "steps_apart", False):
+        made = STEPPED_ELSEWHERE["clients"](request)
+    elif n_workers != 0:
+        made = STEPPED_ELSEWHERE["workers"](request)
+    else:
+        made = VECTORIZERS[vectorizer](request)
+    if episode_horizon is not None:
+        made.limit_episodes(episode_horizon)
+    if env_state:
+        made.show_env_state()
+    return made
