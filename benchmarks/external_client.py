@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from marl_sb3 import PolicyClient
-from marl_sb3.core.envs.registry import env_factory, make_env
+from marl_sb3.core.envs import env_factory, make_env
 from marl_sb3.tools.serving.client import ServerError
 
 

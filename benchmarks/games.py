@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from marl_sb3 import evaluate_policies, make_vec_env
-from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.acting import PolicyBundle
 
 SIDES = ("first", "second")
 OUTCOMES = ("won", "drawn", "lost")

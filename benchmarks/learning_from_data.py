@@ -26,7 +26,7 @@ from command_line import add_count, add_names, parser
 from measure import Report, Setting, number, print_table, say
 
 import marl_sb3
-from marl_sb3.core.metrics.statistics import sample_stats
+from marl_sb3.core.metrics import sample_stats
 from marl_sb3.evaluate import main as evaluate_main
 
 SETTING = Setting(

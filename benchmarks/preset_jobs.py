@@ -22,8 +22,7 @@ from games import STRONGER, play
 
 import marl_sb3
 from marl_sb3.core.metrics import Episode
-from marl_sb3.runs.run import Run
-from marl_sb3.runs.settings import load_config
+from marl_sb3.runs import Run, load_config
 
 POINTS = 40  # in a curve of returns
 GAME_POINTS = 12  # in a curve of won games

@@ -32,7 +32,7 @@ from measure import Report, Setting, say
 from preset_jobs import Budget, Job, run_jobs
 from trainings import one_torch_thread
 
-from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.files import read_yaml
 
 PRESETS = (
     "maskable_ppo:classic/connect_four-v3",

@@ -26,14 +26,14 @@ import numpy as np
 from command_line import add_count, parser
 from measure import Report, Setting
 
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.runs.build import resolved
+from marl_sb3.core.config import TrainConfig
+from marl_sb3.runs import resolved
+from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race
 from marl_sb3.tools.tuning.jobs.trials import FINALS, TRIALS, enqueue_missing
 from marl_sb3.tools.tuning.jobs.workers import TrainedRun, work
 from marl_sb3.tools.tuning.space import Space
-from marl_sb3.tools.tuning.study import TuneStudy
 
 SPREAD, TRAINING_SD, EVALUATION_SD = 3.1, 3.0, 2.5
 DISTANCES = (0.1, 0.25, 0.5)  # of the peak from the preset in each parameter, as a share of its range

@@ -9,11 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config.algorithms import AlgorithmInfo
-from marl_sb3.core.config.values import words
-from marl_sb3.core.learners.building import is_off_policy
-from marl_sb3.core.learners.spec import hyperparameter_defaults
-from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.core.config import AlgorithmInfo, words
+from marl_sb3.core.learners import hyperparameter_defaults, is_off_policy
+from marl_sb3.extensions.fast import ALGORITHMS
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from marl_sb3.cli.parser import CommandParser
+from marl_sb3.cli import CommandParser
 
 COMMANDS = ("train", "tune", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "doctor")
 

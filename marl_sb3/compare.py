@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import CommandParser, add_verbosity
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.display.page import Page
-    from marl_sb3.tools.looking.comparison import Comparison
+    from marl_sb3.extensions.display import Page
+    from marl_sb3.tools.looking import Comparison
 
 _EPILOG = """\
 Each argument is an experiment: all runs that it names, which should differ in
@@ -64,14 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from marl_sb3.errors import ConfigError
-    from marl_sb3.results.reading import read_records
-    from marl_sb3.results.records import RETURN, group_by_argument
-    from marl_sb3.tools.looking.comparison import compare_groups
+    from marl_sb3.results import RETURN, group_by_argument, read_records
+    from marl_sb3.tools.looking import compare_groups
 
     if arguments.out is not None:
         if arguments.out.suffix != ".html":
             raise ConfigError(f"--out is {arguments.out}; accepted: a file that ends with .html", key="--out")
-        from marl_sb3.extensions.display.page import require_plotly
+        from marl_sb3.extensions.display import require_plotly
 
         require_plotly(arguments.out.name)
     if len(set(arguments.runs)) < len(arguments.runs):
@@ -79,7 +77,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     groups = group_by_argument({_label(path, arguments.runs): read_records(path) for path in arguments.runs})
     found = compare_groups(groups, arguments.metric or RETURN, arguments.mode, arguments.threshold)
     if arguments.out is not None:
-        from marl_sb3.files.atomic import named_by_user
+        from marl_sb3.files import named_by_user
 
         with named_by_user(arguments.out):
             _page(found).write(arguments.out)
@@ -100,8 +98,8 @@ def _label(path: str, paths: Sequence[str]) -> str:
 def _print(found: Comparison) -> None:
     from rich.table import Table
 
-    from marl_sb3.extensions.display.screen import standard_console
-    from marl_sb3.tools.looking.comparison import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.extensions.display import standard_console
+    from marl_sb3.tools.looking import pair_rows, sample_rows, setting_rows, summary
 
     console = standard_console()
     for head, rows in (sample_rows(found), pair_rows(found), setting_rows(found)):
@@ -120,9 +118,9 @@ def _print(found: Comparison) -> None:
 
 def _page(found: Comparison) -> Page:
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
-    from marl_sb3.extensions.display.page import Page, note, table
-    from marl_sb3.results.drawing import plotly_html, profile_html
-    from marl_sb3.tools.looking.comparison import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.extensions.display import Page, note, table
+    from marl_sb3.results import plotly_html, profile_html
+    from marl_sb3.tools.looking import pair_rows, sample_rows, setting_rows, summary
 
     page = Page(" against ".join(sample.label for sample in found.samples))
     head, rows = pair_rows(found)

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED
-from marl_sb3.cli.parser import (
+from marl_sb3.cli import (
+    EXIT_DONE,
+    EXIT_FAILED,
     CommandParser,
     add_env_option,
     add_verbosity,
@@ -23,7 +24,7 @@ from marl_sb3.cli.parser import (
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.checkup.finding import Report
+    from marl_sb3.tools.checkup import Report
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -95,8 +96,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.to_plain(), allow_nan=False), flush=True)
     else:
-        from marl_sb3.extensions.display.screen import standard_console
-        from marl_sb3.tools.checkup.show import print_report
+        from marl_sb3.extensions.display import standard_console
+        from marl_sb3.tools.checkup import print_report
 
         print_report(standard_console(), report, env_settings(arguments), verbose=bool(arguments.verbosity))
     return EXIT_DONE if report.is_healthy else EXIT_FAILED
@@ -108,7 +109,7 @@ def _examine(arguments: argparse.Namespace) -> Report:
         raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
     from rich.console import Console
 
-    from marl_sb3.tools.checkup.api import examine  # after what can be refused without it
+    from marl_sb3.tools.checkup import examine  # after what can be refused without it
 
     with Console(stderr=True, highlight=False).status("playing") as status:  # shows nothing but in a terminal
         return examine(

@@ -16,17 +16,14 @@ if TYPE_CHECKING:
 
     from pettingzoo import ParallelEnv
 
-    from marl_sb3.core.config.algorithms import AlgorithmTable
-    from marl_sb3.core.experience.turns import LearnedExperience
-    from marl_sb3.core.learners.learner import Learner, LearnerPart
-    from marl_sb3.core.learners.spec import PolicySpec
+    from marl_sb3.core.config import AlgorithmTable
+    from marl_sb3.core.experience import LearnedExperience
+    from marl_sb3.core.learners import Learner, LearnerPart, PolicySpec
     from marl_sb3.core.metrics import EpisodeTracker, Result
-    from marl_sb3.core.sb3.schedules import Progress
-    from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
-    from marl_sb3.core.state.state import State
-    from marl_sb3.core.training.runner import Runner
-    from marl_sb3.core.training.setup import Setup
-    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
+    from marl_sb3.core.sb3 import Progress
+    from marl_sb3.core.state import Checkpoint, State, Tensors
+    from marl_sb3.core.training import Runner, Setup
+    from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
     from marl_sb3.types import Array, PolicyID
 
 T = TypeVar("T")

@@ -11,23 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import (
-    CommandParser,
-    add_env_option,
-    add_run,
-    add_verbosity,
-    found_run,
-    integer,
-    named_env,
-)
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_run, add_verbosity, found_run, integer, named_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.core.mapping.mapping import Deterministic
+    from marl_sb3.core.mapping import Deterministic
     from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.runs.evaluate import EvaluatedRun
+    from marl_sb3.runs import EvaluatedRun
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -111,7 +102,7 @@ def build_parser() -> CommandParser:
 
 def require_accepted(arguments: argparse.Namespace) -> None:
     """Refuse numbers that no run accepts."""
-    from marl_sb3.core.config.values import at_least, require
+    from marl_sb3.core.config import at_least, require
 
     minima = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
     for name, minimum in minima.items():
@@ -166,8 +157,7 @@ def _estimate(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--on plays no episode: {option} does not go with it; accepted: --gamma", key=option)
     folder = found_run(arguments.run)
     with without_collections():
-        from marl_sb3.runs.estimates import estimate_run
-        from marl_sb3.runs.run import SavedRun
+        from marl_sb3.runs import SavedRun, estimate_run
 
         run = SavedRun.open(folder, named_env(arguments))
     found = estimate_run(run, arguments.on, arguments.checkpoint, 1.0 if arguments.gamma is None else arguments.gamma)
@@ -184,14 +174,13 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None
         if arguments.video is not None:
-            from marl_sb3.extensions.display.video import VideoFile
+            from marl_sb3.extensions.display import VideoFile
 
             video = cleanup.enter_context(VideoFile(arguments.video))
         folder = found_run(arguments.run)
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
-            from marl_sb3.runs.evaluate import evaluate_run
-            from marl_sb3.runs.run import SavedRun
+            from marl_sb3.runs import SavedRun, evaluate_run
 
             run = SavedRun.open(folder, named_env(arguments))
         filmed = 0 if video is None else arguments.video_episodes or 1

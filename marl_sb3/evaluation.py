@@ -16,20 +16,25 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from marl_sb3.core.acting.actor import Acted, ActingWatcher
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.by_agent import PolicySpaces
-from marl_sb3.core.acting.opponents import RANDOM, Against, OpponentRows, bundle_of, opponent_name, opponents_of
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.config.values import Count, PositiveInt, require
-from marl_sb3.core.mapping.mapping import Deterministic, by_policy
-from marl_sb3.core.mapping.placement import rows_of_policy, zero_actions
+from marl_sb3.core.acting import (
+    RANDOM,
+    Acted,
+    ActingWatcher,
+    Against,
+    OpponentRows,
+    PolicyBundle,
+    PolicySpaces,
+    bundle_of,
+    opponent_name,
+    opponents_of,
+)
+from marl_sb3.core.config import Count, PositiveInt, TrainConfig, require
+from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
-from marl_sb3.core.sb3.noise import preserve_noise
-from marl_sb3.core.state.process_rng import preserve_rng
-from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.sb3 import preserve_noise
+from marl_sb3.core.state import preserve_rng
+from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, PolicyID
 

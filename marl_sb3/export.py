@@ -7,18 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import (
-    CommandParser,
-    add_env_option,
-    add_run,
-    add_verbosity,
-    found_run,
-    named_env,
-)
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_run, add_verbosity, found_run, named_env
 from marl_sb3.errors import path_is_usable
-from marl_sb3.extensions.transfer.export import FORMATS, Exported, export_policies
-from marl_sb3.files.regular import require_own
+from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
+from marl_sb3.files import require_own
 from marl_sb3.startup import without_collections
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -80,7 +72,7 @@ def _export(arguments: argparse.Namespace) -> int:
         with path_is_usable("--out: cannot write to", out, "out"):  # a link or a file there is refused
             require_own(folder, ["export/", f"export/{arguments.format}/"])
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs.run import SavedRun
+        from marl_sb3.runs import SavedRun
 
         run = SavedRun.open(folder, named_env(arguments), makes_env=False)
         bundle = run.policies(arguments.checkpoint)

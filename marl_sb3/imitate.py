@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED
-from marl_sb3.cli.parser import (
+from marl_sb3.cli import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
     CommandParser,
     add_env_option,
     add_hparams,
@@ -23,12 +24,12 @@ from marl_sb3.cli.parser import (
     integer,
     named_env,
 )
-from marl_sb3.core.config.schema import TRACKERS
+from marl_sb3.core.config import TRACKERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.runs.run import Run
+    from marl_sb3.runs import Run
 
 _EPILOG = """\
 DATA is what train --record or evaluate --record wrote: each policy learns the
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imitate(arguments: argparse.Namespace) -> int:
-    from marl_sb3.runs.settings import load_config
+    from marl_sb3.runs import load_config
 
     if arguments.resume is not None:
         return _resume(arguments)
@@ -127,8 +128,8 @@ def _imitate(arguments: argparse.Namespace) -> int:
         **{name: getattr(arguments, name) for name in names},
     )
     with without_collections():  # takes seconds: wrong options are refused before
-        from marl_sb3.extensions.data.cloning import CloningOptions
-        from marl_sb3.runs.imitate import clone
+        from marl_sb3.extensions.data import CloningOptions
+        from marl_sb3.runs import clone
 
     given = {name: getattr(arguments, name) for name in _OPTIONS}
     options = CloningOptions(**{name: value for name, value in given.items() if value is not None})
@@ -142,7 +143,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         accepted = "DATA, --env, --import, --checkpoint-every, --track, --quiet, -v"
         raise ConfigError(f"{words}; accepted with --resume: {accepted}", key=changed[0])
     with without_collections():
-        from marl_sb3.runs.imitate import resume_clone
+        from marl_sb3.runs import resume_clone
 
     names = ("checkpoint_every", "track")
     changes = {name: value for name in names if (value := getattr(arguments, name)) is not None}

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import CommandParser, add_verbosity, integer
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, integer
 
 _EPILOG = """\
 Runs that differ in nothing but the seed are one curve: the mean over the
@@ -69,13 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from marl_sb3.files.atomic import named_by_user
-    from marl_sb3.results.reading import read_records
-    from marl_sb3.results.records import group_by_settings
+    from marl_sb3.files import named_by_user
+    from marl_sb3.results import group_by_settings, read_records
 
     out = arguments.out or Path("curves.json" if arguments.format else "curves.png")
     if not arguments.format:
-        from marl_sb3.results.drawing import require_drawable
+        from marl_sb3.results import require_drawable
 
         require_drawable(out)
     records = [record for path in arguments.runs for record in read_records(path)]
@@ -83,15 +81,14 @@ def _plot(arguments: argparse.Namespace) -> int:
     for line in groups.warnings:
         print(f"warning: {line}", file=sys.stderr)
     if arguments.format:
-        from marl_sb3.results.exchange import write_marl_eval
+        from marl_sb3.results import write_marl_eval
 
         for metric in arguments.metric or ():
             groups.require_metric(metric)
         with named_by_user(out):
             write_marl_eval(groups, out, arguments.metric or ())
     else:
-        from marl_sb3.results.curves import draw_up
-        from marl_sb3.results.drawing import write_figure
+        from marl_sb3.results import draw_up, write_figure
 
         figure = draw_up(groups, arguments.metric or (), arguments.x, arguments.statistic, arguments.smooth)
         for line in figure.notes:

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, named_env
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_verbosity, named_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.files.atomic import named_by_user, write_whole
+from marl_sb3.files import named_by_user, write_whole
 from marl_sb3.startup import without_collections
 
 _EPILOG = """\
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     with without_collections():
-        from marl_sb3.tools.looking.report import html_page, markdown, read_runs
+        from marl_sb3.tools.looking import html_page, markdown, read_runs
 
     out = None if arguments.out is None else Path(arguments.out)
     _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import (
+from marl_sb3.cli import (
+    EXIT_DONE,
     CommandParser,
     add_env_option,
     add_run,
@@ -23,7 +23,7 @@ from marl_sb3.cli.parser import (
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.runs.run import SavedRun
+    from marl_sb3.runs import SavedRun
     from marl_sb3.tools.serving.api import Api
     from marl_sb3.tools.serving.http import Limits
 
@@ -128,7 +128,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     """
     from msgspec import Meta
 
-    from marl_sb3.core.config.values import at_least, require
+    from marl_sb3.core.config import at_least, require
 
     kinds: dict[str, Any] = {
         "reload_s": Annotated[float, Meta(ge=0)],
@@ -147,7 +147,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 def _run(arguments: argparse.Namespace) -> SavedRun:
     folder = found_run(arguments.run)
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs.run import SavedRun
+        from marl_sb3.runs import SavedRun
 
         return SavedRun.open(folder, named_env(arguments), makes_env=arguments.ui)
 

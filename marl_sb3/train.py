@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from marl_sb3.cli.parser import (
+from marl_sb3.cli import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
     CommandParser,
     add_device_options,
     add_env_option,
@@ -33,16 +35,14 @@ from marl_sb3.cli.parser import (
     server_settings,
     stop_conditions,
 )
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.schema import TRACKERS
+from marl_sb3.core.config import EXTERNAL, TRACKERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.signals import end_with_parent
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.core.config.schema import TrainConfig
-    from marl_sb3.runs.run import Run
-    from marl_sb3.runs.start import Recording
+    from marl_sb3.core.config import TrainConfig
+    from marl_sb3.runs import Recording, Run
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
             execute(run)
         else:
-            from marl_sb3.runs.view import execute_and_show
+            from marl_sb3.runs import execute_and_show
 
             execute_and_show(run, most_agents=arguments.agents)
     print(run.files.shown, flush=True)
@@ -284,7 +284,7 @@ def _clients_served(arguments: argparse.Namespace, run: Run) -> Iterator[None]:
         require_no_server_options(arguments, "--external SPEC")
         yield
         return
-    from marl_sb3.runs.folder import undone_on_error
+    from marl_sb3.runs import undone_on_error
     from marl_sb3.tools.serving import require_extra
 
     with undone_on_error(run.close):
@@ -301,7 +301,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     if arguments.resume is not None:
         return _resume(arguments)
     config, runners = _config(arguments), runner_settings(arguments)
-    from marl_sb3.runs.start import prepare  # takes seconds: wrong options are refused before
+    from marl_sb3.runs import prepare  # takes seconds: wrong options are refused before
 
     record = _recording(arguments)
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, runners=runners, record=record)
@@ -312,7 +312,7 @@ def _recording(arguments: argparse.Namespace) -> Recording | None:
         if arguments.record_limit is not None:
             raise ConfigError("--record-limit needs --record DIR", key="record_limit")
         return None
-    from marl_sb3.runs.start import Recording
+    from marl_sb3.runs import Recording
 
     return Recording(arguments.record, arguments.record_limit)
 
@@ -320,14 +320,14 @@ def _recording(arguments: argparse.Namespace) -> Recording | None:
 def _train_seeds(arguments: argparse.Namespace) -> int:
     """Train with several seeds; returns the exit code: 1 if one of them failed."""
     seeds, config = chosen_seeds(arguments), _config(arguments)
-    from marl_sb3.runs.seeds import SeedRuns  # takes seconds, as above
+    from marl_sb3.runs import SeedRuns  # takes seconds, as above
 
     with without_collections():
         runs = SeedRuns(config, seeds, arguments.run_dir, trust_pickle=arguments.trust_pickle)
     if arguments.quiet:
         runs.execute()
     else:
-        from marl_sb3.runs.view import execute_and_show_seeds
+        from marl_sb3.runs import execute_and_show_seeds
 
         execute_and_show_seeds(runs, arguments.agents)
     print(runs.shown, flush=True)
@@ -339,22 +339,24 @@ def _print_config(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         require_resumable(arguments)
     config, runners = _config(arguments), runner_settings(arguments)
-    from marl_sb3.runs.files import to_yaml
-    from marl_sb3.runs.start import resolve  # takes seconds, as above
+    from marl_sb3.runs import (
+        resolve,  # takes seconds, as above
+        to_yaml,
+    )
 
     print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, runners=runners)), end="", flush=True)
     return EXIT_DONE
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:
-    from marl_sb3.runs.settings import load_config
+    from marl_sb3.runs import load_config
 
     env, hparams = named_env(arguments), arguments.hparams
     if arguments.external is not None:
         if env is not None or hparams is not None:
             words = "--external is given with an env or --hparams; accepted: one of them"
             raise ConfigError(words, key="external")
-        from marl_sb3.envs.external import read_external
+        from marl_sb3.envs import read_external
 
         env, hparams = EXTERNAL, read_external(arguments.external)
     return load_config(
@@ -380,7 +382,7 @@ def _resume(arguments: argparse.Namespace) -> Run:
     }
     require_resumable(arguments)
     folder = found_run(arguments.resume)
-    from marl_sb3.runs.start import resume_run  # takes seconds: wrong options are refused before
+    from marl_sb3.runs import resume_run  # takes seconds: wrong options are refused before
 
     return resume_run(folder, arguments.timesteps, named_env(arguments), record=_recording(arguments), **changes)
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import (
+from marl_sb3.cli import (
+    EXIT_DONE,
     CommandParser,
     add_device_options,
     add_env_option,
@@ -26,13 +26,12 @@ from marl_sb3.cli.parser import (
     stop_conditions,
 )
 from marl_sb3.startup import without_collections
-from marl_sb3.tools.tuning.options import SearchOptions, words_of
+from marl_sb3.tools.tuning import SearchOptions, words_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from marl_sb3.tools.tuning.search import Search
-    from marl_sb3.tools.tuning.study import TuneStudy
+    from marl_sb3.tools.tuning import Search, TuneStudy
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -149,13 +148,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from marl_sb3.extensions.display.screen import standard_console
-    from marl_sb3.extensions.display.text import short_path
+    from marl_sb3.extensions.display import short_path, standard_console
 
     with without_collections():
-        from marl_sb3.tools.tuning.api import prepared
-    from marl_sb3.tools.tuning.finals import cost_words
-    from marl_sb3.tools.tuning.jobs.trials import require_any_complete
+        from marl_sb3.tools.tuning import prepared
+    from marl_sb3.tools.tuning import cost_words, require_any_complete
 
     console = standard_console()
     seeds, best = 0 if arguments.no_confirm else arguments.confirm_seeds, arguments.confirm_best
@@ -178,8 +175,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 def _report(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     """Write the files of the study, and print the results."""
-    from marl_sb3.tools.tuning.report import write_files
-    from marl_sb3.tools.tuning.view import print_outcome
+    from marl_sb3.tools.tuning import print_outcome, write_files
 
     files = write_files(study)
     if not arguments.quiet:

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli.command import EXIT_DONE
-from marl_sb3.cli.parser import CommandParser, add_checkpoint, add_env_option, add_verbosity, integer, named_env
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_checkpoint, add_env_option, add_verbosity, integer, named_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.looking.watch import WatchPlan
+    from marl_sb3.tools.looking import WatchPlan
 
 _VIEWS = ("window", "terminal")
 
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def require_accepted(arguments: argparse.Namespace) -> None:
     """Refuse numbers that are not accepted, and options that do not go together."""
-    from marl_sb3.core.config.values import at_least, require
+    from marl_sb3.core.config import at_least, require
 
     require("--episodes", arguments.episodes, at_least(1))
     if arguments.seed is not None:
@@ -100,8 +99,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> tuple[WatchPlan, str]:
     """Return what to watch, and what it is called."""
-    from marl_sb3.extensions.store.checkpoint_folder import runs_of
-    from marl_sb3.runs.folder import find_run_or_env
+    from marl_sb3.extensions.store import runs_of
+    from marl_sb3.runs import find_run_or_env
 
     folder = find_run_or_env(arguments.run)
     if folder is not None:
@@ -111,7 +110,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[WatchPlan, str]:
     if not arguments.random:
         words = f"{arguments.run!r} is no run folder, and {runs_of(arguments.run)} has no run of an env of this name"
         raise ConfigError(f"{words}; accepted: a run, or an env with --random", key="run")
-    from marl_sb3.tools.looking.watch import WatchPlan
+    from marl_sb3.tools.looking import WatchPlan
 
     env = named_env(arguments) or arguments.run
     shown = {"fps": arguments.fps, "place": arguments.view}
@@ -120,9 +119,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[WatchPlan, str]:
 
 def _plan_of_run(arguments: argparse.Namespace, folder: str) -> tuple[WatchPlan, str]:
     from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.runs.build import env_of, env_settings
-    from marl_sb3.runs.run import SavedRun
-    from marl_sb3.tools.looking.watch import WatchPlan
+    from marl_sb3.runs import SavedRun, env_of, env_settings
+    from marl_sb3.tools.looking import WatchPlan
 
     run = SavedRun.open(folder, named_env(arguments))
     asked = False if arguments.stochastic else None

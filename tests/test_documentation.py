@@ -20,8 +20,7 @@ from test_layers import LAYERS
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.runs.settings import load_config
-from marl_sb3.runs.start import prepare
+from marl_sb3.runs import load_config, prepare
 from marl_sb3.tools.checkup.checks import CHECKS
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
@@ -76,9 +75,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.runs import evaluate as runs_evaluate
     from marl_sb3.runs import seeds
     from marl_sb3.tools.checkup import api as checkup
-    from marl_sb3.tools.tuning import api
+    from marl_sb3.tools.tuning import Search, api
     from marl_sb3.tools.tuning.jobs import workers
-    from marl_sb3.tools.tuning.search import Search
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:

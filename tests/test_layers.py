@@ -1,56 +1,101 @@
-"""The layers import only downwards: the picture in docs/how_it_is_built.md, as a test."""
+"""The layers of the package, as a test: the picture in docs/how_it_is_built.md.
+
+Imports go downwards only, the core reaches no extension, extensions and tools do not import each other, and rooms take
+names from other rooms' faces. A room is a folder of the package or of `core`, `extensions` and `tools`, or a module
+beside them; its face is its `__init__`.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sb3_contrib
 import stable_baselines3
 
 PACKAGE = Path(__file__).parent.parent / "marl_sb3"
+NAME = PACKAGE.name
 
-# From the bottom up; a module may import from layers below its own, and from its own.
-LAYERS = (
-    ("types", "errors", "doors"),
-    ("output", "signals", "stacks", "startup"),
-    ("storage",),
-    ("config",),
-    ("envs",),
+GROUND = (("types",), ("errors",), ("doors",), ("output", "signals", "stacks", "startup", "files"))
+CORE = (
+    ("core.config",),
+    ("core.state",),
+    ("core.envs",),
     ("wrappers",),
-    ("processes",),
-    ("vec_env",),
-    ("metrics",),
-    ("display",),
-    ("policies",),
-    ("processing",),
-    ("sb3",),
-    ("kernels",),
-    ("acting",),
-    ("data",),
-    ("experience",),
-    ("learners",),
-    ("runners",),
-    ("training",),
-    ("evaluation",),
-    ("transfer",),
-    ("callbacks",),
-    ("analysis",),
-    ("runs", "checkup"),
-    ("serving",),
-    ("cli",),
-    ("tuning",),
-    ("train", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "tune", "doctor"),
-    ("extensions", "__main__"),
+    ("core.vec_env",),
+    ("core.mapping",),
+    ("core.metrics",),
+    ("core.policies",),
+    ("core.processing",),
+    ("core.sb3",),
+    ("core.acting",),
+    ("core.experience",),
+    ("core.learners",),
+    ("core.on_policy", "core.off_policy"),
+    ("core.training",),
+    ("core",),
 )
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+EXTENSIONS = (
+    "envs",
+    "extensions.data",
+    "extensions.dialects",
+    "extensions.display",
+    "extensions.fast",
+    "extensions.remote",
+    "extensions.store",
+    "extensions.transfer",
+)
+TOOLS = ("tools.checkup", "tools.looking", "tools.serving", "tools.tuning")
+COMMANDS = (
+    *("train", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "tune", "doctor"),
+)
+
+# From the bottom up: a module imports from the layers below its own and from its own room, not from others beside it.
+LAYERS = (
+    *GROUND,
+    *CORE,
+    EXTENSIONS,
+    ("extensions",),
+    ("evaluation",),
+    ("callbacks",),
+    ("results",),
+    ("runs",),
+    ("cli",),
+    TOOLS,
+    ("tools", *COMMANDS),
+    ("__main__",),
+)
+RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+
+# Names that other rooms still take from inside a room instead of its face: the list may only get shorter.
+WITHOUT_A_FACE = {
+    "callbacks": 1,
+    "core.sb3": 2,
+    "core.state": 1,
+    "extensions.data": 1,
+    "extensions.display": 1,
+    "extensions.transfer": 1,
+    "runs": 2,
+    "tools.looking": 1,
+    "tools.serving": 10,
+}
+
+# Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import.
+MOST_LINES_OF_CORE = (16_654, 17_969)
 
 
-def layer_of(module: str) -> str:
-    """`marl_sb3.envs.arena` -> `envs`."""
-    return module.split(".")[1]
+class Import(NamedTuple):
+    """A name that a module imports, and the module of the package that defines it."""
+
+    module: str
+    name: str  # "" if it is the module itself
+    face: bool  # whether it comes through the face of a room
+    lazy: bool  # whether a function imports it
 
 
 def module_name(path: Path) -> str:
@@ -58,73 +103,160 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in relative.parts if part != "__init__")
 
 
-def _source_of(module: str, name: str) -> str:
-    """The module that `from module import name` needs: the submodule where `name` is one."""
-    path = PACKAGE.parent.joinpath(*module.split("."), name)
-    is_submodule = path.is_dir() or path.with_suffix(".py").exists()
-    return f"{module}.{name}" if is_submodule or module == "marl_sb3" else module
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported_modules(source: str) -> list[str]:
-    """All modules of the package that a file imports, anywhere in it; those for type checkers alone are free."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+def room_of(module: str) -> str:
+    """`marl_sb3.core.acting.actor` -> `core.acting`; `marl_sb3.train` -> `train`."""
+    _, *parts = module.split(".")
+    return ".".join(parts[:2] if parts[:1] in (["core"], ["extensions"], ["tools"]) else parts[:1])
+
+
+def names_of_faces() -> dict[str, dict[str, str]]:
+    """Face -> name -> the module that defines it, by the stubs that lazy_loader reads."""
+    line = re.compile(r"from \.([\w.]+) import (\w+)")
+    stubs = {module: path.with_suffix(".pyi") for module, path in MODULES.items()}
+    return {
+        face: {name: f"{face}.{module}" for module, name in line.findall(stub.read_text())}
+        for face, stub in stubs.items()
+        if stub.exists()
+    }
+
+
+FACES = names_of_faces()
+
+
+def imports_of(source: str) -> list[Import]:
+    """All that a file imports from the package, anywhere in it; imports for type checkers alone are free."""
+    found: list[Import] = []
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    while waiting:
+        node, lazy = waiting.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    found = []
-    for node in ast.walk(tree):
+            continue
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            found += [Import(alias.name, "", False, lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [_source_of(node.module, alias.name) for alias in node.names]
-    return [name for name in found if name.startswith("marl_sb3.")]
+            found += [_import(node.module, alias.name, lazy) for alias in node.names]
+        lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        waiting += [(child, lazy) for child in ast.iter_child_nodes(node)]
+    return [each for each in found if each.module.startswith(f"{NAME}.")]
 
 
-def upward_imports(module: str, imports: list[str]) -> list[str]:
-    own = RANK[layer_of(module)]
-    return [name for name in imports if RANK[layer_of(name)] > own]
-
-
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+def _import(module: str, name: str, lazy: bool) -> Import:
+    if f"{module}.{name}" in MODULES:
+        return Import(f"{module}.{name}", "", False, lazy)
+    is_face = module in MODULES and MODULES[module].name == "__init__.py"
+    return Import(FACES.get(module, {}).get(name, module), name, is_face, lazy)
 
 
 @pytest.fixture(scope="module")
-def imports() -> dict[str, list[str]]:
-    """What each module imports."""
-    return {module_name(path): imported_modules(path.read_text(encoding="utf-8")) for path in MODULES}
+def imports() -> dict[str, list[Import]]:
+    """What each module imports; the face of the package is free."""
+    return {module: imports_of(path.read_text(encoding="utf-8")) for module, path in MODULES.items() if module != NAME}
 
 
-def test_modules_import_only_from_layers_below(imports: dict[str, list[str]]) -> None:
-    found = {module: upward_imports(module, names) for module, names in imports.items()}
-    assert {module: upward for module, upward in found.items() if upward} == {}
+def refused(module: str, imported: list[Import]) -> list[str]:
+    """The modules of layers above, or of other rooms of the same layer."""
+    own = room_of(module)
+    others = [each.module for each in imported if room_of(each.module) != own]
+    return [other for other in others if RANK[room_of(other)] >= RANK[own]]
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {layer_of(module_name(path)) for path in MODULES} <= set(RANK)
+def test_every_room_has_a_layer() -> None:
+    assert {room_of(module) for module in MODULES if module != NAME} == set(RANK)
 
 
-def test_an_upward_import_is_found() -> None:
-    imports = imported_modules("def lazily():\n    from marl_sb3.extensions.fast.ppo import PPO\n")
-    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.extensions.fast.ppo"]
-    assert upward_imports("marl_sb3.runs.build", imports) == []
+def test_modules_import_only_from_layers_below(imports: dict[str, list[Import]]) -> None:
+    found = {module: refused(module, imported) for module, imported in imports.items()}
+    assert {module: others for module, others in found.items() if others} == {}
+
+
+def test_an_import_from_above_or_from_beside_is_found() -> None:
+    lazily = imports_of("def lazily():\n    from marl_sb3.extensions.fast.ppo import PPO\n")
+    assert refused("marl_sb3.core.envs.registry", lazily) == ["marl_sb3.extensions.fast.ppo"]  # the core reaches none
+    assert refused("marl_sb3.extensions.data.store", lazily) == ["marl_sb3.extensions.fast.ppo"]
+    assert refused("marl_sb3.extensions.fast.coverage", lazily) == []
+    assert refused("marl_sb3.runs.build", lazily) == []
+    beside = imports_of("from marl_sb3.tools.looking import health\n")
+    assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.looking.health"]
 
 
 def test_imports_for_type_checkers_are_free() -> None:
-    assert imported_modules("if TYPE_CHECKING:\n    from marl_sb3.train import main\n") == []
+    assert imports_of("if TYPE_CHECKING:\n    from marl_sb3.train import main\n") == []
+
+
+# --- Faces -----------------------------------------------------------------------------------------------------------
+
+
+def without_a_face(imports: dict[str, list[Import]]) -> dict[str, int]:
+    """Room -> how many of its names other rooms take from one of its modules instead of its face."""
+    deep = {
+        (each.module, each.name)
+        for module, imported in imports.items()
+        for each in imported
+        if room_of(each.module) != room_of(module)
+        and not each.face
+        and MODULES[each.module].name != "__init__.py"
+        and each.module.count(".") > 1
+    }
+    return dict(Counter(room_of(module) for module, _ in deep))
+
+
+def test_rooms_take_names_from_faces(imports: dict[str, list[Import]]) -> None:
+    assert without_a_face(imports) == WITHOUT_A_FACE
+
+
+def test_a_name_from_inside_another_room_is_found() -> None:
+    inside = imports_of("from marl_sb3.core.acting.actor import Actor\nfrom marl_sb3.core.acting import Observed\n")
+    assert without_a_face({"marl_sb3.runs.build": inside}) == {"core.acting": 1}
+
+
+def test_faces_name_what_is_there() -> None:
+    """Type checkers read the stubs alone."""
+    for face, names in FACES.items():
+        for name, module in names.items():
+            assert module in MODULES, (face, name)
+
+
+# --- What the core reaches -------------------------------------------------------------------------------------------
+
+
+def reached(start: str, imports: dict[str, list[Import]], *, lazy: bool) -> set[str]:
+    """The modules that importing a module loads; with `lazy`, also those that functions import."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        module = waiting.pop()
+        if module not in found and module in imports:
+            found.add(module)
+            waiting += [each.module for each in imports[module] if lazy or not each.lazy]
+    return found
+
+
+def test_the_core_can_be_read(imports: dict[str, list[Import]]) -> None:
+    """Its size may only fall."""
+    for lazy, most in zip((False, True), MOST_LINES_OF_CORE, strict=True):
+        modules = reached(f"{NAME}.core.training.algorithm", imports, lazy=lazy)
+        lines = sum(len(MODULES[module].read_text(encoding="utf-8").splitlines()) for module in modules)
+        assert lines <= most, f"{len(modules)} modules, lazy={lazy}"
+
+
+# --- Circles ---------------------------------------------------------------------------------------------------------
 
 
 def circles(imports: dict[str, set[str]]) -> list[list[str]]:
     """The groups of modules that import each other, directly or through others."""
-    reached = {module: _reached(module, imports) for module in imports}
+    behind = {module: _behind(module, imports) for module in imports}
     groups = {
-        frozenset(other for other in reached[module] if module in reached.get(other, ())) | {module}
+        frozenset(other for other in behind[module] if module in behind.get(other, ())) | {module}
         for module in imports
-        if module in reached[module]
+        if module in behind[module]
     }
     return sorted(sorted(group) for group in groups)
 
 
-def _reached(module: str, imports: dict[str, set[str]]) -> set[str]:
+def _behind(module: str, imports: dict[str, set[str]]) -> set[str]:
     found: set[str] = set()
     waiting = list(imports[module])
     while waiting:
@@ -135,8 +267,9 @@ def _reached(module: str, imports: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def test_modules_do_not_import_each_other_in_circles(imports: dict[str, list[str]]) -> None:
-    assert circles({module: set(names) & imports.keys() for module, names in imports.items()}) == []
+def test_modules_do_not_import_each_other_in_circles(imports: dict[str, list[Import]]) -> None:
+    by_name = {module: {each.module for each in imported} & imports.keys() for module, imported in imports.items()}
+    assert circles(by_name) == []
 
 
 def test_a_circle_is_found() -> None:
@@ -145,7 +278,7 @@ def test_a_circle_is_found() -> None:
 
 # --- SB3's private members --------------------------------------------------------------------------------------------
 
-ROOM = PACKAGE / "sb3"
+SB3 = PACKAGE / "core" / "sb3"
 NOISE = {"exploration_mat", "exploration_matrices"}  # of gSDE: public names, but inner workings
 
 
@@ -190,7 +323,7 @@ def of_sb3() -> set[str]:
 
 
 def test_private_members_of_sb3_are_used_in_one_folder(of_sb3: set[str]) -> None:
-    elsewhere = [path for path in MODULES if ROOM not in path.parents]
+    elsewhere = [path for path in MODULES.values() if SB3 not in path.parents]
     found = [f"{path}, {access}" for path in elsewhere for access in accesses(path.read_text(encoding="utf-8"), of_sb3)]
     assert found == []
 

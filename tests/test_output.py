@@ -13,8 +13,8 @@ from typing import Any, TextIO
 import pytest
 from toy_envs import ScriptedEnv
 
-from marl_sb3.cli.command import run_command
-from marl_sb3.core.envs.registry import register_env
+from marl_sb3.cli import run_command
+from marl_sb3.core.envs import register_env
 from marl_sb3.output import LenientStream
 from marl_sb3.train import main
 

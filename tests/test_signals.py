@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marl_sb3.cli.command import run_command
+from marl_sb3.cli import run_command
 from marl_sb3.signals import ENDING, ENDS_WITH_INPUT, handled
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from marl_sb3 import stacks
-from marl_sb3.cli.command import run_command
+from marl_sb3.cli import run_command
 
 
 @pytest.fixture

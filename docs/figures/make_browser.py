@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
 from marl_sb3.tools.serving.ui import ui_routes
 

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marl_sb3.results.drawing import COLORS
+from marl_sb3.results import COLORS
 
 FILE = Path(__file__).parent / "speed.png"
 OURS, THEIRS = COLORS[0], "#9A9A9A"

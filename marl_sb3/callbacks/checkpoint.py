@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.core.config.values import Count, PositiveInt, require
-from marl_sb3.core.metrics import Result, RunningEpisode, flatten
-from marl_sb3.core.metrics.opposition import Opposition
-from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.core.config import Count, PositiveInt, require
+from marl_sb3.core.metrics import Opposition, Result, RunningEpisode, flatten
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.training import MultiAgentCallback
 from marl_sb3.errors import as_path
-from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.store import CheckpointFolder
 
 _log = logging.getLogger(__name__)
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from marl_sb3.core.config.values import FiniteFloat, require, shown
+from marl_sb3.core.config import FiniteFloat, require, shown
 from marl_sb3.core.metrics import Result, flatten, require_metric
-from marl_sb3.core.state.state import State, StateReader, is_plain
-from marl_sb3.core.training.algorithm import MultiAgentCallback
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.slot_states import same_tree
+from marl_sb3.core.state import State, StateReader, is_plain
+from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.core.vec_env import MultiAgentVecEnv, same_tree
 from marl_sb3.errors import ConfigError, HookError, described
 
 NextTask = Callable[[Result, Any], Any]

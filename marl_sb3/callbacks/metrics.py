@@ -8,9 +8,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, RunningEpisode, flatten
-from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.training.algorithm import MultiAgentCallback
-from marl_sb3.core.vec_env.sb3_vec_env import FlatVecEnv
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.core.vec_env import FlatVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, PolicyID
 

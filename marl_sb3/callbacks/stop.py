@@ -12,9 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from marl_sb3.core.config.values import FiniteFloat, require
+from marl_sb3.core.config import FiniteFloat, require
 from marl_sb3.core.metrics import Result, flatten, require_metric
-from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.core.training import MultiAgentCallback
 from marl_sb3.signals import ENDING, HANGUP, handled
 
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]

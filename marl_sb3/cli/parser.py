@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE, run_command, setup_logging
-from marl_sb3.core.config.algorithms import canonical_algorithm
-from marl_sb3.core.config.schema import SECTIONS, TrainConfig
-from marl_sb3.core.config.values import documented, integer_in
+from marl_sb3.core.config import SECTIONS, TrainConfig, canonical_algorithm, documented, integer_in
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.extensions.fast import ALGORITHMS
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
+    from marl_sb3.extensions.remote import AnyRunners, RaySettings
 
 
 _SIMILAR = 0.75  # least similarity, by `difflib`, of an unknown option and the one that is suggested; not --out, --port
@@ -137,15 +135,15 @@ def add_env_option(
 def _import_users_modules(arguments: argparse.Namespace) -> None:
     """Import the modules that `--import` names, that of `--algo module:NAME`, and those of a trusted file."""
     if getattr(arguments, "imports", None):  # a command that makes no env has no such option
-        from marl_sb3.core.envs.registry import import_modules  # takes half a second
+        from marl_sb3.core.envs import import_modules  # takes half a second
 
         import_modules(arguments.imports)
     if ":" in (getattr(arguments, "algo", None) or ""):
-        from marl_sb3.core.learners.registry import named_algorithm
+        from marl_sb3.core.learners import named_algorithm
 
         named_algorithm(arguments.algo)
     if getattr(arguments, "trust_file", False) and arguments.hparams is not None:
-        from marl_sb3.runs.build import import_algorithms
+        from marl_sb3.runs import import_algorithms
 
         import_algorithms(arguments.hparams, named_env(arguments))
 
@@ -177,7 +175,7 @@ def add_checkpoint(parser: CommandParser) -> None:
 
 def found_run(path: str) -> Path:
     """Return the run folder at a path; of a folder of runs the newest, which is then printed."""
-    from marl_sb3.runs.folder import find_run
+    from marl_sb3.runs import find_run
 
     folder = find_run(path)
     if Path(path) != folder:
@@ -251,7 +249,7 @@ def add_device_options(parser: CommandParser) -> None:
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
     """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
-    from marl_sb3.files.plain_yaml import parse_value
+    from marl_sb3.files import parse_value
 
     found = {}
     for text in texts:
@@ -367,7 +365,7 @@ def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
             if value is not None:
                 raise ConfigError(f"{option} is only for Ray; accepted: with --ray", key="ray")
         return None
-    from marl_sb3.extensions.remote.ray import RaySettings, read_runtime_env
+    from marl_sb3.extensions.remote import RaySettings, read_runtime_env
 
     runtime_env = None if file is None else read_runtime_env(file)
     runners = getattr(arguments, "runners", None)
@@ -380,7 +378,7 @@ def runner_settings(arguments: argparse.Namespace) -> AnyRunners | None:
     Raises:
         ConfigError: see `ray_settings`.
     """
-    from marl_sb3.extensions.remote.ray import either
+    from marl_sb3.extensions.remote import either
 
     ray = ray_settings(arguments)
     return either(ray, arguments.runners if ray is None else None)

@@ -1,7 +1,8 @@
-"""The built-in envs, and the registry that finds all others."""
+"""The envs that come with the package, RLlib's, and those that clients step elsewhere."""
 
 from __future__ import annotations
 
+import lazy_loader
 import pettingzoo
 
 ENTRY_POINTS = {
@@ -12,3 +13,5 @@ ENTRY_POINTS = {
 for _env_id, _entry_point in ENTRY_POINTS.items():
     if _env_id not in pettingzoo.parallel_registry:
         pettingzoo.register("parallel", _env_id, entry_point=_entry_point)
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,8 +16,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.envs.batched import BatchedEnv
+from marl_sb3.core.config import shown
+from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.types import AgentID, Array
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError, install_words
-from marl_sb3.extensions.display.page import Page, note, require_plotly, words
-from marl_sb3.files.atomic import named_by_user, replaced_file, write_whole
+from marl_sb3.extensions.display import Page, note, require_plotly, words
+from marl_sb3.files import named_by_user, replaced_file, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError, path_is_usable
-from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, runs_of
-from marl_sb3.files.plain_yaml import read_yaml
-from marl_sb3.files.regular import is_regular
+from marl_sb3.extensions.store import RUN_CONFIG, runs_of
+from marl_sb3.files import is_regular, read_yaml
 from marl_sb3.results.exchange import read_marl_eval
 from marl_sb3.results.records import RunRecord
 from marl_sb3.results.result_log import readable_results

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.metrics.names import require_metric
+from marl_sb3.core.metrics import require_metric
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 

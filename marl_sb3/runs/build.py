@@ -12,23 +12,34 @@ from typing import Any
 
 import torch
 
-from marl_sb3.core.config.algorithms import algorithm_info
-from marl_sb3.core.config.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.envs.gymnasium_envs import named_wrappers, wrapping_factory
-from marl_sb3.core.envs.registry import EnvFactory, env_factory
-from marl_sb3.core.learners.building import is_off_policy
-from marl_sb3.core.learners.registry import named_algorithm
-from marl_sb3.core.learners.spec import PolicySpec, hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.core.learners.threads import parallel_updates, start_without_dynamo
-from marl_sb3.core.mapping.mapping import policy_of_agents, resolve_policies
+from marl_sb3.core.config import (
+    ACCEPTED,
+    BY_POLICY,
+    SECTIONS,
+    PolicySettings,
+    TrainConfig,
+    algorithm_info,
+    counted,
+    names_in,
+    source_of,
+)
+from marl_sb3.core.envs import EnvFactory, env_factory, named_wrappers, wrapping_factory
+from marl_sb3.core.learners import (
+    PolicySpec,
+    hyperparameter_defaults,
+    is_off_policy,
+    named_algorithm,
+    parallel_updates,
+    resolve_hyperparameters,
+    start_without_dynamo,
+)
+from marl_sb3.core.mapping import policy_of_agents, resolve_policies
 from marl_sb3.core.metrics import info_metrics
-from marl_sb3.core.state.process_rng import preserve_rng
-from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.core.vec_env.seeding import fresh_seed
+from marl_sb3.core.state import preserve_rng
+from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.types import AgentID, PolicyID
@@ -135,7 +146,7 @@ def build(
 def _make_envs_of_run(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
     if not config.n_shards and runners is None:
         return make_envs(config, factory, seed=config.seed)
-    from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
+    from marl_sb3.extensions.remote import make_sharded_vec_env
 
     numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
     return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, runners=runners, **settings)

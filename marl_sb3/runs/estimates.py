@@ -16,37 +16,36 @@ from rich.table import Table
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.preprocessing import preprocess_obs
 
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.config.values import Fraction, counted, require
-from marl_sb3.core.learners.threads import blas_threads
-from marl_sb3.core.mapping.placement import PolicyRows
-from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
-from marl_sb3.core.sb3.inference import initial_states, takes_masks
-from marl_sb3.core.vec_env.observations import AgentGroup, taken
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import Fraction, counted, require
+from marl_sb3.core.learners import blas_threads
+from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.metrics import SampleStats, sample_stats
+from marl_sb3.core.sb3 import initial_states, takes_masks
+from marl_sb3.core.vec_env import AgentGroup, taken
 from marl_sb3.errors import ConfigError, as_path
 from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.extensions.data.dataset import (
+from marl_sb3.extensions.data import (
     RECORDING,
-    RecordedEpisode,
-    joint_episodes,
-    read_policy_data,
-    recorded_policies,
-    require_memory,
-)
-from marl_sb3.extensions.data.demonstrations import EpisodesOfSpaces, demonstrations, require_episodes
-from marl_sb3.extensions.data.estimators import (
     Decisions,
+    EpisodesOfSpaces,
     Estimate,
     Fitting,
+    RecordedEpisode,
     effective_sample_size,
     estimate,
+    joint_episodes,
     joint_weights,
     made,
+    read_policy_data,
+    recorded_policies,
+    require_episodes,
+    require_memory,
     resamples,
     robust_values,
 )
-from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.text import number
+from marl_sb3.extensions.data.demonstrations import demonstrations
+from marl_sb3.extensions.display import number, standard_console
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_sb3.core.acting.actor import Acted, ActingWatcher
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.metrics.statistics import SampleStats, sample_stats, share_stats
-from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.acting import Acted, ActingWatcher
+from marl_sb3.core.config import counted
+from marl_sb3.core.metrics import SampleStats, sample_stats, share_stats
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env
 from marl_sb3.errors import as_path
 from marl_sb3.evaluation import (
     Evaluation,
@@ -27,16 +26,14 @@ from marl_sb3.evaluation import (
     seat_name,
     seats_of,
 )
-from marl_sb3.extensions.data.recorder import recorder_of
-from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.tables import Samples, progress_bars, samples_table
-from marl_sb3.extensions.display.text import one_line
+from marl_sb3.extensions.data import recorder_of
+from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.display.video import VideoFile
+    from marl_sb3.extensions.display import VideoFile
 
 SUM = "sum of returns"
 
@@ -200,7 +197,7 @@ def evaluate_run(
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
     if video is None:
         return make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)
-    from marl_sb3.extensions.display.filmed_env import filming_factory
+    from marl_sb3.extensions.display import filming_factory
 
     factory = filming_factory(env_of(run.config), video.add, plan.film_episodes)
     settings = {**env_settings(run.config), "n_workers": 0}  # this process gets the frames

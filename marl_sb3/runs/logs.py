@@ -15,11 +15,10 @@ from typing import Any
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.training.results import ResultLogger, ResultWriter
+from marl_sb3.core.training import ResultLogger, ResultWriter
 from marl_sb3.errors import ConfigError
-from marl_sb3.files.atomic import replaced_file, with_filename, write_whole
-from marl_sb3.files.regular import append_text, read_regular
-from marl_sb3.results.result_log import RESULT_FILE, logged_lines
+from marl_sb3.files import append_text, read_regular, replaced_file, with_filename, write_whole
+from marl_sb3.results import RESULT_FILE, logged_lines
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.tensorboard import EventsFormat, quiet_writers, write_settings
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config.schema import ACCEPTED, Extension, TrainConfig, names_in, value_of
-from marl_sb3.core.config.values import PositiveInt, accepts
+from marl_sb3.core.config import ACCEPTED, Extension, PositiveInt, TrainConfig, accepts, names_in, value_of
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.dialects.names import canonical_name
+from marl_sb3.extensions.dialects import canonical_name
 
 # --- The planned ends of a run ---------------------------------------------------------------------------------------
 

@@ -12,23 +12,18 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.callbacks import RecordEpisodes
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.envs.registry import EnvFactory, named_factory
-from marl_sb3.core.mapping.mapping import Deterministic
-from marl_sb3.core.metrics import Result, flatten
-from marl_sb3.core.metrics.episodes import info_metrics
-from marl_sb3.core.metrics.statistics import table
-from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import TrainConfig, file_names
+from marl_sb3.core.envs import EnvFactory, named_factory
+from marl_sb3.core.mapping import Deterministic
+from marl_sb3.core.metrics import Result, flatten, info_metrics, table
+from marl_sb3.core.state import Checkpoint, StateReader
+from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
-from marl_sb3.extensions.store.load import read_bundle
-from marl_sb3.files.regular import is_regular
-from marl_sb3.results.result_log import read_results
+from marl_sb3.extensions.store import read_bundle, with_checkpoint
+from marl_sb3.files import is_regular
+from marl_sb3.results import read_results
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.runs.resume import Change
@@ -140,7 +135,7 @@ class Run:
         Raises:
             ConfigError: there is no such metric, nothing has been logged, or matplotlib is not installed.
         """
-        from marl_sb3.results.drawing import plot_paths
+        from marl_sb3.results import plot_paths
 
         return plot_paths([self.folder], metrics, axis=axis, smooth=smooth, out=out)
 

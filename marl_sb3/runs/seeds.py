@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.envs.registry import imported_modules
-from marl_sb3.core.learners.threads import available_cores
+from marl_sb3.core.config import TrainConfig
+from marl_sb3.core.envs import imported_modules
+from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
-from marl_sb3.files.atomic import write_whole
-from marl_sb3.results.result_log import last_result
+from marl_sb3.files import write_whole
+from marl_sb3.results import last_result
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resolve

@@ -11,22 +11,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config.algorithms import canonical_algorithm, kinds_of
-from marl_sb3.core.config.ids import TEXT_IDS
-from marl_sb3.core.config.schema import ACCEPTED, BY_POLICY, Source, TrainConfig, nested, source_of
-from marl_sb3.core.config.values import shown
+from marl_sb3.core.config import (
+    ACCEPTED,
+    BY_POLICY,
+    TEXT_IDS,
+    Source,
+    TrainConfig,
+    canonical_algorithm,
+    kinds_of,
+    nested,
+    shown,
+    source_of,
+)
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.dialects.names import (
+from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
+    KEYS,
+    LATER,
+    NETWORK,
     OF_NETWORK,
+    OF_RUN,
+    TRANSLATED,
+    Context,
     canonical_hyperparameters,
     canonical_name,
     canonical_settings,
+    network_settings,
+    number_of_envs,
     put,
+    refuse_unsupported,
+    translated,
+    translated_key,
 )
-from marl_sb3.extensions.dialects.rllib import LATER, OF_RUN, network_settings, number_of_envs, translated
-from marl_sb3.extensions.dialects.rllib_names import NETWORK, Context
-from marl_sb3.extensions.dialects.zoo import KEYS, TRANSLATED, refuse_unsupported, translated_key
 from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
 
 # --- Merging all sources; the last one wins --------------------------------------------------------------------------

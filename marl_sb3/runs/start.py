@@ -20,21 +20,17 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
 from marl_sb3.callbacks.curriculum import curriculum_of
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.config.values import as_bytes, counted, shown
-from marl_sb3.core.envs.registry import EnvFactory, attribute_from_here
+from marl_sb3.core.config import TrainConfig, as_bytes, counted, shown
+from marl_sb3.core.envs import EnvFactory, attribute_from_here
 from marl_sb3.core.metrics import require_metric
-from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.training.callback import named_callbacks
+from marl_sb3.core.state import Checkpoint, StateReader
+from marl_sb3.core.training import named_callbacks
 from marl_sb3.errors import ConfigError, NumericError, path_is_usable, require_text
-from marl_sb3.extensions.remote.ray import AnyRunners
-from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG
+from marl_sb3.extensions.remote import AnyRunners
+from marl_sb3.extensions.store import RUN_CONFIG
+from marl_sb3.extensions.transfer import parse_init_from
 from marl_sb3.extensions.transfer.init_from import init_from as start_from
-from marl_sb3.extensions.transfer.init_from import parse_init_from
-from marl_sb3.files.atomic import write_whole
-from marl_sb3.files.plain_yaml import parse_value
-from marl_sb3.files.regular import read_regular, require_own
+from marl_sb3.files import parse_value, read_regular, require_own, write_whole
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error

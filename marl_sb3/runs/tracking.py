@@ -18,15 +18,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.logger import Image, KVWriter, filter_excluded_keys
 
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config import TrainConfig, file_names
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.state.process_rng import preserve_rng
+from marl_sb3.core.state import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
-from marl_sb3.files.atomic import write_whole
-from marl_sb3.files.plain_yaml import parse_value
-from marl_sb3.files.regular import read_regular
-from marl_sb3.results.result_log import read_results
+from marl_sb3.files import parse_value, read_regular, write_whole
+from marl_sb3.results import read_results
 from marl_sb3.runs.build import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE

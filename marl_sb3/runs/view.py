@@ -6,23 +6,26 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.envs.registry import importable_id, imported_modules
-from marl_sb3.core.training.results import ShowProgress
-from marl_sb3.extensions.display.screen import in_notebook, standard_console
-from marl_sb3.extensions.display.tables import (
+from marl_sb3.core.config import EXTERNAL, counted
+from marl_sb3.core.envs import importable_id, imported_modules
+from marl_sb3.core.training import ShowProgress
+from marl_sb3.extensions.display import (
     CUSTOM,
     MOST_AGENTS,
     SUM,
     SUM_ROW,
+    Goals,
+    duration,
     evaluated,
+    in_notebook,
     metric_rows,
+    no_episode_yet,
+    number,
     returns_table,
     samples_table,
+    standard_console,
 )
-from marl_sb3.extensions.display.text import duration, number
-from marl_sb3.extensions.display.training_view import Goals, no_episode_yet, training_view
+from marl_sb3.extensions.display.training_view import training_view
 from marl_sb3.runs.build import rollout_lengths
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.start import remark_on_changes
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.core.config.schema import TrainConfig
+    from marl_sb3.core.config import TrainConfig
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.seeds import SeedRun, SeedRuns
 

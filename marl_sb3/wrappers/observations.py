@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.envs.gymnasium_envs import MASK
+from marl_sb3.core.envs import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 

@@ -9,9 +9,10 @@ import pytest
 import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config.schema import ACCEPTED, value_of
-from marl_sb3.core.learners.spec import policy_specs
-from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.config import ACCEPTED, value_of
+from marl_sb3.core.learners import policy_specs
+from marl_sb3.core.sb3 import Progress
+from marl_sb3.extensions.dialects import NETWORK
 from marl_sb3.extensions.dialects.names import FLAT_NAMES
 from marl_sb3.extensions.dialects.rllib import is_of_rllib, unnested
 from marl_sb3.extensions.dialects.rllib_names import (
@@ -19,13 +20,12 @@ from marl_sb3.extensions.dialects.rllib_names import (
     DEPENDENT,
     ENVS_PER_RUNNER,
     NESTED,
-    NETWORK,
     NO_COUNTERPART,
     RENAMED,
     RUNNERS,
 )
-from marl_sb3.extensions.fast.builtin import ALGORITHMS as INFOS
-from marl_sb3.runs.settings import load_config
+from marl_sb3.extensions.fast import ALGORITHMS as INFOS
+from marl_sb3.runs import load_config
 from marl_sb3.tools.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.

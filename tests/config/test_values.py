@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.core.config.networks import Networks
-from marl_sb3.core.config.schema import ACCEPTED
-from marl_sb3.core.config.values import (
+from marl_sb3.core.config import (
+    ACCEPTED,
     Count,
     FiniteFloat,
     Fraction,
@@ -26,8 +25,10 @@ from marl_sb3.core.config.values import (
     takes_integers_only,
     words,
 )
+from marl_sb3.core.config.networks import Networks
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.builtin import ALGORITHMS, Schedule
+from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import Schedule
 
 INFINITE = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000]
 KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [

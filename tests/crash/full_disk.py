@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.files.regular import append_text
+from marl_sb3.files import append_text
 from marl_sb3.runs import logs
 
 

@@ -163,7 +163,7 @@ def _keep_numpy() -> None:
 
 def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
     """One generator stays where it stands in the resumed process."""
-    from marl_sb3.core.state.process_rng import ProcessRandomness
+    from marl_sb3.core.state import ProcessRandomness
 
     original = ProcessRandomness.read_state
 
@@ -182,8 +182,8 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.core.state.parts import SavedPart
-    from marl_sb3.core.training.runner import LocalRunner
+    from marl_sb3.core.state import SavedPart
+    from marl_sb3.core.training import LocalRunner
 
     original = LocalRunner.read_state
 

@@ -13,9 +13,8 @@ from display_results import RESULT, Clock, at, evaluated, with_agents, without_v
 from rich.console import Console
 from waiting import wait_for
 
-from marl_sb3.extensions.display.screen import ScreenSize, standard_console
-from marl_sb3.extensions.display.tables import returns_table
-from marl_sb3.extensions.display.training_view import Goals, LiveView, PlainLines, training_view
+from marl_sb3.extensions.display import Goals, ScreenSize, returns_table, standard_console
+from marl_sb3.extensions.display.training_view import LiveView, PlainLines, training_view
 
 
 def no_terminal() -> Console:

@@ -9,7 +9,8 @@ import pytest
 from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
 from rich.console import Console
 
-from marl_sb3.extensions.display.training_view import Goals, PlainLines
+from marl_sb3.extensions.display import Goals
+from marl_sb3.extensions.display.training_view import PlainLines
 
 
 class Printed(PlainLines):

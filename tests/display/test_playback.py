@@ -14,7 +14,7 @@ from rich.console import Console
 
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.waterworld import WaterworldEnv
-from marl_sb3.extensions.display.terminal_pictures import Room, image_picture, scene_picture
+from marl_sb3.extensions.display import Room, image_picture, scene_picture
 from marl_sb3.tools.looking import playback
 from marl_sb3.tools.looking.playback import (
     Playback,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.text import duration, number, packed, sparkline
+from marl_sb3.extensions.display import duration, number, packed, standard_console
+from marl_sb3.extensions.display.text import sparkline
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from test_rllib_envs import Echo
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
-from marl_sb3.core.envs.registry import EnvClass, env_factory, make_env
+from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
+from marl_sb3.core.envs.registry import EnvClass
 from marl_sb3.doors import ENV_KINDS, EnvKind
 from marl_sb3.errors import ConfigError
 

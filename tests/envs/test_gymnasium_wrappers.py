@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 import marl_sb3
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.core.envs.gymnasium_envs import WRAPPERS, named_wrappers, wrapping_factory
-from marl_sb3.runs.build import env_of
-from marl_sb3.runs.settings import load_config
+from marl_sb3.core.envs import named_wrappers, wrapping_factory
+from marl_sb3.core.envs.gymnasium_envs import WRAPPERS
+from marl_sb3.runs import env_of, load_config
 
 
 class Camera(gymnasium.Env[Any, Any]):

@@ -18,8 +18,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import registry
-from marl_sb3.core.envs.registry import batched_factory, env_factory, importable_id, make_env
+from marl_sb3.core.envs import batched_factory, env_factory, importable_id, make_env, registry
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError
 

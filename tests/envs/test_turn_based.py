@@ -15,8 +15,8 @@ from pettingzoo import AECEnv
 from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs.turn_based import TurnBasedEnv
-from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.core.envs import TurnBasedEnv
+from marl_sb3.core.vec_env import episode_seed
 from marl_sb3.errors import EnvError, EnvRaisedError
 
 # (observation, action, reward, terminated, truncated, final observation where it ended)

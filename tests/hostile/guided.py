@@ -108,9 +108,8 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
 def settings(folder: Path) -> tuple[Reader, list[bytes]]:
     """Files of settings, as after `--hparams` and in run folders."""
-    from marl_sb3.extensions.fast.builtin import ALGORITHMS
-    from marl_sb3.runs.files import preset_path, to_yaml
-    from marl_sb3.runs.settings import load_config
+    from marl_sb3.extensions.fast import ALGORITHMS
+    from marl_sb3.runs import load_config, preset_path, to_yaml
 
     file = folder / "settings.yml"
 
@@ -133,11 +132,10 @@ def checkpoints(folder: Path) -> tuple[Reader, list[bytes]]:
     from bases import BASES
     from checkpoint_source import read_files
 
-    from marl_sb3.core.learners.spec import PolicySpec
-    from marl_sb3.core.state.checkpoint import Checkpoint
-    from marl_sb3.core.state.space_data import space_from_plain
-    from marl_sb3.core.state.state import StateReader
-    from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, read_manifest, state_from_json
+    from marl_sb3.core.learners import PolicySpec
+    from marl_sb3.core.state import Checkpoint, StateReader, space_from_plain
+    from marl_sb3.extensions.store import state_from_json
+    from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, read_manifest
     from marl_sb3.extensions.store.tensor_file import StoredTensors
 
     base = next(each for each in BASES if each.name == "env with a state of its own")
@@ -200,7 +198,7 @@ def episodes(folder: Path) -> tuple[Reader, list[bytes]]:
 def _recording(folder: Path, name: str) -> tuple[Reader, list[bytes]]:
     from data_sets import make_recording
 
-    from marl_sb3.extensions.data.dataset import read_policy_data
+    from marl_sb3.extensions.data import read_policy_data
 
     make_recording(folder, 1)
     file = folder / "shared" / "data" / name

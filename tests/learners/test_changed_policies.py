@@ -27,7 +27,7 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.core.training import loop
 from marl_sb3.extensions.fast import coverage
 

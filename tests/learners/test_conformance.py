@@ -19,8 +19,8 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.config.algorithms import place_of
-from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.core.config import place_of
+from marl_sb3.extensions.fast import ALGORITHMS
 
 
 class Continuous(ScriptedEnv):

@@ -13,7 +13,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stock_training import BOX, Case, assert_close, leaves, same, sampled, stock_model, train_ours, train_stock
 
 import marl_sb3
-from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.fast import fused_policy
 

@@ -10,9 +10,9 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
-from marl_sb3.core.config.algorithms import algorithm_info, info_of, takes_integers
-from marl_sb3.core.learners.spec import hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.core.config import algorithm_info, info_of, takes_integers
+from marl_sb3.core.learners import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.extensions.fast import ALGORITHMS
 
 
 @pytest.mark.parametrize("algorithm", [PPO, stable_baselines3.PPO])

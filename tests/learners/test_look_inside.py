@@ -15,7 +15,7 @@ from test_conformance import LEARNERS, Kind, make
 from toy_envs import SampledEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.acting.by_agent import PolicyByAgent
+from marl_sb3.core.acting import PolicyByAgent
 
 BATCH = np.array([[1, 1, 0], [1, 2, 3], [1, 1, 5]], np.float32)
 ONE_ALLOWED = np.eye(3, dtype=bool)

@@ -13,7 +13,8 @@ from small_trainings import assert_same
 from toy_envs import NoisyEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
+from marl_sb3.extensions.data import require_episodes
+from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.recorded_data import columns_of
 
 SEEN, TORQUES = (

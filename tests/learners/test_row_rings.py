@@ -13,7 +13,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.off_policy import Transitions
 from marl_sb3.core.off_policy.row_rings import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, RowRings
 from marl_sb3.errors import ConfigError
 

@@ -15,10 +15,7 @@ from small_trainings import CASES, SMALL, Remembers, arena, assert_same, build, 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
 from marl_sb3.core.metrics import flatten
-from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.parts import SavedPart
-from marl_sb3.core.state.process_rng import ProcessRandomness
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import Checkpoint, ProcessRandomness, SavedPart, StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 

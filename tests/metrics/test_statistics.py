@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from marl_sb3.core.metrics.statistics import (
+from marl_sb3.core.metrics import (
     SampleStats,
     bootstrap_interval,
     difference_interval,

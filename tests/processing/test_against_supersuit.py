@@ -11,8 +11,8 @@ import supersuit
 from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
-from marl_sb3.core.config.schema import ProcessingSettings
-from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing import Policy, Processing, process_rows
 from marl_sb3.core.vec_env import make_vec_env
 

@@ -14,8 +14,8 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.config.schema import PROCESSING
-from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.config import PROCESSING
+from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing import ORDER
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.extensions.transfer.init_from import InitFrom, init_from

@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
-from marl_sb3.core.config.schema import ProcessingSettings
-from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing import Policy, Processing, process_rows
 from marl_sb3.core.vec_env import make_vec_env
 

@@ -17,13 +17,14 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.metrics import Episode
-from marl_sb3.core.processing.normalize import RunningStatistics, add_recent, recent_state
+from marl_sb3.core.processing import add_recent, recent_state
+from marl_sb3.core.processing.normalize import RunningStatistics
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
-from marl_sb3.extensions.remote import sharded
+from marl_sb3.extensions.remote import make_sharded_vec_env, sharded
 from marl_sb3.extensions.remote.processes.pool import InProcessPool
 from marl_sb3.extensions.remote.shard import ShardHost
 from marl_sb3.extensions.remote.shard_runners import ShardRunners, balanced
-from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
+from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 E, SHARDS, STEPS = 4, 2, 8

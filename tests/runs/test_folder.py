@@ -13,8 +13,7 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
-from marl_sb3.runs.folder import RunFolder, find_run
-from marl_sb3.runs.settings import load_config
+from marl_sb3.runs import RunFolder, find_run, load_config
 
 
 def run(path: str, started_s: int = 0) -> Path:

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marl_sb3 import ConfigError
 from marl_sb3.core.metrics import flatten
-from marl_sb3.core.training.results import ResultLogger
-from marl_sb3.results.result_log import read_results
+from marl_sb3.core.training import ResultLogger
+from marl_sb3.results import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
 

@@ -9,7 +9,7 @@ import pytest
 from small_runs import rows, start
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.store import CheckpointFolder
 from marl_sb3.runs.run import load_run
 
 

@@ -13,15 +13,16 @@ from small_runs import start
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import watch as command
-from marl_sb3.core.envs.registry import register_env
-from marl_sb3.envs.drawn import EnvWindow
+from marl_sb3.core.envs import register_env
+from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
+from marl_sb3.runs import SavedRun
 from marl_sb3.runs.build import make_envs
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.tools.looking import WatchPlan
 from marl_sb3.tools.looking import watch as watching
 from marl_sb3.tools.looking.playback import View, ViewerLeftError
-from marl_sb3.tools.looking.watch import PLACES, WatchPlan, watch
+from marl_sb3.tools.looking.watch import PLACES, watch
 
 pytest.importorskip("pygame")
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 import marl_sb3
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]}
 

@@ -11,11 +11,10 @@ import pytest
 from live_envs import Clicked, small_run
 from toy_envs import ScriptedEnv
 
-from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
-from marl_sb3.core.envs.registry import env_factory, make_env
+from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import EnvError
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.board import Board, board_of, names_of_actions, names_of_cells, result_of
 from marl_sb3.tools.serving.game import LiveGame
 

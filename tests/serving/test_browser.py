@@ -18,7 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
 from marl_sb3.tools.serving.live import LiveEpisode
 from marl_sb3.tools.serving.ui import PAGE_FILES, listen, ui_routes

@@ -27,13 +27,11 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicyClient, PolicySpec, make_vec_env
 from marl_sb3.callbacks import stop
-from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
+from marl_sb3.core.envs import SingleAgentEnv
 from marl_sb3.envs import external_vec_env
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs import SavedRun, load_config, prepare
 from marl_sb3.runs.execute import execute
-from marl_sb3.runs.run import SavedRun
-from marl_sb3.runs.settings import load_config
-from marl_sb3.runs.start import prepare
 from marl_sb3.tools.serving.client import EpisodeLostError, ServerError
 from marl_sb3.tools.serving.external import external_server
 

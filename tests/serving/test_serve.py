@@ -19,8 +19,8 @@ from forked import ForkServer
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.transfer.export import export_policies
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import Limits

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.core.state import process_rng
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import StateReader, process_rng
 from marl_sb3.errors import CheckpointError
 
 

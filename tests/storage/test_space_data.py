@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_sb3.core.state.space_data import space_from_plain, space_to_plain
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import StateReader, space_from_plain, space_to_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 

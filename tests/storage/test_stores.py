@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import marl_sb3
-from marl_sb3.core.state.checkpoint import (
+from marl_sb3.core.state import (
     Checkpoint,
+    StateReader,
     copies,
     form_of,
     pieces,
@@ -20,7 +21,6 @@ from marl_sb3.core.state.checkpoint import (
     require_storable,
     store_of,
 )
-from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.extensions.store import checkpoint_format

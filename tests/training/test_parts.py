@@ -11,10 +11,7 @@ import pytest
 from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.state import process_rng
-from marl_sb3.core.state.checkpoint import Checkpoint, find_files
-from marl_sb3.core.state.parts import Part, SavedPart
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import Checkpoint, Part, SavedPart, StateReader, find_files, process_rng
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 

@@ -31,12 +31,10 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.core.experience import trajectories
-from marl_sb3.core.experience.trajectories import TrajectoryRewriter, rewrite_rollout
-from marl_sb3.core.off_policy.replay import ReplayExperience
+from marl_sb3.core.experience import TrajectoryRewriter, rewrite_rollout, trajectories
+from marl_sb3.core.off_policy import ReplayExperience
 from marl_sb3.core.on_policy.rollout import RolloutExperience, TurnAwareRollout
-from marl_sb3.envs.external import StepReport
-from marl_sb3.envs.external_vec_env import EpisodeRefusedError
+from marl_sb3.envs import EpisodeRefusedError, StepReport
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
 NET = {"net_arch": []}

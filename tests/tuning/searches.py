@@ -10,13 +10,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.metrics import Result
+from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.jobs.trials import TRIALS
 from marl_sb3.tools.tuning.jobs.workers import Train, TrainedRun, train_here, work
 from marl_sb3.tools.tuning.space import Space
-from marl_sb3.tools.tuning.study import TuneStudy
 
 SETTINGS = {
     "n_envs": 4,

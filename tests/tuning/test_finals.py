@@ -19,16 +19,16 @@ from searches import pretend, work_on
 from waiting import writing_to
 
 import marl_sb3
-from marl_sb3.core.config.schema import TrainConfig
+from marl_sb3.core.config import TrainConfig
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs.settings import load_config
+from marl_sb3.runs import load_config
+from marl_sb3.tools.tuning import TuneStudy, cost_words, write_files
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import (
     Candidate,
     Race,
     candidates,
-    cost_words,
     decide,
     outcome_words,
     plan_race,
@@ -37,8 +37,6 @@ from marl_sb3.tools.tuning.finals import (
 )
 from marl_sb3.tools.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
 from marl_sb3.tools.tuning.jobs.workers import TrainedRun, work
-from marl_sb3.tools.tuning.report import write_files
-from marl_sb3.tools.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset

@@ -15,10 +15,10 @@ from waiting import writing_to
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trials
 from marl_sb3.tools.tuning.jobs.workers import SearchError, Workers
-from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import ERROR, RETRY_OF, WORKER
 
 

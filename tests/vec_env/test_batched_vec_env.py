@@ -11,8 +11,8 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
-from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.errors import CheckpointError
 

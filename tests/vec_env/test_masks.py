@@ -12,10 +12,9 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.vec_env import VECTORIZERS, MultiAgentVecEnv
-from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.vec_env import VECTORIZERS, MultiAgentVecEnv, episode_seed
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 

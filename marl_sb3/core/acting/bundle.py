@@ -11,8 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.core.acting.actor import Actor
 from marl_sb3.core.acting.by_agent import PolicyByAgent, PolicySpaces
 from marl_sb3.core.acting.policy import PredictingPolicy
-from marl_sb3.core.mapping.mapping import Deterministic, by_policy
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.mapping import Deterministic, PolicyRows, by_policy
 from marl_sb3.core.metrics import InfoMetric
 from marl_sb3.core.processing import Processing, process_rows
 from marl_sb3.errors import ConfigError

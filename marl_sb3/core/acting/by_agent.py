@@ -15,14 +15,12 @@ from stable_baselines3.common.distributions import Distribution
 
 from marl_sb3.core.acting.agent_policy import AgentPolicy
 from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.policies.networks import activation_name
+from marl_sb3.core.config import file_names
+from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3.files import unpickle_statistics, write_processing, write_zip
-from marl_sb3.core.sb3.inference import States
-from marl_sb3.core.sb3.optimizers import reset_optimizers
-from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.vec_env.observations import joined
+from marl_sb3.core.sb3 import States, reset_optimizers, unpickle_statistics, write_processing, write_zip
+from marl_sb3.core.state import StateReader
+from marl_sb3.core.vec_env import joined
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 

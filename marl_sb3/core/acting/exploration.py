@@ -11,13 +11,9 @@ from gymnasium import spaces
 from typing_extensions import override
 
 from marl_sb3.core.acting.policy import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
-from marl_sb3.core.config.algorithms import Decay, Points
-from marl_sb3.core.config.values import PositiveFloat, shown
-from marl_sb3.core.sb3.inference import distribution, log_prob, q_values
-from marl_sb3.core.sb3.schedules import Progress, make_schedule
-from marl_sb3.core.state.parts import SavedPart
-from marl_sb3.core.state.space_data import generator_state, set_generator_state
-from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.config import Decay, Points, PositiveFloat, shown
+from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
+from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, FloatArray
 

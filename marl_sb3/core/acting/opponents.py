@@ -12,14 +12,12 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.envs.registry import attribute_from_here
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import taken
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.config import shown
+from marl_sb3.core.envs import attribute_from_here
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.wrappers.observations import choices_of
+from marl_sb3.wrappers import choices_of
 
 RANDOM = "random"
 _ACCEPTED = f"{RANDOM}, MODULE:CLASS, such a class, an object with act(observation, mask, rng), or policies of a run"

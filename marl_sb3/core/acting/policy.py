@@ -16,9 +16,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from typing_extensions import override
 
-from marl_sb3.core.sb3.inference import States, initial_states, takes_masks
-from marl_sb3.core.state.parts import Fields, Stateful, array
-from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.sb3 import States, initial_states, takes_masks
+from marl_sb3.core.state import Fields, Stateful, array
+from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 

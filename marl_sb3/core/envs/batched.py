@@ -13,7 +13,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 

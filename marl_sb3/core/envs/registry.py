@@ -23,7 +23,7 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv

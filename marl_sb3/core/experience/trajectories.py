@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.core.acting.actor import Acted, Actor
-from marl_sb3.core.acting.policy import PolicyInputs
-from marl_sb3.core.vec_env.observations import map_arrays, pairs
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.acting import Acted, Actor, PolicyInputs
+from marl_sb3.core.vec_env import VecStep, map_arrays, pairs
 from marl_sb3.errors import HookError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 

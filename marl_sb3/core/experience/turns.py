@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.acting import Acted, Actor, Observed
 from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter
-from marl_sb3.core.state.parts import Stateful
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.state import Stateful
+from marl_sb3.core.vec_env import VecStep
 from marl_sb3.types import Array, BoolArray
 
 

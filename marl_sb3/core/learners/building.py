@@ -21,18 +21,15 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import FloatSchedule
 
-from marl_sb3.core.acting.policy import make_action_noise
-from marl_sb3.core.config.schema import ProcessingSettings
-from marl_sb3.core.config.values import counted, shown
+from marl_sb3.core.acting import make_action_noise
+from marl_sb3.core.config import ProcessingSettings, counted, shown
 from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.mapping.placement import PolicyRows
-from marl_sb3.core.policies.extractors import AttentionFeatures
-from marl_sb3.core.processing import Policy, Processing
-from marl_sb3.core.processing.processors import WHOLE, FrameStack
-from marl_sb3.core.sb3.schedules import Schedule
-from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv, check_spaces
+from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.policies import AttentionFeatures
+from marl_sb3.core.processing import WHOLE, FrameStack, Policy, Processing
+from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces
 from marl_sb3.errors import ConfigError
-from marl_sb3.wrappers.observations import choices_of
+from marl_sb3.wrappers import choices_of
 
 _log = logging.getLogger(__name__)
 

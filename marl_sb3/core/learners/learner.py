@@ -6,24 +6,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.acting.exploration import Exploration, Explorer, choosing_policy
-from marl_sb3.core.config.algorithms import info_of
-from marl_sb3.core.experience.turns import Experience, LearnedExperience
+from marl_sb3.core.acting import Actor, Exploration, Explorer, choosing_policy
+from marl_sb3.core.config import info_of
+from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3.optimizers import optimizer_arrays, optimizer_settings, read_optimizers
-from marl_sb3.core.sb3.private import COUNTS, set_progress_remaining, set_up_logging
-from marl_sb3.core.sb3.schedules import Progress, Schedule
-from marl_sb3.core.sb3.tensors import Arrays, read_weights, weights
-from marl_sb3.core.state.parts import (
+from marl_sb3.core.sb3 import (
+    COUNTS,
+    Arrays,
+    Progress,
+    Schedule,
+    optimizer_arrays,
+    optimizer_settings,
+    read_optimizers,
+    read_weights,
+    set_progress_remaining,
+    set_up_logging,
+    weights,
+)
+from marl_sb3.core.state import (
     Commit,
     Field,
     Fields,
@@ -32,10 +40,10 @@ from marl_sb3.core.state.parts import (
     Stateful,
     TensorFile,
     computed,
+    generators,
     in_order,
     part,
 )
-from marl_sb3.core.state.space_data import generators
 from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID
@@ -103,7 +111,7 @@ class ActsAndLearnsHere:
         """See `ExperienceMaker.prepare_copy`: there are no copies."""
 
 
-HERE: Final = ActsAndLearnsHere()
+HERE: ExperienceMaker = ActsAndLearnsHere()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.errors import NumericError
 from marl_sb3.types import PolicyID
 

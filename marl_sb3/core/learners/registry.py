@@ -6,17 +6,19 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from marl_sb3.core.config.algorithms import (
+from marl_sb3.core.config import (
     AlgorithmInfo,
+    Strings,
     add_algorithm,
     algorithm_info,
     built_in,
     canonical_algorithm,
     info_of,
     known_name,
+    require,
+    shown,
 )
-from marl_sb3.core.config.values import Strings, require, shown
-from marl_sb3.core.envs.registry import import_modules
+from marl_sb3.core.envs import import_modules
 from marl_sb3.errors import ConfigError
 
 

@@ -10,35 +10,38 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 
-from marl_sb3.core.acting.exploration import Exploration
-from marl_sb3.core.config.algorithms import (
-    ADDED,
-    AlgorithmInfo,
-    Decay,
-    algorithm_info,
-    built_in,
-    info_of,
-    parameters_of,
-    saved_class,
-    saved_name,
-)
-from marl_sb3.core.config.networks import CLASSES, STORED_POLICY_KWARGS
-from marl_sb3.core.config.schema import (
+from marl_sb3.core.acting import Exploration
+from marl_sb3.core.config import (
     ACCEPTED,
+    ADDED,
+    CLASSES,
     DATA,
     OF_POLICIES,
     PROCESSING,
+    STORED_POLICY_KWARGS,
+    AlgorithmInfo,
     DataSettings,
+    Decay,
+    Named,
     ProcessingSettings,
+    accepts,
+    algorithm_info,
+    alternatives_of,
+    built_in,
     data_settings,
+    info_of,
+    parameters_of,
+    plain_numbers,
     processing_settings,
+    require,
+    saved_class,
+    saved_name,
+    shown,
 )
-from marl_sb3.core.config.values import Named, accepts, alternatives_of, plain_numbers, require, shown
 from marl_sb3.core.learners.registry import info_of_class, named_algorithm
-from marl_sb3.core.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
-from marl_sb3.core.sb3.schedules import make_schedule
-from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
+from marl_sb3.core.sb3 import make_schedule
+from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import PolicyID

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from marl_sb3.core.config.ids import require_ids, shown_id
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.config import require_ids, shown, shown_id
+from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import AgentGroup, ZeroBased
+from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 

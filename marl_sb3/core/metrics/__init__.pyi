@@ -8,5 +8,16 @@ from .names import Result as Result
 from .names import finite_or_none as finite_or_none
 from .names import flatten as flatten
 from .names import require_metric as require_metric
+from .opposition import Opposition as Opposition
 from .running_episode import LatestStep as LatestStep
 from .running_episode import RunningEpisode as RunningEpisode
+from .statistics import SampleStats as SampleStats
+from .statistics import bootstrap_interval as bootstrap_interval
+from .statistics import difference_interval as difference_interval
+from .statistics import interquartile_mean as interquartile_mean
+from .statistics import mean as mean
+from .statistics import performance_profile as performance_profile
+from .statistics import probability_of_improvement as probability_of_improvement
+from .statistics import sample_stats as sample_stats
+from .statistics import share_stats as share_stats
+from .statistics import table as table

@@ -11,13 +11,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marl_sb3.core.config.ids import require_ids
-from marl_sb3.core.config.values import PositiveInt, require, shown
+from marl_sb3.core.config import PositiveInt, require, require_ids, shown
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.core.state.parts import Field, Fields, SavedPart, Stateful, counts, in_order, parts, sums, sums_or_nan
-from marl_sb3.core.state.state import State, StateReader, without_nan
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.state import (
+    Field,
+    Fields,
+    SavedPart,
+    State,
+    Stateful,
+    StateReader,
+    counts,
+    in_order,
+    sums,
+    sums_or_nan,
+    without_nan,
+)
+from marl_sb3.core.state.parts import parts
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, PolicyID
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from marl_sb3.core.metrics.statistics import wilson_interval
-from marl_sb3.core.state.parts import Fields, Stateful, counts, number, sums, sums_or_nan
+from marl_sb3.core.state import Fields, Stateful, counts, number, sums, sums_or_nan
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _CLEAR = 0.75  # share of pairs of episodes in which one side wins what the others lose, from which on they oppose it

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import map_arrays
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.types import AgentID, Array
 
 

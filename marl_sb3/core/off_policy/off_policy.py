@@ -11,14 +11,21 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Actor, not_finite_refused
-from marl_sb3.core.acting.policy import ExploringPolicy, RowNoise
-from marl_sb3.core.experience.turns import Experience
-from marl_sb3.core.learners.building import build, mention_flat_images, stored_space
-from marl_sb3.core.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
-from marl_sb3.core.learners.numeric_faults import check_replay_update
-from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.acting import Actor, ExploringPolicy, RowNoise, not_finite_refused
+from marl_sb3.core.experience import Experience
+from marl_sb3.core.learners import (
+    Learner,
+    LearnerOptions,
+    Pace,
+    PolicySpec,
+    Update,
+    build,
+    check_replay_update,
+    joined_metrics,
+    mention_flat_images,
+    stored_space,
+)
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.off_policy.replay import (
     ReplayExperience,
@@ -28,12 +35,8 @@ from marl_sb3.core.off_policy.replay import (
 )
 from marl_sb3.core.off_policy.replay_settings import check_replay, replay_buffer
 from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3.files import normalize_minibatches
-from marl_sb3.core.sb3.optimizers import num_optimized
-from marl_sb3.core.sb3.private import OFF_POLICY_COUNTS, num_updates
-from marl_sb3.core.sb3.spaces import check_spaces
-from marl_sb3.core.sb3.tensors import Arrays
-from marl_sb3.core.state.parts import Commit, Fields, SavedPart, computed, in_order
+from marl_sb3.core.sb3 import OFF_POLICY_COUNTS, Arrays, check_spaces, normalize_minibatches, num_optimized, num_updates
+from marl_sb3.core.state import Commit, Fields, SavedPart, computed, in_order
 from marl_sb3.errors import CheckpointError
 
 _log = logging.getLogger(__name__)

@@ -12,16 +12,34 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Acted, Actor, Observed
-from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter
-from marl_sb3.core.experience.turns import Experience
-from marl_sb3.core.sb3.private import after_step, set_progress_remaining
-from marl_sb3.core.state.checkpoint import form_of, pieces
-from marl_sb3.core.state.parts import Commit, Fields, Stateful, TensorFile, array, arrays, boolean, integer, part
-from marl_sb3.core.state.state import MAX_COUNT, StateReader
-from marl_sb3.core.vec_env.observations import joined, map_arrays, pairs, with_rows, zeros
-from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.acting import Acted, Actor, Observed
+from marl_sb3.core.experience import NEVER, Experience, TrajectoryRewriter
+from marl_sb3.core.sb3 import after_step, set_progress_remaining
+from marl_sb3.core.state import (
+    MAX_COUNT,
+    Commit,
+    Fields,
+    Stateful,
+    StateReader,
+    TensorFile,
+    array,
+    arrays,
+    boolean,
+    form_of,
+    integer,
+    part,
+    pieces,
+)
+from marl_sb3.core.vec_env import (
+    VecStep,
+    joined,
+    map_arrays,
+    pairs,
+    require_categories,
+    require_observed,
+    with_rows,
+    zeros,
+)
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array, BoolArray, Observations
 

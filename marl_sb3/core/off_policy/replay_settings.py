@@ -11,10 +11,9 @@ import numpy as np
 import psutil
 from gymnasium import spaces
 
-from marl_sb3.core.config.values import Count, counted, require
-from marl_sb3.core.learners.building import check_action_space, is_off_policy, processing_of
-from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.config import Count, counted, require
+from marl_sb3.core.learners import PolicySpec, check_action_space, is_off_policy, processing_of
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.off_policy.row_rings import (
     CompactBuffer,
@@ -25,8 +24,7 @@ from marl_sb3.core.off_policy.row_rings import (
     RowRings,
     goal_spaces,
 )
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.processing.processors import parts_of
+from marl_sb3.core.processing import Processing, parts_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, GoalRewards
 

@@ -11,15 +11,10 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Acted, Actor, Observed
-from marl_sb3.core.acting.policy import Decision, PolicyInputs
-from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter, TransitionNotes, rewrite_rollout
-from marl_sb3.core.experience.turns import Experience
-from marl_sb3.core.state.parts import Commit, Field, Fields, computed, in_order, integer
-from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.vec_env.observations import map_arrays, pairs
-from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
+from marl_sb3.core.experience import NEVER, Experience, TrajectoryRewriter, TransitionNotes, rewrite_rollout
+from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, computed, in_order, integer
+from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
 from marl_sb3.types import Array, BoolArray, Observations
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers

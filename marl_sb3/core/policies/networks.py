@@ -11,8 +11,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn, optim
 
-from marl_sb3.core.config.networks import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS
-from marl_sb3.core.config.values import require, shown
+from marl_sb3.core.config import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS, require, shown
 from marl_sb3.errors import ConfigError
 
 POLICY = "policy"

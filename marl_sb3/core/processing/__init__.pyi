@@ -1,8 +1,16 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .normalize import NormalizeObservations as NormalizeObservations
+from .normalize import add_recent as add_recent
+from .normalize import recent_state as recent_state
 from .processing import ORDER as ORDER
 from .processing import Processing as Processing
+from .processing import RescaleActions as RescaleActions
+from .processors import REWARD as REWARD
+from .processors import WHOLE as WHOLE
+from .processors import FrameStack as FrameStack
 from .processors import Memory as Memory
 from .processors import Policy as Policy
+from .processors import parts_of as parts_of
 from .rows import RowProcessing as RowProcessing
 from .rows import process_rows as process_rows

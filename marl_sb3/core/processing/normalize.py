@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from typing_extensions import override
 
-from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.processing.processors import (
     WHOLE,
     Memory,
@@ -24,8 +24,7 @@ from marl_sb3.core.processing.processors import (
     parts_of,
     with_parts,
 )
-from marl_sb3.core.state.parts import Fields, Stateful, array, number, states_of, sums
-from marl_sb3.core.state.state import MAX_NUMBER, State
+from marl_sb3.core.state import MAX_NUMBER, Fields, State, Stateful, array, number, states_of, sums
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 

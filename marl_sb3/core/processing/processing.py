@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config.schema import ProcessingSettings
+from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.processing.normalize import NormalizeObservations, RunningStatistics
 from marl_sb3.core.processing.processors import (
     AgentIndicator,
@@ -24,8 +24,7 @@ from marl_sb3.core.processing.processors import (
     Space,
     TimeFeature,
 )
-from marl_sb3.core.state.parts import read_states, states_of
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state import State, StateReader, read_states, states_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 

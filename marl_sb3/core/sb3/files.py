@@ -25,7 +25,7 @@ from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3.private import pickled_members, progress_remaining, set_vec_normalize
 from marl_sb3.core.sb3.schedules import in_stock_form
 from marl_sb3.core.sb3.spaces import OneRow
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
 
 _SHOWN = 80  # characters shown of a name from the file

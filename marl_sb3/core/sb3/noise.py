@@ -16,8 +16,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 
-from marl_sb3.core.state.parts import Field
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import Field, StateReader
 from marl_sb3.types import Array, BoolArray
 
 

@@ -16,9 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.sb3.private import torch_members
 from marl_sb3.core.sb3.tensors import Arrays, form_of_tensor, require_same_names
-from marl_sb3.core.state.checkpoint import Form, copies, form_of
-from marl_sb3.core.state.parts import TensorFile
-from marl_sb3.core.state.state import State, is_plain
+from marl_sb3.core.state import Form, State, TensorFile, copies, form_of, is_plain
 from marl_sb3.errors import CheckpointError
 
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from marl_sb3.core.state.parts import Fields, if_present, integer, number
+from marl_sb3.core.state import Fields, if_present, integer, number
 
 # --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
 

@@ -12,8 +12,18 @@ from typing import Any
 
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from marl_sb3.core.config.algorithms import Decay, Points
-from marl_sb3.core.config.values import FiniteFloat, accepts, alternatives_of, base_of, refusal, require, shown, words
+from marl_sb3.core.config import (
+    Decay,
+    FiniteFloat,
+    Points,
+    accepts,
+    alternatives_of,
+    base_of,
+    refusal,
+    require,
+    shown,
+    words,
+)
 from marl_sb3.errors import ConfigError
 
 Schedule = Callable[[float], float]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.errors import ConfigError
 
 Space = spaces.Space[Any]

@@ -12,8 +12,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.sb3.private import torch_members, torch_variables
-from marl_sb3.core.state.checkpoint import Form, copies, form_of
-from marl_sb3.core.state.parts import TensorFile
+from marl_sb3.core.state import Form, TensorFile, copies, form_of
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
 

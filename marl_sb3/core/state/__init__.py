@@ -5,3 +5,9 @@ and `space_data` turn generators and spaces into plain data and back; `checkpoin
 folders: `atomic` replaces files and folders, `regular` opens files, `tensor_file` reads and writes tensors,
 `checkpoint_format` reads and writes a checkpoint, `checkpoint_folder` manages those of a run.
 """
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

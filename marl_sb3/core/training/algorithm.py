@@ -16,25 +16,19 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.acting.actor import ActingWatcher
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.by_agent import PolicyByAgent
-from marl_sb3.core.config.values import PositiveInt, Seed, require
-from marl_sb3.core.envs.registry import EnvFactory
-from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.learners.threads import limited_threads, parallel_updates
-from marl_sb3.core.mapping.mapping import Deterministic
+from marl_sb3.core.acting import ActingWatcher, PolicyBundle, PolicyByAgent
+from marl_sb3.core.config import PositiveInt, Seed, require
+from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.learners import PolicySpec, limited_threads, parallel_updates
+from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.core.state.checkpoint import Checkpoint, store_of, versions
-from marl_sb3.core.state.parts import Arrays
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, store_of, versions
 from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, named_errors
 from marl_sb3.core.training.hooks import with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
-from marl_sb3.core.vec_env import as_vec_env
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
 from marl_sb3.doors import EXECUTIONS, VIEWS
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn

@@ -19,13 +19,13 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.envs.registry import attribute_from_here
-from marl_sb3.core.experience.trajectories import Trajectory
+from marl_sb3.core.config import shown
+from marl_sb3.core.envs import attribute_from_here
+from marl_sb3.core.experience import Trajectory
 from marl_sb3.core.metrics import Result, RunningEpisode
-from marl_sb3.core.sb3.private import all_callbacks
-from marl_sb3.core.state.state import State, StateReader, is_plain
-from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
+from marl_sb3.core.sb3 import all_callbacks
+from marl_sb3.core.state import State, StateReader, is_plain
+from marl_sb3.core.vec_env import Health, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.types import PolicyID
 

@@ -13,15 +13,13 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Image, Logger
 
-from marl_sb3.core.acting.actor import Acted
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.experience.trajectories import Trajectory
+from marl_sb3.core.acting import Acted
+from marl_sb3.core.config import file_names, shown
+from marl_sb3.core.experience import Trajectory
 from marl_sb3.core.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
-from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.doors import FILMS
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.types import Array, PolicyID

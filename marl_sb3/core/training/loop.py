@@ -12,13 +12,10 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from marl_sb3.core.learners.learner import Learner
-from marl_sb3.core.learners.threads import run_in_threads
+from marl_sb3.core.learners import Learner, run_in_threads
 from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3.optimizers import parameter_addresses
-from marl_sb3.core.sb3.private import has_step_hook
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.parts import Fields, Stateful, counts, integer, number, optional
+from marl_sb3.core.sb3 import Progress, has_step_hook, parameter_addresses
+from marl_sb3.core.state import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
 from marl_sb3.core.training.hooks import (
     OF_EPISODES,
@@ -29,8 +26,7 @@ from marl_sb3.core.training.hooks import (
     with_hook,
 )
 from marl_sb3.core.training.runner import Runner
-from marl_sb3.core.vec_env.interface import Health
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.vec_env import Health, VecStep
 from marl_sb3.types import Array, PolicyID
 
 

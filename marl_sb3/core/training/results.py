@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from marl_sb3.core.learners.learner import joined_metrics
+from marl_sb3.core.learners import joined_metrics
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.training.callback import TrainingCallback, training_callbacks
 from marl_sb3.core.training.hooks import call_hook

@@ -9,15 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Acted, ActingWatcher, Actor
-from marl_sb3.core.experience.trajectories import NEVER, TrajectoryHook, TrajectoryRewriter
-from marl_sb3.core.experience.turns import Experience
-from marl_sb3.core.mapping.placement import zero_actions
+from marl_sb3.core.acting import Acted, ActingWatcher, Actor
+from marl_sb3.core.experience import NEVER, Experience, TrajectoryHook, TrajectoryRewriter
+from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state.parts import Part, SavedPart
-from marl_sb3.core.state.state import State, StateReader, is_plain
-from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.state import Part, SavedPart, State, StateReader, is_plain
+from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
 from marl_sb3.types import Array, PolicyID
 
 _log = logging.getLogger(__name__)

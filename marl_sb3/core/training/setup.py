@@ -8,36 +8,55 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.by_agent import PolicySpaces
-from marl_sb3.core.learners.building import is_off_policy
-from marl_sb3.core.learners.learner import HERE, Learner, LearnerOptions, common_steps, iteration_steps
-from marl_sb3.core.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
-from marl_sb3.core.mapping.mapping import (
+from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.learners import (
+    HERE,
+    Learner,
+    LearnerOptions,
+    PolicySpec,
+    common_steps,
+    is_off_policy,
+    iteration_steps,
+    policy_specs,
+    specs_of_checkpoint,
+)
+from marl_sb3.core.mapping import (
     Deterministic,
     by_policy,
     policies_that_train,
     policy_of_agents,
     read_deterministic,
     resolve_policies,
+    rows_of_policy,
 )
-from marl_sb3.core.mapping.placement import rows_of_policy
 from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.core.sb3.files import require_zippable
-from marl_sb3.core.sb3.optimizers import optimizer_forms
-from marl_sb3.core.sb3.private import progress_remaining, set_progress_remaining
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.sb3.tensors import weight_forms
-from marl_sb3.core.state.checkpoint import Checkpoint, OfPolicy, by_file, find_files, require_storable
-from marl_sb3.core.state.parts import Arrays, Part, SavedPart, in_order
-from marl_sb3.core.state.process_rng import ProcessRandomness
-from marl_sb3.core.state.space_data import space_to_plain
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.sb3 import (
+    Progress,
+    optimizer_forms,
+    progress_remaining,
+    require_zippable,
+    set_progress_remaining,
+    weight_forms,
+)
+from marl_sb3.core.state import (
+    Arrays,
+    Checkpoint,
+    OfPolicy,
+    Part,
+    ProcessRandomness,
+    SavedPart,
+    State,
+    StateReader,
+    by_file,
+    find_files,
+    in_order,
+    require_storable,
+    space_to_plain,
+)
 from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import LocalRunner, Runner
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
-from marl_sb3.core.vec_env.seeding import derived_seed
+from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
 from marl_sb3.doors import EXECUTIONS, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -125,7 +144,7 @@ def set_up(
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
     if any(is_off_policy(specs[policy_id].algorithm) for policy_id in trained):
-        from marl_sb3.core.off_policy.replay_settings import require_memory
+        from marl_sb3.core.off_policy import require_memory
 
         require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
     learners: dict[PolicyID, Learner] = {}

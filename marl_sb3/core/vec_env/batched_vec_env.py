@@ -10,10 +10,18 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
-from marl_sb3.core.envs.registry import EnvFactory, batched_factory, make_env
-from marl_sb3.core.state.state import MAX_SEED, State, StateReader
+from marl_sb3.core.envs import (
+    RAISED,
+    BatchedEnv,
+    BatchedStep,
+    EnvFactory,
+    ask_for_state,
+    batched_factory,
+    close_in_words,
+    make_env,
+    raise_in_words,
+)
+from marl_sb3.core.state import MAX_SEED, State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.core.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
@@ -30,8 +38,7 @@ from marl_sb3.core.vec_env.step import (
 )
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
-from marl_sb3.wrappers.observations import choices_of
+from marl_sb3.wrappers import choices_of, require_agents, unfit_numbers, unfit_words
 
 _NO_MASKS: ActionMasks = (None,)
 

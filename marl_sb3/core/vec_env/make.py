@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_sb3.core.config.values import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
-from marl_sb3.core.envs.registry import EnvFactory, batched_factory, env_factory, takes_argument
+from marl_sb3.core.config import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
+from marl_sb3.core.envs import EnvFactory, batched_factory, env_factory, takes_argument
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.config import shown
+from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.state import State, StateReader
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
 from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, Infos, StepResult

@@ -13,9 +13,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from typing_extensions import override
 
-from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.state.space_data import generator_state, set_generator_state
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
 from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, StepResult
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.render import legend, render_rgb

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.core.config.values import shown
+from marl_sb3.core.config import shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray
 

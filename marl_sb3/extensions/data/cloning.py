@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 
-from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.core.learners import Learner
 from marl_sb3.core.metrics import Result
-from marl_sb3.core.sb3.optimizers import reset_optimizers
-from marl_sb3.core.state.parts import Fields, Stateful, arrays, integer, number, optional
-from marl_sb3.core.state.space_data import generator
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.sb3 import reset_optimizers
+from marl_sb3.core.state import Fields, Stateful, StateReader, arrays, generator, integer, number, optional
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.imitation import (

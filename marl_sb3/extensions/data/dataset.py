@@ -20,15 +20,14 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.config.ids import id_fault, shown_id
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.envs.gymnasium_envs import AGENT as SINGLE_AGENT
-from marl_sb3.core.state.state import MAX_COUNT
+from marl_sb3.core.config import id_fault, shown, shown_id
+from marl_sb3.core.envs import AGENT as SINGLE_AGENT
+from marl_sb3.core.state import MAX_COUNT
 from marl_sb3.errors import CheckpointError, ConfigError, as_path, described, install_words
 from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
-from marl_sb3.files.regular import read_bytes, require_fits, require_own
+from marl_sb3.files import read_bytes, require_fits, require_own
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
-from marl_sb3.wrappers.observations import choices_of, flat_space, is_nested
+from marl_sb3.wrappers import choices_of, flat_space, is_nested
 
 FOLDER = "data"  # of a dataset, in the folder of its policy: `minari.load_dataset` looks there, too
 METADATA = "metadata.json"  # of a dataset; Minari's

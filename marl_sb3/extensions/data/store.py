@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.config.values import shown
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.config import file_names, shown
+from marl_sb3.core.state import State, StateReader
 from marl_sb3.errors import ConfigError, path_is_usable, require_text
 from marl_sb3.extensions.data.dataset import (
     ACTION_MASK,
@@ -48,8 +47,7 @@ from marl_sb3.extensions.data.dataset import (
     recording_counts,
 )
 from marl_sb3.extensions.data.episode_files import MAIN, SHARD
-from marl_sb3.files.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
-from marl_sb3.files.regular import read_regular, require_own
+from marl_sb3.files import read_regular, replaced_file, replaced_folder, require_own, sync_to_disk, write_whole
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)

@@ -10,10 +10,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.core.config.algorithms import canonical_algorithm, takes_integers
-from marl_sb3.core.config.networks import IN_PYTHON
-from marl_sb3.core.config.schema import ACCEPTED, OF_POLICIES, SECTIONS, names_in
-from marl_sb3.core.config.values import Named, integer_in, plain_numbers, refusal, require, shown, takes_integers_only
+from marl_sb3.core.config import (
+    ACCEPTED,
+    IN_PYTHON,
+    OF_POLICIES,
+    SECTIONS,
+    Named,
+    canonical_algorithm,
+    integer_in,
+    names_in,
+    plain_numbers,
+    refusal,
+    require,
+    shown,
+    takes_integers,
+    takes_integers_only,
+)
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib import (
     LATER,
@@ -30,7 +42,7 @@ from marl_sb3.extensions.dialects.rllib_names import NETWORK, NO_COUNTERPART, RE
 from marl_sb3.extensions.dialects.zoo import KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
-    from marl_sb3.core.learners.spec import PolicySpec
+    from marl_sb3.core.learners import PolicySpec
     from marl_sb3.doors import Dialect
 
 # --- Names and values ------------------------------------------------------------------------------------------------

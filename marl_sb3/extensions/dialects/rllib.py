@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config.schema import OF_POLICIES
-from marl_sb3.core.config.values import Count, Named, PositiveInt, require, shown
+from marl_sb3.core.config import OF_POLICIES, Count, Named, PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config.algorithms import Points
-from marl_sb3.core.config.values import Count, Fraction, PositiveInt, accepts, require, shown, words
+from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, shown, words
 from marl_sb3.errors import ConfigError
 
 # --- Values ----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config.networks import IN_PYTHON
-from marl_sb3.core.config.schema import Source
-from marl_sb3.core.config.values import shown
+from marl_sb3.core.config import IN_PYTHON, Source, shown
 from marl_sb3.errors import ConfigError
 
 # --- Literals such as dict(net_arch=[64, 64], activation_fn=nn.ReLU), which are read without evaluating them ---------

@@ -12,7 +12,7 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env
+from marl_sb3.core.envs import EnvFactory, env_factory, make_env
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.types import AgentID, Array
 

@@ -13,7 +13,7 @@ from typing import Any, NewType
 
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.extensions.display.text import one_line
-from marl_sb3.files.atomic import write_whole
+from marl_sb3.files import write_whole
 
 Html = NewType("Html", str)
 """HTML whose text is escaped."""

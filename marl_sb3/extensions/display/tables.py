@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.metrics import Result, SampleStats, sample_stats
 from marl_sb3.extensions.display.text import number
 from marl_sb3.types import AgentID
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError, EnvError, install_words, path_is_usable
 from marl_sb3.extensions.display.filmed_env import is_picture
-from marl_sb3.files.atomic import unfinished_path, with_filename
+from marl_sb3.files import unfinished_path, with_filename
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

@@ -10,20 +10,18 @@ from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.acting.policy import RolloutPolicy
-from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
-from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
-from marl_sb3.core.on_policy.sequences import (
+from marl_sb3.core.acting import Actor, RecurrentRolloutPolicy, RolloutPolicy
+from marl_sb3.core.on_policy import (
     ActionMaskDictRolloutBuffer,
     ActionMaskRolloutBuffer,
     MemoryDictRolloutBuffer,
     MemoryRolloutBuffer,
+    OnPolicyLearner,
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
     WholeSequences,
 )
-from marl_sb3.core.sb3.private import calls_lstm_as_sb3
+from marl_sb3.core.sb3 import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from marl_sb3.core.config.algorithms import place_of
-from marl_sb3.core.policies.extractors import MlpFeatures
+from marl_sb3.core.config import place_of
+from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast.kernel_tables import OPTIMIZERS, linears, parameters_of
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`

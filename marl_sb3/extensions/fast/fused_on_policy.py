@@ -15,10 +15,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
-from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
-from marl_sb3.core.learners.threads import blas_threads, load_blas
-from marl_sb3.core.sb3.optimizers import count_steps
-from marl_sb3.core.sb3.private import has_step_hook
+from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
+from marl_sb3.core.learners import blas_threads, load_blas
+from marl_sb3.core.sb3 import count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage

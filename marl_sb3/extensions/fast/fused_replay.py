@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
 from typing_extensions import override
 
-from marl_sb3.core.sb3.private import num_updates
+from marl_sb3.core.sb3 import num_updates
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, layer_table, linears, target_table
 from marl_sb3.extensions.fast.kernels import q, sac, td3

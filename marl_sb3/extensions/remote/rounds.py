@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.learners import PolicySpec
 from marl_sb3.core.metrics import Episode, InfoMetric
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.state import State
-from marl_sb3.core.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, JoinedInfos, StepInfos, VecStep
+from marl_sb3.core.sb3 import Progress
+from marl_sb3.core.state import State
+from marl_sb3.core.vec_env import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, JoinedInfos, StepInfos, VecStep
 from marl_sb3.errors import VecEnvOrderError
 from marl_sb3.extensions.remote.shard_experience import PolicyOrder, PolicyRollout
 from marl_sb3.extensions.remote.sharded_vec_env import EnvPlan

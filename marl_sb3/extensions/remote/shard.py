@@ -13,18 +13,14 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from marl_sb3.core.envs.registry import import_modules
-from marl_sb3.core.learners.learner import LearnerOptions
-from marl_sb3.core.learners.threads import limited_threads, start_without_dynamo
-from marl_sb3.core.mapping.placement import rows_of_policy
+from marl_sb3.core.envs import import_modules
+from marl_sb3.core.learners import LearnerOptions, limited_threads, start_without_dynamo
+from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.parts import SavedPart, read_states
-from marl_sb3.core.state.process_rng import preserve_rng
-from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.core.training.runner import LocalRunner
-from marl_sb3.core.vec_env.seeding import fresh_seed
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.sb3 import Progress
+from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng, read_states
+from marl_sb3.core.training import LocalRunner
+from marl_sb3.core.vec_env import VecStep, fresh_seed
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote.processes.messages import known_error
 from marl_sb3.extensions.remote.processes.pool import versions

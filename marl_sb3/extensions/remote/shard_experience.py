@@ -17,17 +17,13 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.experience.turns import Experience, LearnedExperience
-from marl_sb3.core.learners.building import stored_space
-from marl_sb3.core.learners.learner import Learner
-from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.processing.normalize import add_recent, recent_state
-from marl_sb3.core.sb3.private import after_step, set_progress_remaining
-from marl_sb3.core.sb3.tensors import read_weights, weights
-from marl_sb3.core.state.parts import Fields, Stateful, TensorFile, integer, part
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.acting import Actor
+from marl_sb3.core.experience import Experience, LearnedExperience
+from marl_sb3.core.learners import Learner, stored_space
+from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
+from marl_sb3.core.processing import Processing, add_recent, recent_state
+from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, weights
+from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part
 from marl_sb3.types import Array, BoolArray
 
 

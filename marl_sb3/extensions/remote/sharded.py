@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.envs.registry import imported_modules
-from marl_sb3.core.experience.trajectories import TrajectoryHook
-from marl_sb3.core.learners.threads import available_cores
+from marl_sb3.core.envs import imported_modules
+from marl_sb3.core.experience import TrajectoryHook
+from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.parts import SavedPart
-from marl_sb3.core.state.state import State
-from marl_sb3.core.training.runner import Runner, StepListener
-from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
-from marl_sb3.core.vec_env.seeding import shard_seed
+from marl_sb3.core.sb3 import Progress
+from marl_sb3.core.state import SavedPart, State
+from marl_sb3.core.training import Runner, StepListener
+from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
@@ -37,7 +35,7 @@ from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.training.setup import Setup
+    from marl_sb3.core.training import Setup
     from marl_sb3.extensions.remote.processes.pool import Pool
 
 

@@ -7,22 +7,13 @@ from pathlib import Path
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.by_agent import PolicySpaces
-from marl_sb3.core.learners.building import build_for_acting, policy_rows, processing_of
-from marl_sb3.core.learners.spec import PolicySpec, specs_of_checkpoint
-from marl_sb3.core.mapping.mapping import policy_of_agents, read_deterministic, resolve_policies
-from marl_sb3.core.mapping.placement import PolicyRows
+from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
+from marl_sb3.core.mapping import PolicyRows, policy_of_agents, read_deterministic, resolve_policies
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3.private import set_progress_remaining
-from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.sb3.tensors import read_weights
-from marl_sb3.core.state.checkpoint import Checkpoint, find_file, find_files, store_of
-from marl_sb3.core.state.process_rng import preserve_rng
-from marl_sb3.core.state.space_data import space_from_plain
-from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import AgentGroup
+from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining
+from marl_sb3.core.state import Checkpoint, StateReader, find_file, find_files, preserve_rng, space_from_plain, store_of
+from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID
 

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
-from marl_sb3.files.atomic import UNFINISHED, temporary_folder, with_filename
+from marl_sb3.files import UNFINISHED, temporary_folder, with_filename
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting.bundle import PolicyBundle
+    from marl_sb3.core.acting import PolicyBundle
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ def export_policies(
         ConfigError: a file exists already, or a policy cannot be exported in that format.
         ExportError: an ONNX file does not act as its policy.
     """
-    from marl_sb3.core.config.ids import (
-        file_names,  # imports all of the configuration, which the help text does not need
-    )
+    from marl_sb3.core.config import file_names
 
     suffix, *companions = FORMATS[format_name]
     names = file_names(list(bundle.policies), suffix)

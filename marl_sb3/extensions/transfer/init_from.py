@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch as th
 
-from marl_sb3.core.learners.spec import specs_of_checkpoint
-from marl_sb3.core.policies.networks import activation_name
-from marl_sb3.core.sb3.files import sb3_weights
-from marl_sb3.core.sb3.optimizers import reset_optimizers
-from marl_sb3.core.state.checkpoint import Checkpoint, copies, find_file
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.learners import specs_of_checkpoint
+from marl_sb3.core.policies import activation_name
+from marl_sb3.core.sb3 import reset_optimizers, sb3_weights
+from marl_sb3.core.state import Checkpoint, StateReader, copies, find_file, store_of
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.store.checkpoint_folder import find_checkpoint
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
-    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+    from marl_sb3.core.training import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 
@@ -151,10 +148,13 @@ def _read(
 ) -> tuple[dict[PolicyID, _Weights], str]:
     """Return the weights of a source for each of these policies; for a run also why its checkpoint was taken."""
     if source.path.is_dir():
-        checkpoint = find_checkpoint(source.path, None)
         ids = {policy_id: source.source_id or policy_id for policy_id in policies}
-        loaded = {source_id: _of_checkpoint(checkpoint, source_id, source.path) for source_id in set(ids.values())}
-        return {policy_id: loaded[source_id] for policy_id, source_id in ids.items()}, checkpoint.why
+
+        def read(found: Checkpoint) -> tuple[dict[PolicyID, _Weights], str]:
+            loaded = {source_id: _of_checkpoint(found, source_id, source.path) for source_id in set(ids.values())}
+            return {policy_id: loaded[source_id] for policy_id, source_id in ids.items()}, found.why
+
+        return store_of(source.path).read(source.path, None, read)
     if not source.path.is_file():
         raise ConfigError(f"there is no {source.path}; accepted: {ACCEPTED}", key="init_from")
     if source.source_id is not None:

@@ -13,15 +13,23 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from marl_sb3.core.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.core.envs.registry import EnvFactory, env_factory, importable_id, named_factory
-from marl_sb3.core.state.state import is_plain
+from marl_sb3.core.config import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.core.envs import EnvFactory, env_factory, importable_id, named_factory
+from marl_sb3.core.state import is_plain
 from marl_sb3.errors import ConfigError, EnvRaisedError
-from marl_sb3.extensions.remote.processes.channel import anonymous_file
-from marl_sb3.extensions.remote.processes.fork_server import CAN_FORK, Forker, ForkServer
-from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
-from marl_sb3.extensions.remote.processes.serve import Link
-from marl_sb3.extensions.remote.processes.worker import Worker, WorkerLostError, ending
+from marl_sb3.extensions.remote import (
+    CAN_FORK,
+    Forker,
+    ForkServer,
+    Link,
+    ProcessContext,
+    Worker,
+    WorkerLostError,
+    anonymous_file,
+    by_value,
+    ending,
+    packed_request,
+)
 from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Finding, Report, Seen, difference, facts_of
 from marl_sb3.tools.checkup.player import EnvUnderTest, Job, StoppedError, Watch, noted

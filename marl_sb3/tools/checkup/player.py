@@ -15,12 +15,10 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.envs.faults import RAISED, in_words
-from marl_sb3.core.envs.gymnasium_envs import MASK
-from marl_sb3.core.envs.registry import EnvFactory, make_env
-from marl_sb3.core.vec_env.slot import EndedAgents
+from marl_sb3.core.envs import MASK, RAISED, EnvFactory, in_words, make_env
+from marl_sb3.core.vec_env import EndedAgents
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
-from marl_sb3.extensions.remote.processes.channel import Heartbeat
+from marl_sb3.extensions.remote import Heartbeat
 from marl_sb3.stacks import awaited
 from marl_sb3.tools.checkup.finding import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
 from marl_sb3.types import AgentID

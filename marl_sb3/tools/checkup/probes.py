@@ -26,7 +26,7 @@ import psutil
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.state.state import is_plain
+from marl_sb3.core.state import is_plain
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.stacks import left_running
 from marl_sb3.tools.checkup.checks import CHECKS
@@ -45,7 +45,7 @@ from marl_sb3.tools.checkup.finding import (
 from marl_sb3.tools.checkup.player import EnvUnderTest, ProbePlayer, StoppedError, guarded
 from marl_sb3.tools.checkup.replays import replay_episodes
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.checks import require_interface
+from marl_sb3.wrappers import require_interface
 
 UNENDING_STEPS = 10_000  # after which an episode without an end is reported
 _REPEATED_S = 0.6  # how long an episode that is played again may take

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marl_sb3.core.config.values import counted
-from marl_sb3.extensions.display.text import number
+from marl_sb3.core.config import counted
+from marl_sb3.extensions.display import number
 from marl_sb3.tools.checkup.finding import Finding, Report, Severity
 
 _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.metrics.statistics import (
+from marl_sb3.core.config import counted
+from marl_sb3.core.metrics import (
     SampleStats,
     difference_interval,
     interquartile_mean,
@@ -20,10 +20,8 @@ from marl_sb3.core.metrics.statistics import (
     sample_stats,
 )
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.text import number
-from marl_sb3.results.curves import Figure, draw_up, points_of
-from marl_sb3.results.reading import read_records
-from marl_sb3.results.records import RETURN, UNSET, Groups, group_by_argument
+from marl_sb3.extensions.display import number
+from marl_sb3.results import RETURN, UNSET, Figure, Groups, draw_up, group_by_argument, points_of, read_records
 from marl_sb3.types import Array
 
 LEAST_SEEDS = 3  # of fewer, nothing is decided

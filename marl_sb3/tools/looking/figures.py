@@ -10,9 +10,8 @@ import numpy as np
 from plotly.graph_objects import Figure
 from plotly.subplots import make_subplots
 
-from marl_sb3.extensions.display.page import words
-from marl_sb3.results.drawing import COLORS, GREY, PAGE_LAYOUT
-from marl_sb3.results.records import AGENT_RETURNS, RETURN, RunRecord
+from marl_sb3.extensions.display import words
+from marl_sb3.results import AGENT_RETURNS, COLORS, GREY, PAGE_LAYOUT, RETURN, RunRecord
 from marl_sb3.tools.looking.health import Column, by_agent, policies_in
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

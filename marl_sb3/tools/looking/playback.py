@@ -21,9 +21,17 @@ from rich.text import Text
 from typing_extensions import override
 
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.extensions.display.screen import cut_line
-from marl_sb3.extensions.display.terminal_pictures import RGB, Canvas, Room, image_picture, scene_picture
-from marl_sb3.extensions.display.text import number, one_line, packed
+from marl_sb3.extensions.display import (
+    RGB,
+    Canvas,
+    Room,
+    cut_line,
+    image_picture,
+    number,
+    one_line,
+    packed,
+    scene_picture,
+)
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
 
@@ -163,7 +171,7 @@ class WindowStage(Stage):
     """
 
     def __init__(self, title: str, picture: Callable[[View], npt.NDArray[np.uint8] | None]) -> None:
-        from marl_sb3.envs.drawn import EnvWindow
+        from marl_sb3.envs import EnvWindow
 
         self._window = EnvWindow(f"{title} - {KEYS}", fps=0)
         self._picture = picture
@@ -299,7 +307,7 @@ class Playback:
 
 def why_no_window() -> str | None:
     """Say why no window can be opened; None if one can."""
-    from marl_sb3.envs.drawn import import_pygame
+    from marl_sb3.envs import import_pygame
 
     # Without a display, SDL draws where nobody sees it, and says nothing.
     is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))

@@ -13,23 +13,34 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.metrics.statistics import sample_stats
+from marl_sb3.core.config import EXTERNAL, TrainConfig, counted
+from marl_sb3.core.metrics import flatten, sample_stats
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.extensions.display.page import Html, Page, note, require_plotly, table, words
-from marl_sb3.extensions.display.text import duration, number, one_line, short
-from marl_sb3.files.regular import is_regular, read_regular
-from marl_sb3.results.curves import draw_up
-from marl_sb3.results.drawing import plotly_html
-from marl_sb3.results.reading import find_runs, read_run
-from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, RunRecord, group_by_settings
-from marl_sb3.runs.build import resolved
-from marl_sb3.runs.files import to_yaml
-from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.settings import load_config
+from marl_sb3.extensions.display import (
+    Html,
+    Page,
+    duration,
+    note,
+    number,
+    one_line,
+    require_plotly,
+    short,
+    table,
+    words,
+)
+from marl_sb3.files import is_regular, read_regular
+from marl_sb3.results import (
+    AGENT_RETURNS,
+    RETURN,
+    STEPS,
+    RunRecord,
+    draw_up,
+    find_runs,
+    group_by_settings,
+    plotly_html,
+    read_run,
+)
+from marl_sb3.runs import RunFolder, load_config, resolved, to_yaml
 from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_agent, find_problems, policies_in
 
 _EVALUATED = f"evaluation/{RETURN}"

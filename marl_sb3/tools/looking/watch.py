@@ -12,23 +12,25 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.acting.actor import Acted
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.by_agent import PolicySpaces
-from marl_sb3.core.config.values import counted
-from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env, takes_argument
-from marl_sb3.core.mapping.mapping import Deterministic
+from marl_sb3.core.acting import Acted, PolicyBundle, PolicySpaces
+from marl_sb3.core.config import counted
+from marl_sb3.core.envs import EnvFactory, env_factory, make_env, takes_argument
+from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import Episode
-from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.envs.drawn import DrawnEnv
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env
+from marl_sb3.envs import DrawnEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import Evaluation, play_episodes
-from marl_sb3.extensions.display.filmed_env import FilmedEnv, Scene, captioned, is_picture
-from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.tables import samples_table
-from marl_sb3.extensions.display.video import DEFAULT_FPS
-from marl_sb3.runs.evaluate import SUM, samples_of
+from marl_sb3.extensions.display import (
+    DEFAULT_FPS,
+    FilmedEnv,
+    Scene,
+    captioned,
+    is_picture,
+    samples_table,
+    standard_console,
+)
+from marl_sb3.runs import SUM, samples_of
 from marl_sb3.tools.looking.playback import (
     EnvsOwnWindow,
     Playback,
@@ -42,7 +44,7 @@ from marl_sb3.tools.looking.playback import (
     why_no_window,
 )
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.wrappers.checks import innermost_env
+from marl_sb3.wrappers import innermost_env
 
 _log = logging.getLogger(__name__)
 

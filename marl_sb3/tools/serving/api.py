@@ -18,11 +18,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
-from marl_sb3.core.envs.gymnasium_envs import MASK
-from marl_sb3.core.sb3.inference import initial_states
-from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.envs import MASK
+from marl_sb3.core.sb3 import initial_states
+from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import (
     Limits,
@@ -37,7 +37,7 @@ from marl_sb3.tools.serving.http import (
 from marl_sb3.tools.serving.predictor import Asked, Predicted, Predictor, Served
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.observations import OBSERVATION, choices_of
+from marl_sb3.wrappers import OBSERVATION, choices_of
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import numpy as np
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting.bundle import PolicyBundle
+    from marl_sb3.core.acting import PolicyBundle
 
 _log = logging.getLogger(__name__)
 

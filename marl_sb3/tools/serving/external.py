@@ -21,10 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
-from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.envs.external import StepReport
-from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
+from marl_sb3.core.on_policy import OnPolicyLearner
+from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.http import (
     Limits,

@@ -10,24 +10,19 @@ import numpy as np
 from gymnasium import spaces
 from msgspec import Struct
 
-from marl_sb3.core.acting.actor import Acted, Actor
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.acting.policy import PolicyInputs
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.mapping.mapping import Deterministic, by_policy
-from marl_sb3.core.mapping.placement import rows_of_policy, zero_actions
+from marl_sb3.core.acting import Acted, Actor, PolicyBundle, PolicyInputs
+from marl_sb3.core.config import EXTERNAL
+from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
 from marl_sb3.core.sb3 import inference
-from marl_sb3.core.state.process_rng import get_rng, preserve_rng, set_rng
-from marl_sb3.core.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays, same
+from marl_sb3.core.state import get_rng, preserve_rng, set_rng
+from marl_sb3.core.vec_env import MultiAgentVecEnv, ZeroBased, make_vec_env, map_arrays, same
 from marl_sb3.errors import ConfigError, EnvError, described
 from marl_sb3.evaluation import EvaluationPlan, require_same_agents, seed_generators
-from marl_sb3.runs.build import env_of, env_settings
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun, env_of, env_settings
 from marl_sb3.tools.serving.board import Board, board_of, names_of_actions, names_of_cells, result_of
 from marl_sb3.tools.serving.shown_env import ShownEnv, make_shown_env
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.wrappers.observations import choices_of
+from marl_sb3.wrappers import choices_of
 
 _TURN = threading.Lock()  # The global random generators belong to one game at a time.
 _MOST_CHOICES, _MOST_NUMBERS = 256, 64  # of an action that a person can choose

@@ -39,7 +39,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
-from marl_sb3.extensions.display.text import one_line
+from marl_sb3.extensions.display import one_line
 from marl_sb3.signals import ENDING, handled
 
 T = TypeVar("T")

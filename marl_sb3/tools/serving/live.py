@@ -17,10 +17,10 @@ import msgspec
 import torch
 from msgspec import Meta, Struct
 
-from marl_sb3.core.mapping.mapping import Deterministic
+from marl_sb3.core.mapping import Deterministic
 from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
-from marl_sb3.extensions.display.video import DEFAULT_FPS, VideoFile
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.extensions.display import DEFAULT_FPS, VideoFile
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.board import Board
 from marl_sb3.tools.serving.game import Control, Insight, LiveGame
 from marl_sb3.tools.serving.http import RequestError, read_message

@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.acting.bundle import PolicyBundle
-from marl_sb3.core.config.ids import file_names
-from marl_sb3.core.sb3.inference import initial_states, takes_masks
-from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.vec_env.observations import joined, map_arrays
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import file_names
+from marl_sb3.core.sb3 import initial_states, takes_masks
+from marl_sb3.core.state import Checkpoint, StateReader
+from marl_sb3.core.vec_env import joined, map_arrays
 from marl_sb3.errors import CheckpointError, ConfigError, ExportError, install_words
-from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.extensions.store import with_checkpoint
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.weights import pack_weights
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -282,7 +281,7 @@ def _answers_of_sessions(served: Served, requests: Sequence[Asked]) -> list[dict
 
 
 def _by_session(session: Any, observations: Any) -> Array:
-    from marl_sb3.extensions.transfer.onnx_graph import by_input
+    from marl_sb3.extensions.transfer import by_input
 
     actions: Array = session.run(["actions"], by_input(observations))[0]
     return actions
@@ -292,7 +291,7 @@ def _faster_sessions(
     served: Served, folder: Path, backend: str, reasons: Mapping[PolicyID, str | None]
 ) -> tuple[dict[PolicyID, Any], list[str]]:
     """Open the ONNX files; returns the sessions to use, and a line about each policy."""
-    from marl_sb3.extensions.transfer.onnx_check import open_session
+    from marl_sb3.extensions.transfer import open_session
 
     opened, lines = {}, []
     for policy_id, name in file_names(list(served.bundle.policies), ".onnx").items():
@@ -316,7 +315,7 @@ def _faster_sessions(
 
 def _only_by_torch(served: Served, policy_id: PolicyID) -> str | None:
     """Return why ONNX Runtime does not answer for a policy; None if it can."""
-    from marl_sb3.extensions.transfer.onnx_graph import graph_of
+    from marl_sb3.extensions.transfer import graph_of
 
     if served.has_memory(policy_id):
         return "the policy has a memory"

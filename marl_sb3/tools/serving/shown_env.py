@@ -10,14 +10,12 @@ from typing import Any
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env
-from marl_sb3.core.envs.turn_based import TurnBasedEnv
-from marl_sb3.envs.drawn import DrawnEnv
+from marl_sb3.core.envs import EnvFactory, TurnBasedEnv, env_factory, make_env
+from marl_sb3.envs import DrawnEnv
 from marl_sb3.errors import MarlSb3Error, described
-from marl_sb3.extensions.display.filmed_env import FilmedEnv, captioned, is_picture, with_images
-from marl_sb3.extensions.display.video import VideoFile
+from marl_sb3.extensions.display import FilmedEnv, VideoFile, captioned, is_picture, with_images
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers.checks import innermost_env
+from marl_sb3.wrappers import innermost_env
 
 View = dict[str, Any] | bytes | None  # a scene, a PNG or JPEG file, or nothing
 

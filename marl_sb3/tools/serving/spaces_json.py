@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.text import one_line
+from marl_sb3.extensions.display import one_line
 from marl_sb3.types import Array
 
 Space = spaces.Space[Any]

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.http import RequestError
 from marl_sb3.tools.serving.live import LiveEpisode, Problem, ViewerGoneError
 

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from rich.console import Console
 
-from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.envs import EnvFactory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.screen import in_notebook, standard_console
-from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.extensions.display import in_notebook, standard_console
+from marl_sb3.extensions.remote import RaySettings
 from marl_sb3.tools.tuning.finals import CONFIRM_BEST, CONFIRM_SEEDS, plan_race
 from marl_sb3.tools.tuning.jobs.trials import Watcher, run_finals, run_trials
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
@@ -57,7 +57,7 @@ def tune(
 
     Returns:
         The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's study. Its
-        folder has `best.yml`, `trials.csv` and, with plotly, `report.html`. `marl_sb3.tools.tuning.finals.decide(study)` says
+        folder has `best.yml`, `trials.csv` and, with plotly, `report.html`. `finals.decide(study)` of this room says
         whose settings `best.yml` has, and why.
 
     Raises:

@@ -13,10 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
 from plotly.subplots import make_subplots
 
-from marl_sb3.extensions.data.importance import importances
-from marl_sb3.extensions.display.page import words
-from marl_sb3.extensions.display.text import one_line
-from marl_sb3.results.drawing import COLORS, GREY, PAGE_LAYOUT
+from marl_sb3.extensions.data import importances
+from marl_sb3.extensions.display import one_line, words
+from marl_sb3.results import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.tools.tuning.trial import value_text
 
 _LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20}, "hovermode": "closest"}

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from marl_sb3.core.config.values import documented
+from marl_sb3.core.config import documented
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from marl_sb3.core.config.algorithms import AlgorithmInfo
-    from marl_sb3.runs.files import Hparams
+    from marl_sb3.core.config import AlgorithmInfo
+    from marl_sb3.runs import Hparams
     from marl_sb3.tools.tuning.search import Pruner, Sampler
     from marl_sb3.tools.tuning.space import Grid, SpaceSource
 

@@ -14,20 +14,25 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Unpack
 
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.config.values import Named, plain_numbers, require
-from marl_sb3.core.envs.registry import EnvFactory, factory_id
-from marl_sb3.core.learners.registry import named_algorithm
-from marl_sb3.core.learners.threads import start_without_dynamo
+from marl_sb3.core.config import Named, TrainConfig, plain_numbers, require
+from marl_sb3.core.envs import EnvFactory, factory_id
+from marl_sb3.core.learners import named_algorithm, start_without_dynamo
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
-from marl_sb3.extensions.dialects.names import as_integer, canonical_settings
-from marl_sb3.files.plain_yaml import plain_data
-from marl_sb3.runs.build import build, check_device, resolved
-from marl_sb3.runs.files import entry_of, require_named
-from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.run import Run
-from marl_sb3.runs.settings import require_kinds, require_trusted
-from marl_sb3.runs.start import metric_names, require_metrics
+from marl_sb3.extensions.dialects import as_integer, canonical_settings
+from marl_sb3.files import plain_data
+from marl_sb3.runs import (
+    Run,
+    RunFolder,
+    check_device,
+    entry_of,
+    metric_names,
+    require_kinds,
+    require_metrics,
+    require_named,
+    require_trusted,
+    resolved,
+)
+from marl_sb3.runs.build import build
 from marl_sb3.tools.tuning.jobs.workers import study_lock
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.search import Search, read_search

@@ -12,13 +12,11 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.core.config.values import counted
+from marl_sb3.core.config import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.page import Html, Page, note, require_plotly, shorter, table
-from marl_sb3.extensions.display.text import one_line
-from marl_sb3.files.atomic import write_whole
-from marl_sb3.runs.build import resolved
-from marl_sb3.runs.files import to_yaml
+from marl_sb3.extensions.display import Html, Page, note, one_line, require_plotly, shorter, table
+from marl_sb3.files import write_whole
+from marl_sb3.runs import resolved, to_yaml
 from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
 from marl_sb3.tools.tuning.finals import rows as race_rows
 from marl_sb3.tools.tuning.search import Search

@@ -15,8 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from marl_sb3.errors import ConfigError, path_is_usable
-from marl_sb3.files.atomic import with_filename
-from marl_sb3.files.regular import require_own, require_readable
+from marl_sb3.files import require_own, require_readable, with_filename
 
 _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.

@@ -12,15 +12,13 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.envs.registry import EnvFactory
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.metrics.statistics import table
+from marl_sb3.core.config import TrainConfig
+from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.metrics import flatten, table
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.text import number, short_path
-from marl_sb3.results.result_log import read_results
-from marl_sb3.runs.build import resolved
-from marl_sb3.runs.folder import RunFolder
+from marl_sb3.extensions.display import number, short_path
+from marl_sb3.results import read_results
+from marl_sb3.runs import RunFolder, resolved
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.queue import TrialQueue, count
 from marl_sb3.tools.tuning.search import Search
@@ -186,7 +184,7 @@ class TuneStudy:
         Raises:
             ConfigError: no trial was trained to its end, there is no such metric, or matplotlib is not installed.
         """
-        from marl_sb3.results.drawing import plot_paths
+        from marl_sb3.results import plot_paths
 
         folders = [self.folder_of(trial) for trial in self.completed()[:best]]
         if not folders:

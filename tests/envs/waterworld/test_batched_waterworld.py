@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint

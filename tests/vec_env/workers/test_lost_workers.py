@@ -14,7 +14,7 @@ from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable
 from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.core.envs import env_factory
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import WorkerError
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv

@@ -13,7 +13,7 @@ from crashing_envs import Failing, Modules, Numbers, OncePerProcess, Talking
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError

@@ -1,9 +1,9 @@
 """The fork server: a process that has imported what workers need, forks them, and does nothing else.
 
 The main process has one `ForkServer` for each group of modules that workers need, and asks it to start and to end
-workers. `python -m marl_sb3.extensions.remote.processes.fork_server DESCRIPTOR PARENT MODULES` answers on the socket DESCRIPTOR. When the
-connection is closed, it kills all workers and ends. With PARENT, the process id of the main process, the system also
-tells it when the main process has ended; with 0, it does not.
+workers. This module, started with `python -m` and the arguments DESCRIPTOR PARENT MODULES, answers on the socket
+DESCRIPTOR. When the connection is closed, it kills all workers and ends. With PARENT, the process id of the main
+process, the system also tells it when the main process has ended; with 0, it does not.
 
 Every worker is in a process group of its own: a terminal's Ctrl-C does not reach it, and processes that its envs have
 started are killed with it.

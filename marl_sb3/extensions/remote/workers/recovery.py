@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.vec_env.observations import AgentLayout, map_arrays, put, taken
-from marl_sb3.core.vec_env.step import FinalObservations, VecStep
+from marl_sb3.core.vec_env import AgentLayout, FinalObservations, VecStep, map_arrays, put, taken
 from marl_sb3.extensions.remote.workers.spec import Event, Shown, WorkerSpec, WorkerState
 from marl_sb3.types import Array, BoolArray, Observations
 

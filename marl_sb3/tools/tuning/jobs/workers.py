@@ -23,16 +23,24 @@ import optuna
 from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
-from marl_sb3.core.config.schema import TrainConfig
-from marl_sb3.core.envs.registry import EnvFactory, env_factory, importable_id, register_env
-from marl_sb3.core.learners.threads import available_cores
+from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
+from marl_sb3.core.config import TrainConfig
+from marl_sb3.core.envs import EnvFactory, env_factory, importable_id, register_env
+from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
-from marl_sb3.extensions.remote.processes.fork_server import CAN_FORK, fork_server
-from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
-from marl_sb3.extensions.remote.processes.serve import Link
-from marl_sb3.extensions.remote.processes.worker import RestartBudget, Worker, WorkerLostError, ending
+from marl_sb3.extensions.remote import (
+    CAN_FORK,
+    Link,
+    ProcessContext,
+    RestartBudget,
+    Worker,
+    WorkerLostError,
+    by_value,
+    ending,
+    fork_server,
+    packed_request,
+)
 from marl_sb3.tools.tuning.queue import TrialQueue
 from marl_sb3.tools.tuning.search import read_search
 from marl_sb3.tools.tuning.study import TuneStudy
@@ -86,8 +94,8 @@ def train_here(
     config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
 ) -> TrainedRun:
     """See `Train`: in this process."""
+    from marl_sb3.runs import prepare
     from marl_sb3.runs.execute import execute
-    from marl_sb3.runs.start import prepare
 
     start_s = time.process_time()
     run = execute(prepare(config, folder, factory), callbacks)

@@ -1,0 +1,26 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .actor import Acted as Acted
+from .actor import ActingWatcher as ActingWatcher
+from .actor import Actor as Actor
+from .actor import Observed as Observed
+from .actor import not_finite_refused as not_finite_refused
+from .bundle import PolicyBundle as PolicyBundle
+from .by_agent import PolicyByAgent as PolicyByAgent
+from .by_agent import PolicySpaces as PolicySpaces
+from .exploration import Exploration as Exploration
+from .exploration import Explorer as Explorer
+from .exploration import choosing_policy as choosing_policy
+from .opponents import RANDOM as RANDOM
+from .opponents import Against as Against
+from .opponents import OpponentRows as OpponentRows
+from .opponents import bundle_of as bundle_of
+from .opponents import opponent_name as opponent_name
+from .opponents import opponents_of as opponents_of
+from .policy import Decision as Decision
+from .policy import ExploringPolicy as ExploringPolicy
+from .policy import PolicyInputs as PolicyInputs
+from .policy import RolloutPolicy as RolloutPolicy
+from .policy import RowNoise as RowNoise
+from .policy import make_action_noise as make_action_noise
+from .recurrent import RecurrentRolloutPolicy as RecurrentRolloutPolicy

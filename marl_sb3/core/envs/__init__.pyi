@@ -1,0 +1,28 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .batched import BatchedEnv as BatchedEnv
+from .batched import BatchedStep as BatchedStep
+from .faults import RAISED as RAISED
+from .faults import ask_for_state as ask_for_state
+from .faults import close_in_words as close_in_words
+from .faults import in_words as in_words
+from .faults import raise_in_words as raise_in_words
+from .gymnasium_envs import AGENT as AGENT
+from .gymnasium_envs import MASK as MASK
+from .gymnasium_envs import SingleAgentEnv as SingleAgentEnv
+from .gymnasium_envs import named_wrappers as named_wrappers
+from .gymnasium_envs import resize as resize
+from .gymnasium_envs import wrapping_factory as wrapping_factory
+from .registry import EnvFactory as EnvFactory
+from .registry import attribute_from_here as attribute_from_here
+from .registry import batched_factory as batched_factory
+from .registry import env_factory as env_factory
+from .registry import factory_id as factory_id
+from .registry import import_modules as import_modules
+from .registry import importable_id as importable_id
+from .registry import imported_modules as imported_modules
+from .registry import make_env as make_env
+from .registry import named_factory as named_factory
+from .registry import register_env as register_env
+from .registry import takes_argument as takes_argument
+from .turn_based import TurnBasedEnv as TurnBasedEnv

@@ -1,0 +1,37 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .building import build as build
+from .building import build_for_acting as build_for_acting
+from .building import check_action_space as check_action_space
+from .building import check_rollout as check_rollout
+from .building import integer_sizes as integer_sizes
+from .building import is_off_policy as is_off_policy
+from .building import mention_flat_images as mention_flat_images
+from .building import policy_rows as policy_rows
+from .building import processing_of as processing_of
+from .building import stored_space as stored_space
+from .learner import HERE as HERE
+from .learner import Learner as Learner
+from .learner import LearnerOptions as LearnerOptions
+from .learner import LearnerPart as LearnerPart
+from .learner import Pace as Pace
+from .learner import Update as Update
+from .learner import common_steps as common_steps
+from .learner import iteration_steps as iteration_steps
+from .learner import joined_metrics as joined_metrics
+from .numeric_faults import check_replay_update as check_replay_update
+from .numeric_faults import check_update as check_update
+from .numeric_faults import check_weights as check_weights
+from .registry import named_algorithm as named_algorithm
+from .spec import PolicySpec as PolicySpec
+from .spec import hyperparameter_defaults as hyperparameter_defaults
+from .spec import policy_specs as policy_specs
+from .spec import resolve_hyperparameters as resolve_hyperparameters
+from .spec import specs_of_checkpoint as specs_of_checkpoint
+from .threads import available_cores as available_cores
+from .threads import blas_threads as blas_threads
+from .threads import limited_threads as limited_threads
+from .threads import load_blas as load_blas
+from .threads import parallel_updates as parallel_updates
+from .threads import run_in_threads as run_in_threads
+from .threads import start_without_dynamo as start_without_dynamo

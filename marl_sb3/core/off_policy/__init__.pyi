@@ -1,0 +1,7 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .replay import ReplayExperience as ReplayExperience
+from .replay import Transitions as Transitions
+from .replay import joined_transitions as joined_transitions
+from .replay_settings import replay_buffer as replay_buffer
+from .replay_settings import require_memory as require_memory

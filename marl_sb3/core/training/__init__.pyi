@@ -1,0 +1,16 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
+from .algorithm import MultiAgentCallback as MultiAgentCallback
+from .callback import TrainingCallback as TrainingCallback
+from .callback import accepted_callbacks as accepted_callbacks
+from .callback import named_callbacks as named_callbacks
+from .loop import IterationReport as IterationReport
+from .results import ResultLogger as ResultLogger
+from .results import ResultWriter as ResultWriter
+from .results import ShowProgress as ShowProgress
+from .results import iteration_result as iteration_result
+from .runner import LocalRunner as LocalRunner
+from .runner import Runner as Runner
+from .runner import StepListener as StepListener
+from .setup import Setup as Setup

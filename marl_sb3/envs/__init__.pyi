@@ -1,0 +1,10 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .drawn import DrawnEnv as DrawnEnv
+from .drawn import EnvWindow as EnvWindow
+from .drawn import import_pygame as import_pygame
+from .external import StepReport as StepReport
+from .external import read_external as read_external
+from .external_vec_env import Answered as Answered
+from .external_vec_env import EpisodeRefusedError as EpisodeRefusedError
+from .external_vec_env import ExternalVecEnv as ExternalVecEnv

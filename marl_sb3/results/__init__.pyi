@@ -1,0 +1,29 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .curves import Figure as Figure
+from .curves import draw_up as draw_up
+from .curves import points_of as points_of
+from .drawing import COLORS as COLORS
+from .drawing import GREY as GREY
+from .drawing import PAGE_LAYOUT as PAGE_LAYOUT
+from .drawing import plot_paths as plot_paths
+from .drawing import plotly_html as plotly_html
+from .drawing import profile_html as profile_html
+from .drawing import require_drawable as require_drawable
+from .drawing import write_figure as write_figure
+from .exchange import write_marl_eval as write_marl_eval
+from .reading import find_runs as find_runs
+from .reading import read_records as read_records
+from .reading import read_run as read_run
+from .records import AGENT_RETURNS as AGENT_RETURNS
+from .records import RETURN as RETURN
+from .records import STEPS as STEPS
+from .records import UNSET as UNSET
+from .records import Groups as Groups
+from .records import RunRecord as RunRecord
+from .records import group_by_argument as group_by_argument
+from .records import group_by_settings as group_by_settings
+from .result_log import RESULT_FILE as RESULT_FILE
+from .result_log import last_result as last_result
+from .result_log import logged_lines as logged_lines
+from .result_log import read_results as read_results
