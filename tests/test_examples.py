@@ -28,6 +28,7 @@ RUNS = {
         r"tictactoe-v3: Perfect wins \d+% against Minimax2, and loses 0%\n.* Greedy wins [6-9]\d% against Random"
         r".*\n.* Minimax2 wins (90|100)% against Greedy.*\n.* Minimax4 wins [6-9]\d% against Minimax2",
     ),
+    "one_file.py": (["--timesteps", "2000"], r"return agent1 .* entropy agent2\n +2,000( +-?\d+\.\d{3}){6}\n$"),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
     "reinforce.py": (["--env-steps", "4000"], r"4000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
