@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
-from test_layers import LAYERS
+from test_layers import RANK
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
@@ -199,10 +199,28 @@ def test_everything_public_is_in_the_reference() -> None:
     assert [name for name in public if name not in documented and not hasattr(marl_sb3.errors, name)] == []
 
 
-def test_the_picture_has_every_layer() -> None:
-    picture = text_of("how_it_is_built.md").partition("## Layers")[2].partition("A training takes")[0]
-    names = [name for layer in LAYERS[1:] for name in layer]
-    assert [name for name in names if not re.search(rf"^([\w, ]+, )?{name}\b", picture, flags=re.MULTILINE)] == []
+def rooms_of_picture(picture: str) -> set[str]:
+    """The rooms in the left column, such as `core.acting` for `  acting` below `core/`."""
+    rooms, folder = set(), ""
+    for line in picture.splitlines():
+        names = line.strip().partition("  ")[0]
+        if not line.startswith(" "):
+            folder = f"{names[:-1]}." if names.endswith("/") else ""
+        if names and not names.startswith("="):
+            rooms |= {names[:-1]} if names.endswith("/") else {folder + name for name in names.split(", ")}
+    return rooms
+
+
+def test_the_picture_has_every_room() -> None:
+    picture = next(block.text for block in blocks(ROOT / "docs" / "how_it_is_built.md") if block.language == "text")
+    assert rooms_of_picture(picture) == set(RANK)
+
+
+def test_files_are_where_how_it_is_built_says() -> None:
+    named = re.findall(r"`([\w./]+(?:\.py|\.pyi|/))`", text_of("how_it_is_built.md"))
+    bare = {"__init__.pyi", "builtin.py", "separate_envs.py"}  # beside the one that is named before
+    roots = (ROOT, ROOT / "marl_sb3")
+    assert [name for name in named if name not in bare and not any((root / name).exists() for root in roots)] == []
 
 
 def test_the_library_example_does_what_it_promises(in_tmp: Path) -> None:

@@ -24,7 +24,7 @@ import one_file  # noqa: E402
 
 sys.path.remove(str(EXAMPLE.parent))
 
-SEED, N_ENVS, ITERATIONS = 3, 3, 3
+SEED, N_ENVS, ITERATIONS = 3, 3, 2
 SETTINGS = {"n_steps": 18, "batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "policy_kwargs": {"net_arch": [8]}}
 # Agents join late, wait for turns, agent a when the first rollout ends too, and end at different times, in all ways.
 EPISODES = (
