@@ -93,12 +93,9 @@ class EnvKind(Protocol):
     `ParallelEnv`, `AECEnv` and `gymnasium.Env`. Every env is shown to every kind, so that `recognises` should look at
     names and classes, and import no library for that. `envs.registry.EnvClass` is the kind of the envs of one class.
     A kind is sent to the workers that step its envs.
-
-    Attributes:
-        what: one of the envs in words, for messages.
     """
 
-    what: str
+    what: str  # one of the envs in words, for messages
 
     def recognises(self, env: Any) -> bool:
         """Whether an env is of this kind."""
@@ -254,13 +251,9 @@ EXECUTIONS: Door[Execution] = Door("way to step envs")
 
 
 class PreparedUpdate(Protocol):
-    """An update of one policy for which all random numbers are drawn.
+    """An update of one policy for which all random numbers are drawn."""
 
-    Attributes:
-        samples_drawn: transitions in its minibatches, counted once for each time that one is used.
-    """
-
-    samples_drawn: int
+    samples_drawn: int  # transitions in its minibatches, counted once for each time that one is used
 
     def run(self) -> None:
         """Compute the update; it may run in a thread, at the same time as those of other policies."""

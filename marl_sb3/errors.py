@@ -26,16 +26,12 @@ class ConfigError(MarlSb3Error, ValueError):
         message: describes what is wrong.
         key: name of the setting (`learning_rate`, `env.height`), if there is one, so that a caller can add where its
             value was given.
-
-    Attributes:
-        key: as given.
-        policy_id: the policy that the setting is of, if it is known.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message)
-        self.key = key
-        self.policy_id: str | None = None
+        self.key = key  # as given
+        self.policy_id: str | None = None  # the policy that the setting is of, if it is known
 
     @property
     def path(self) -> str | None:

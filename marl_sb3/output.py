@@ -24,14 +24,11 @@ class LenientStream:
 
     Args:
         stream: the stream; None drops all output (a closed `sys.stdout` is None).
-
-    Attributes:
-        error: the first error of the stream; None if there was none.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self.error: OSError | ValueError | None = None
+        self.error: OSError | ValueError | None = None  # the first error of the stream; None if there was none
 
     @property
     def is_lost(self) -> bool:

@@ -105,14 +105,11 @@ class StopOnSignal(MultiAgentCallback):
 
     As a context manager, it restores the former handlers on exit. See `marl_sb3.signals.handled` for when it does
     nothing.
-
-    Attributes:
-        received: name of the received signal; None if there was none.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.received: str | None = None
+        self.received: str | None = None  # name of the received signal; None if there was none
         self._asked_to_end = False
         self._mentioned = False
         self._stepped_s = 0.0  # when an env has stepped, or the signal was noticed

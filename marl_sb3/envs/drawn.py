@@ -124,18 +124,13 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     Args:
         render_mode: one of those in `metadata`, or None.
 
-    Attributes:
-        title: the name of the env in messages, and the title of its window.
-        observation_spaces: by agent.
-        action_spaces: by agent.
-
     Raises:
         ConfigError: there is no such mode, or pygame is missing for "human".
     """
 
-    title: ClassVar[str]
-    observation_spaces: Mapping[AgentID, spaces.Space[Any]]
-    action_spaces: Mapping[AgentID, spaces.Space[Any]]
+    title: ClassVar[str]  # the name of the env in messages, and the title of its window
+    observation_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
+    action_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
     _state: Any = None  # None before the first reset
     _rng: np.random.Generator | None = None
 

@@ -101,27 +101,23 @@ def space_of(plain: Any, where: str) -> Space:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a client says of a step of its simulator, or of a start: then there are observations and infos alone.
+    """What a client says of a step of its simulator, or of a start: then there are observations and infos alone."""
 
-    Attributes:
-        observations: agent -> what it sees: agents that act next, and the last observations of agents that ended.
-        rewards: agent -> reward since the latest report; 0 for an agent without one.
-        terminated: agent -> whether it was terminated; False without an entry.
-        truncated: agent -> whether it was truncated; False without an entry.
-        infos: agent -> info; `action_mask` in it is the mask of its next action.
-        actions: agent -> the action that the client has chosen for it, instead of asking.
-        log_probs: agent -> log-probability of that action under the client's copy of the policy.
-        number: of the report in its episode, counted from 1; None: it is not checked.
-    """
-
+    # agent -> what it sees: agents that act next, and the last observations of agents that ended
     observations: Mapping[AgentID, Any] = field(default_factory=dict)
+    # agent -> reward since the latest report; 0 for an agent without one
     rewards: Mapping[AgentID, float] = field(default_factory=dict)
+    # agent -> whether it was terminated; False without an entry
     terminated: Mapping[AgentID, bool] = field(default_factory=dict)
+    # agent -> whether it was truncated; False without an entry
     truncated: Mapping[AgentID, bool] = field(default_factory=dict)
+    # agent -> info; `action_mask` in it is the mask of its next action
     infos: Mapping[AgentID, Mapping[str, Any]] = field(default_factory=dict)
+    # agent -> the action that the client has chosen for it, instead of asking
     actions: Mapping[AgentID, Any] = field(default_factory=dict)
+    # agent -> log-probability of that action under the client's copy of the policy
     log_probs: Mapping[AgentID, float] = field(default_factory=dict)
-    number: int | None = None
+    number: int | None = None  # of the report in its episode, counted from 1; None: it is not checked
 
     def ended(self) -> set[AgentID]:
         """The agents that were terminated or truncated."""
@@ -140,9 +136,6 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
         agents: agent id -> `{observation_space: SPACE, action_space: SPACE}`, with spaces as `space_of` takes them.
         episode_timeout_s: an episode is given up if its client is silent for so many seconds.
 
-    Attributes:
-        report: what the next `reset` or `step` returns; None: no client has an episode here.
-
     Raises:
         ConfigError: a space is missing or wrong.
     """
@@ -158,6 +151,7 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
         self._spaces = {agent: _spaces_of(agent, entry) for agent, entry in agents.items()}
         self.episode_timeout_s = require("env.episode_timeout_s", episode_timeout_s, PositiveSeconds)
         self.agents: list[AgentID] = []
+        # what the next `reset` or `step` returns; None: no client has an episode here
         self.report: StepReport | None = None
 
     def observation_space(self, agent: AgentID) -> Space:

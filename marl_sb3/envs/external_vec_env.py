@@ -43,31 +43,23 @@ Answer = Callable[["Answered"], None]
 
 
 class EpisodeRefusedError(EnvError):
-    """A client's episode or report is refused; the training goes on.
-
-    Attributes:
-        reason: `unknown` (there is no such episode, or no longer), `full` (no slot is free), `over` (the training is),
-            or `wrong`.
-    """
+    """A client's episode or report is refused; the training goes on."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
+        # `unknown` (there is no such episode, or no longer), `full` (no slot is free), `over` (the training is), or
+        # `wrong`
         self.reason = reason
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a client gets for a report.
+    """What a client gets for a report."""
 
-    Attributes:
-        actions: agent -> action, as the env takes it, for the agents that act next.
-        over: whether the episode is over, because no agent is left or at the horizon of the run.
-        error: why the report was refused, and the episode given up; None: it was not.
-    """
-
+    # agent -> action, as the env takes it, for the agents that act next
     actions: Mapping[AgentID, Any] = field(default_factory=dict)
-    over: bool = False
-    error: EpisodeRefusedError | None = None
+    over: bool = False  # whether the episode is over, because no agent is left or at the horizon of the run
+    error: EpisodeRefusedError | None = None  # why the report was refused, and the episode given up; None: it was not
 
 
 @dataclass

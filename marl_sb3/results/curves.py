@@ -28,58 +28,35 @@ _MOST_NAMED = 2  # groups in a note below a figure
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of a group of runs.
+    """A metric of a group of runs."""
 
-    Attributes:
-        group: label of the runs.
-        part: of a metric of several parts, such as agents, which one; empty: there is one.
-        x: (P,).
-        center: (P,) the statistic over the runs.
-        low: (P,) lower bound of the 95 % bootstrap band; None: there is one run.
-        high: (P,) upper bound.
-        n: number of runs.
-        ends: (R,) values of the runs at the end.
-    """
-
-    group: str
-    part: str
-    x: Array
-    center: Array
-    low: Array | None
-    high: Array | None
-    n: int
-    ends: Array
+    group: str  # label of the runs
+    part: str  # of a metric of several parts, such as agents, which one; empty: there is one
+    x: Array  # (P,)
+    center: Array  # (P,) the statistic over the runs
+    low: Array | None  # (P,) lower bound of the 95 % bootstrap band; None: there is one run
+    high: Array | None  # (P,) upper bound
+    n: int  # number of runs
+    ends: Array  # (R,) values of the runs at the end
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The curves of one metric.
+    """The curves of one metric."""
 
-    Attributes:
-        metric: its flat name, or a pattern.
-        title: what it is called in a figure.
-        curves: those of each group, and of each part of the metric.
-    """
-
-    metric: str
-    title: str
-    curves: Sequence[Curve]
+    metric: str  # its flat name, or a pattern
+    title: str  # what it is called in a figure
+    curves: Sequence[Curve]  # those of each group, and of each part of the metric
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure shows.
+    """What a figure shows."""
 
-    Attributes:
-        panels: a panel for each metric.
-        x_label: what the x axis counts.
-        caption: the statistic, the band, the number of runs and the smoothing.
-        notes: what a reader has to know besides, such as runs of other lengths.
-    """
-
-    panels: Sequence[Panel]
-    x_label: str
-    caption: str
+    panels: Sequence[Panel]  # a panel for each metric
+    x_label: str  # what the x axis counts
+    caption: str  # the statistic, the band, the number of runs and the smoothing
+    # what a reader has to know besides, such as runs of other lengths
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property

@@ -44,25 +44,15 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run has logged.
+    """What a run has logged."""
 
-    Attributes:
-        name: the path of its folder, or its place in a file of marl-eval.
-        env: id of the env.
-        settings: all settings by their flat names.
-        results: the flat metrics of each iteration; empty: nothing is known of it.
-        group: what it is shown as, together with the other runs of the group.
-        warning: what could not be read; empty: nothing.
-        folder: its folder; None: it is from a file.
-    """
-
-    name: str
-    env: str
-    settings: Mapping[str, Any]
-    results: Sequence[Mapping[str, Any]]
-    group: str = ""
-    warning: str = ""
-    folder: Path | None = None
+    name: str  # the path of its folder, or its place in a file of marl-eval
+    env: str  # id of the env
+    settings: Mapping[str, Any]  # all settings by their flat names
+    results: Sequence[Mapping[str, Any]]  # the flat metrics of each iteration; empty: nothing is known of it
+    group: str = ""  # what it is shown as, together with the other runs of the group
+    warning: str = ""  # what could not be read; empty: nothing
+    folder: Path | None = None  # its folder; None: it is from a file
 
     def setting(self, name: str) -> Any:
         """Return a setting by its flat name; where a policy has none of its own, that of all of them; else `UNSET`."""
@@ -124,17 +114,12 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Groups:
-    """Runs by what they are shown as.
+    """Runs by what they are shown as."""
 
-    Attributes:
-        runs: label -> its runs, which differ in their seeds.
-        differing: name of a setting -> label -> its value, of the settings in which the groups differ.
-        warnings: what could not be read, and the runs that are left out because they have logged nothing.
-    """
-
-    runs: Mapping[str, Sequence[RunRecord]]
+    runs: Mapping[str, Sequence[RunRecord]]  # label -> its runs, which differ in their seeds
+    # name of a setting -> label -> its value, of the settings in which the groups differ
     differing: Mapping[str, Mapping[str, Any]]
-    warnings: Sequence[str]
+    warnings: Sequence[str]  # what could not be read, and the runs that are left out because they have logged nothing
 
     @property
     def all(self) -> list[RunRecord]:

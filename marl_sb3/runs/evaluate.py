@@ -40,11 +40,7 @@ SUM = "sum of returns"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run and the result of its evaluation.
-
-    Attributes:
-        hints: lines about episodes that were all the same.
-    """
+    """A run and the result of its evaluation."""
 
     folder: Path
     checkpoint: str | None
@@ -52,7 +48,7 @@ class EvaluatedRun:
     plan: EvaluationPlan
     evaluation: Evaluation | SeatEvaluations
     video: VideoFile | None
-    hints: Sequence[str] = ()
+    hints: Sequence[str] = ()  # lines about episodes that were all the same
 
     def to_plain(self, actions: str) -> dict[str, Any]:
         """Return everything as plain data for JSON; `actions` describes the actions that were taken."""
@@ -94,14 +90,10 @@ class EvaluatedRun:
 
 
 class EpisodeDigests:
-    """An `ActingWatcher` that finds out whether episodes are one and the same, in what agents see and do.
-
-    Attributes:
-        finished: of each evaluation, the digests of its episodes.
-    """
+    """An `ActingWatcher` that finds out whether episodes are one and the same, in what agents see and do."""
 
     def __init__(self) -> None:
-        self.finished: list[set[int]] = []
+        self.finished: list[set[int]] = []  # of each evaluation, the digests of its episodes
 
     def begin_episodes(self, step: VecStep) -> None:
         """See `ActingWatcher.begin_episodes`."""

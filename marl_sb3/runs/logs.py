@@ -32,12 +32,9 @@ class _RowFormat(KVWriter):
 
     Args:
         path: the file.
-
-    Attributes:
-        name: name of the format for the argument `exclude` of `logger.record`.
     """
 
-    name: str
+    name: str  # name of the format for the argument `exclude` of `logger.record`
 
     def __init__(self, path: Path) -> None:
         self._path = path

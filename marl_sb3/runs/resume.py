@@ -21,15 +21,10 @@ from marl_sb3.extensions.dialects import canonical_name
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run with one planned end.
+    """A part of a run with one planned end."""
 
-    Attributes:
-        n_timesteps: the planned end, in env steps of the whole run.
-        until: the env steps of the whole run after which the next phase begins; None in the last one.
-    """
-
-    n_timesteps: int
-    until: int | None = None
+    n_timesteps: int  # the planned end, in env steps of the whole run
+    until: int | None = None  # the env steps of the whole run after which the next phase begins; None in the last one
 
     @property
     def end(self) -> int:

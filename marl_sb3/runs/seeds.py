@@ -30,20 +30,13 @@ _INTERRUPTED = (130, -signal.SIGTERM)  # by a signal while it trained, or while 
 
 @dataclass
 class SeedRun:
-    """The training with one seed.
-
-    Attributes:
-        folder: its run folder, absolute.
-        shown: its run folder for messages and commands to copy.
-        exit_code: of its process; None while it has not ended.
-        result: the metrics of the last iteration, if the training is done.
-    """
+    """The training with one seed."""
 
     seed: int
-    folder: Path
-    shown: Path
-    exit_code: int | None = None
-    result: Result | None = None
+    folder: Path  # its run folder, absolute
+    shown: Path  # its run folder for messages and commands to copy
+    exit_code: int | None = None  # of its process; None while it has not ended
+    result: Result | None = None  # the metrics of the last iteration, if the training is done
     process: subprocess.Popen[bytes] | None = None
 
     @property

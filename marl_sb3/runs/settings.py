@@ -49,18 +49,12 @@ from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_pat
 
 
 class MergedSettings:
-    """The settings of a `TrainConfig` while its sources are merged.
-
-    Attributes:
-        fields: values by names such as `n_envs` and `checkpoints.every`.
-        of_the_zoo: values by keys of rl-baselines3-zoo that are not supported.
-        sources: where each setting was given.
-    """
+    """The settings of a `TrainConfig` while its sources are merged."""
 
     def __init__(self) -> None:
-        self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}
-        self.of_the_zoo: dict[str, Any] = {}
-        self.sources: dict[str, Source] = {}
+        self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}  # values by names such as `n_envs` and `checkpoints.every`
+        self.of_the_zoo: dict[str, Any] = {}  # values by keys of rl-baselines3-zoo that are not supported
+        self.sources: dict[str, Source] = {}  # where each setting was given
         self._count = 0
 
     def add(

@@ -25,23 +25,16 @@ from marl_sb3.types import Array
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker gets when it is opened.
+    """What a tracker gets when it is opened."""
 
-    Attributes:
-        folder: the run folder.
-        name: of the run, for people: the last two parts of the path of its folder.
-        project: the project (MLflow: experiment) that the user has given for the run; None: the tracker's own variable
-            of the environment, or else `default_project`.
-        settings: the whole configuration, nested.
-        tags: the main settings, flat.
-    """
-
-    folder: Path
-    name: str
+    folder: Path  # the run folder
+    name: str  # of the run, for people: the last two parts of the path of its folder
+    # the project (MLflow: experiment) that the user has given for the run; None: the tracker's own variable of the
+    # environment, or else `default_project`
     project: str | None
     default_project: str
-    settings: Mapping[str, Any]
-    tags: Mapping[str, str]
+    settings: Mapping[str, Any]  # the whole configuration, nested
+    tags: Mapping[str, str]  # the main settings, flat
 
     def project_in(self, variable: str) -> str:
         """Return the project, which a variable of the environment may name."""
@@ -50,37 +43,22 @@ class Start:
 
 @dataclass(frozen=True)
 class Entry:
-    """An iteration, as a tracker logs it; all names are flat names of metrics.
+    """An iteration, as a tracker logs it; all names are flat names of metrics."""
 
-    Attributes:
-        step: env steps so far.
-        numbers: finite.
-        samples: arrays of any shape, which are shown as histograms.
-        pictures: (H, W, 3) uint8 each.
-        films: files.
-    """
-
-    step: int
-    numbers: Mapping[str, float]
-    samples: Mapping[str, Array] = field(default_factory=dict)
-    pictures: Mapping[str, Array] = field(default_factory=dict)
-    films: Mapping[str, Path] = field(default_factory=dict)
+    step: int  # env steps so far
+    numbers: Mapping[str, float]  # finite
+    samples: Mapping[str, Array] = field(default_factory=dict)  # arrays of any shape, which are shown as histograms
+    pictures: Mapping[str, Array] = field(default_factory=dict)  # (H, W, 3) uint8 each
+    films: Mapping[str, Path] = field(default_factory=dict)  # files
 
 
 class Tracker(Protocol):
-    """A run in a tracker. Its methods are called in order, in one thread, and may raise anything.
+    """A run in a tracker. Its methods are called in order, in one thread, and may raise anything."""
 
-    Attributes:
-        name: as after `--track`; also of the extra.
-        package: what has to be installed.
-        remembered: what a resume needs to find the run; set by `open`.
-        place: where the user finds the run, in words; set by `open`.
-    """
-
-    name: ClassVar[str]
-    package: ClassVar[str]
-    remembered: dict[str, str]
-    place: str
+    name: ClassVar[str]  # as after `--track`; also of the extra
+    package: ClassVar[str]  # what has to be installed
+    remembered: dict[str, str]  # what a resume needs to find the run; set by `open`
+    place: str  # where the user finds the run, in words; set by `open`
 
     def open(self, start: Start, known: Mapping[str, str]) -> int | None:
         """Begin a run, or go on with the one that is `known`.

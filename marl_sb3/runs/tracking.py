@@ -291,14 +291,11 @@ class TrackerThread:
 
 
 class Tracking:
-    """The trackers of a training in progress.
-
-    Attributes:
-        outputs: of the run's logger.
-    """
+    """The trackers of a training in progress."""
 
     def __init__(self, threads: Mapping[str, TrackerThread], folder: Path, most_agents: int) -> None:
         self._threads = threads
+        # of the run's logger
         self.outputs = [TrackerOutput(name, each.log, folder, most_agents) for name, each in threads.items()]
 
     def save(self, checkpoint: Path) -> None:

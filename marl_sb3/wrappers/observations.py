@@ -104,23 +104,20 @@ class EnvView:
     Args:
         env: its observations may be pairs of an observation and an action mask, or nested; others stay as they are.
 
-    Attributes:
-        possible_agents: of the env.
-        differs: whether policies see the observations of some agent in another form.
-
     Raises:
         ConfigError: two parts of an observation would have the same name.
     """
 
     def __init__(self, env: Any) -> None:
         agents: list[AgentID] = list(env.possible_agents)
-        self.possible_agents = agents
+        self.possible_agents = agents  # of the env
         self._action_spaces: dict[AgentID, spaces.Space[Any]] = {agent: env.action_space(agent) for agent in agents}
         self._spaces: dict[AgentID, Any] = {agent: env.observation_space(agent) for agent in agents}
         self._masked = {agent for agent in agents if is_masked(self._spaces[agent], self._action_spaces[agent])}
         self._spaces |= {agent: self._spaces[agent][OBSERVATION] for agent in self._masked}
         self._nested = {agent: space for agent, space in self._spaces.items() if is_nested(space)}
         self._spaces |= {agent: flat_space(space) for agent, space in self._nested.items()}
+        # whether policies see the observations of some agent in another form
         self.differs = bool(self._masked or self._nested)
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:

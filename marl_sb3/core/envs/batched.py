@@ -19,19 +19,12 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 @dataclass(frozen=True)
 class BatchedStep:
-    """The result of a step of E envs with A agents each, before any env is reset.
+    """The result of a step of E envs with A agents each, before any env is reset."""
 
-    Attributes:
-        rewards: (E, A) numbers.
-        terminated: (E, A) bool.
-        truncated: (E, A) bool.
-        infos: agent -> key -> (E,) values.
-    """
-
-    rewards: Array
-    terminated: BoolArray
-    truncated: BoolArray
-    infos: Mapping[AgentID, Mapping[str, Array]]
+    rewards: Array  # (E, A) numbers
+    terminated: BoolArray  # (E, A) bool
+    truncated: BoolArray  # (E, A) bool
+    infos: Mapping[AgentID, Mapping[str, Array]]  # agent -> key -> (E,) values
 
 
 class BatchedEnv(ABC):

@@ -47,16 +47,11 @@ _imports: list[str] = []  # modules that the user has named after `--import`
 
 @dataclass(frozen=True)
 class EnvClass(EnvKind):
-    """The envs of a class; see `EnvKind`.
-
-    Attributes:
-        cls: the class.
-        convert: makes a `ParallelEnv` of one of its envs.
-    """
+    """The envs of a class; see `EnvKind`."""
 
     what: str
-    cls: type
-    convert: Callable[[Any], ParallelEnv]
+    cls: type  # the class
+    convert: Callable[[Any], ParallelEnv]  # makes a `ParallelEnv` of one of its envs
 
     def recognises(self, env: Any) -> bool:
         """Whether it is an instance of the class."""

@@ -160,17 +160,12 @@ class _Step(NamedTuple):
 
 
 class _EnvSteps:
-    """The steps of one env that trajectories may still tell of.
-
-    Attributes:
-        steps: the latest ones.
-        number: of the next step.
-        acted: what all policies have done in the running step; None: it has not begun.
-    """
+    """The steps of one env that trajectories may still tell of."""
 
     def __init__(self, number: int) -> None:
-        self.steps: deque[_Step] = deque()
-        self.number = number
+        self.steps: deque[_Step] = deque()  # the latest ones
+        self.number = number  # of the next step
+        # what all policies have done in the running step; None: it has not begun
         self.acted: Mapping[PolicyID, Acted] | None = None
 
     def add(self, step: _Step) -> None:

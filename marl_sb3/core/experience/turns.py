@@ -42,18 +42,15 @@ class Experience(LearnedExperience):
 
     Args:
         actor: acts for the rows of the policy.
-
-    Attributes:
-        steps: since the rollout began.
-        rewriter: shows what is complete to a hook before it is learned from; None: there is no hook.
     """
 
+    # shows what is complete to a hook before it is learned from; None: there is no hook
     rewriter: TrajectoryRewriter | None = None
 
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
         self.algorithm: Any = actor.policy.algorithm
-        self.steps = 0
+        self.steps = 0  # since the rollout began
 
     @abstractmethod
     def give_up(self, rows: BoolArray) -> None:

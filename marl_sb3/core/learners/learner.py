@@ -50,30 +50,20 @@ from marl_sb3.types import GoalRewards, PolicyID
 
 
 class Update(NamedTuple):
-    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made.
+    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
 
-    Attributes:
-        run: computes the update.
-        finish: puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises
-            `NumericError` if a loss, a gradient or a weight is not finite.
-        parallel: whether `run` may run in a thread, at the same time as the updates of other policies.
-    """
-
-    run: Callable[[], None]
+    run: Callable[[], None]  # computes the update
+    # puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises `NumericError` if a
+    # loss, a gradient or a weight is not finite
     finish: Callable[[], Result]
-    parallel: bool = False
+    parallel: bool = False  # whether `run` may run in a thread, at the same time as the updates of other policies
 
 
 class Pace(NamedTuple):
-    """How long an iteration is for one policy, in env steps of each env, if the run does not set it.
+    """How long an iteration is for one policy, in env steps of each env, if the run does not set it."""
 
-    Attributes:
-        report_steps: steps in an iteration.
-        rollout_steps: steps in a rollout; None for a policy that learns from a replay buffer.
-    """
-
-    report_steps: int
-    rollout_steps: int | None = None
+    report_steps: int  # steps in an iteration
+    rollout_steps: int | None = None  # steps in a rollout; None for a policy that learns from a replay buffer
 
 
 _LATEST = frozenset(
@@ -116,22 +106,15 @@ HERE: ExperienceMaker = ActsAndLearnsHere()
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """What the learners of all policies of a training are made with.
+    """What the learners of all policies of a training are made with."""
 
-    Attributes:
-        device: as in SB3.
-        n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
-        update_path: see `marl_sb3.PPO`; SB3's own classes have no such choice.
-        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
-        experience: where the policies act, and what they learn from.
-        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: nothing is learned here.
-    """
-
-    device: str
-    n_steps: int | None
-    update_path: str
+    device: str  # as in SB3
+    n_steps: int | None  # env steps per env in a rollout, if the spec does not set it; A2C has a default of its own
+    update_path: str  # see `marl_sb3.PPO`; SB3's own classes have no such choice
+    # from 1 at the start of training to 0 at its end, for schedules of exploration
     progress_remaining: Callable[[], Progress]
-    experience: ExperienceMaker = HERE
+    experience: ExperienceMaker = HERE  # where the policies act, and what they learn from
+    # the env's `compute_reward`, for hindsight experience replay; None: nothing is learned here
     goal_rewards: GoalRewards | None = None
 
 
@@ -145,18 +128,13 @@ class LearnerPart:
         spec: of the policy, with the settings of the part.
         seed: of the policy; None: random draws are not seeded.
         options: what the learners of all policies are made with.
-
-    Attributes:
-        adds_loss: whether it adds to the loss that the algorithm minimises.
-        metrics: names below `learners/{policy}/` -> the names under which `recorded` returns them.
-        states: parts of checkpoints, by name in the state of the learner.
-        first_updates: gradient steps that the first update of the learner takes in addition.
     """
 
-    adds_loss: ClassVar[bool] = False
+    adds_loss: ClassVar[bool] = False  # whether it adds to the loss that the algorithm minimises
+    # names below `learners/{policy}/` -> the names under which `recorded` returns them
     metrics: Mapping[str, str] = MappingProxyType({})
-    states: Mapping[str, Part] = MappingProxyType({})
-    first_updates: int = 0
+    states: Mapping[str, Part] = MappingProxyType({})  # parts of checkpoints, by name in the state of the learner
+    first_updates: int = 0  # gradient steps that the first update of the learner takes in addition
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         """Raise `ConfigError` if the policy cannot learn so."""
@@ -185,32 +163,23 @@ class Learner(Stateful, ABC):
         trained: whether the policy is trained; if not, it only acts.
         processing: of its observations, rewards and actions.
         options: what the learners of all policies are made with.
-
-    Attributes:
-        policy_id: the id of the policy.
-        metric_names: the names of its metrics, in order; see `AlgorithmInfo.metrics`.
-        schedules: of attributes of the algorithm that SB3 takes as numbers; they are set before each update.
-        takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
-        takes_parts: the settings whose `LearnerPart` it takes.
-        refusal: why it takes no other one, and what is accepted instead.
-        engine: computes its updates; None: its algorithm does.
-        parts: the parts that its settings ask for.
-        actor: acts for the rows of the policy, unless copies of it act elsewhere.
-        experience: what the policy learns from; None if it is not trained and acts in this process.
     """
 
+    # whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it
     takes_common_steps: ClassVar[bool] = False
-    takes_parts: ClassVar[Sequence[str]] = ()
+    takes_parts: ClassVar[Sequence[str]] = ()  # the settings whose `LearnerPart` it takes
+    # why it takes no other one, and what is accepted instead
     refusal: ClassVar[tuple[str, str]] = ("it cannot learn from recorded episodes", "no such setting")
+    # of attributes of the algorithm that SB3 takes as numbers; they are set before each update
     schedules: Mapping[str, Schedule] = MappingProxyType({})
-    engine: Engine | None = None
-    parts: Sequence[LearnerPart] = ()
-    experience: Any  # a LearnedExperience or None; subclasses know more
+    engine: Engine | None = None  # computes its updates; None: its algorithm does
+    parts: Sequence[LearnerPart] = ()  # the parts that its settings ask for
+    experience: Any  # a LearnedExperience, and subclasses know more; None if it is not trained and acts in this process
 
     def __init__(
         self, rows: PolicyRows, algorithm: Any, trained: bool, processing: Processing, options: LearnerOptions
     ) -> None:
-        self.policy_id = rows.policy_id
+        self.policy_id = rows.policy_id  # the id of the policy
         self.rows = rows
         self.algorithm = algorithm
         self.trained = trained
@@ -218,11 +187,11 @@ class Learner(Stateful, ABC):
         info = info_of(type(algorithm))
         assert info is not None, "a PolicySpec takes no other class"
         self._recorded_as = info.all_metrics
-        self.metric_names = list(self._recorded_as)
+        self.metric_names = list(self._recorded_as)  # the names of its metrics, in order; see `AlgorithmInfo.metrics`
         set_up_logging(algorithm)
         self.progress_remaining = options.progress_remaining
         self._states: dict[str, Part] = {}  # of parts of checkpoints that only this learner has
-        self.actor = self._make_actor()
+        self.actor = self._make_actor()  # acts for the rows of the policy, unless copies of it act elsewhere
         self._acts_here = options.experience.acts_here
         self.experience = options.experience.make(self)
 

@@ -16,29 +16,17 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 
 @dataclass(frozen=True)
 class PolicyRows:
-    """The rows of one policy: row `e * len(agents) + i` is its i-th agent in env e.
+    """The rows of one policy: row `e * len(agents) + i` is its i-th agent in env e."""
 
-    Attributes:
-        policy_id: the policy.
-        num_envs: number of envs, E.
-        num_agents: number of all agents of an env.
-        group_index: the group that its agents belong to; they all have the same spaces.
-        group: that group.
-        agents: its agents, in the env's order.
-        agent_columns: their indices on the axis of all agents.
-        group_columns: their indices on the axis of the group.
-        steps_apart: see `MultiAgentVecEnv`.
-    """
-
-    policy_id: PolicyID
-    num_envs: int
-    num_agents: int
-    group_index: int
-    group: AgentGroup
-    agents: tuple[AgentID, ...]
-    agent_columns: tuple[int, ...]
-    group_columns: tuple[int, ...]
-    steps_apart: bool = False
+    policy_id: PolicyID  # the policy
+    num_envs: int  # number of envs, E
+    num_agents: int  # number of all agents of an env
+    group_index: int  # the group that its agents belong to; they all have the same spaces
+    group: AgentGroup  # that group
+    agents: tuple[AgentID, ...]  # its agents, in the env's order
+    agent_columns: tuple[int, ...]  # their indices on the axis of all agents
+    group_columns: tuple[int, ...]  # their indices on the axis of the group
+    steps_apart: bool = False  # see `MultiAgentVecEnv`
 
     @property
     def num_rows(self) -> int:

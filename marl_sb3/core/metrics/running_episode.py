@@ -14,15 +14,12 @@ from marl_sb3.types import AgentID, Array
 
 @dataclass(frozen=True)
 class LatestStep:
-    """The latest step of one env.
-
-    Attributes:
-        actions: per group, those of all envs; None at the start of an episode, which `step` has begun.
-    """
+    """The latest step of one env."""
 
     env: MultiAgentVecEnv
     env_index: int
     step: VecStep
+    # per group, those of all envs; None at the start of an episode, which `step` has begun
     actions: Sequence[Array] | None
 
     def _place(self, agent: AgentID) -> tuple[int, int, int]:

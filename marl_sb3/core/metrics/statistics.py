@@ -18,24 +18,16 @@ RESAMPLES = 2000  # of a bootstrap
 
 @dataclass(frozen=True)
 class SampleStats:
-    """Statistics of a sample; None if there are too few values.
+    """Statistics of a sample; None if there are too few values."""
 
-    Attributes:
-        n: number of values.
-        mean: mean.
-        sd: sample standard deviation (divided by n - 1); needs two values.
-        min: minimum.
-        max: maximum.
-        ci95: bounds of the 95 % confidence interval of the mean; needs two values. By Student's t, which assumes a
-            normally distributed mean: nearly true of 20 episodes and more. Where every value is 0 or 1, and both
-            occur, the mean is a share, and the interval is Wilson's (1927), which stays within 0 and 1.
-    """
-
-    n: int
-    mean: float | None
-    sd: float | None
-    min: float | None
-    max: float | None
+    n: int  # number of values
+    mean: float | None  # mean
+    sd: float | None  # sample standard deviation (divided by n - 1); needs two values
+    min: float | None  # minimum
+    max: float | None  # maximum
+    # bounds of the 95 % confidence interval of the mean; needs two values. By Student's t, which assumes a normally
+    # distributed mean: nearly true of 20 episodes and more. Where every value is 0 or 1, and both occur, the mean is a
+    # share, and the interval is Wilson's (1927), which stays within 0 and 1.
     ci95: tuple[float, float] | None
 
 

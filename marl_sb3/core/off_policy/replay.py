@@ -52,21 +52,15 @@ else:
 
 
 class Transitions(NamedTuple):
-    """n transitions that are over; (n, ...) each.
-
-    Attributes:
-        dones: whether the episode of the agent ended.
-        timeouts: whether it was truncated and not terminated.
-        rows: the indices of the rows that they are of, in ascending order.
-    """
+    """n transitions that are over; (n, ...) each."""
 
     observations: Observations
     next_observations: Observations
     actions: Array
     rewards: Array
-    dones: Array
-    timeouts: Array
-    rows: Array
+    dones: Array  # whether the episode of the agent ended
+    timeouts: Array  # whether it was truncated and not terminated
+    rows: Array  # the indices of the rows that they are of, in ascending order
 
     def at(self, places: slice) -> Transitions:
         """Return some of them."""
@@ -295,9 +289,6 @@ class OpenTransitions(Stateful):
     Args:
         observation_space: what a row observes, as SB3 sees it.
         action_space: what it does.
-
-    Attributes:
-        rows: (rows,) bool; the rows that have one.
     """
 
     fields: ClassVar[Fields] = {
@@ -307,7 +298,7 @@ class OpenTransitions(Stateful):
     }
 
     def __init__(self, num_rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        self.rows = np.zeros(num_rows, dtype=np.bool_)
+        self.rows = np.zeros(num_rows, dtype=np.bool_)  # (rows,) bool; the rows that have one
         self._observation_space = observation_space
         self._action_space = action_space
         self._observations = zeros(observation_space, (num_rows,))

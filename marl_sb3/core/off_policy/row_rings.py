@@ -272,14 +272,11 @@ class GoalEnv:
     Args:
         agents: those of a policy; row `i` is of agent `i % len(agents)`.
         rewards: the env's `compute_reward`.
-
-    Attributes:
-        rows: (n,) rows of the batch.
     """
 
     def __init__(self, agents: Sequence[AgentID], rewards: GoalRewards) -> None:
         self._agents, self._rewards = agents, rewards
-        self.rows = np.zeros(0, dtype=np.int64)
+        self.rows = np.zeros(0, dtype=np.int64)  # (n,) rows of the batch
 
     def env_method(self, name: str, achieved: Array, desired: Array, infos: Any, indices: Any) -> list[Array]:
         """Return the rewards of the batch, (n,), as the only item of a list."""

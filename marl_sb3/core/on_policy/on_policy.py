@@ -36,14 +36,10 @@ from marl_sb3.doors import PreparedUpdate
 
 
 class OnPolicyLearner(Learner):
-    """A `Learner` that updates by its algorithm's own `train()` at the end of each rollout.
+    """A `Learner` that updates by its algorithm's own `train()` at the end of each rollout."""
 
-    Attributes:
-        rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
-        buffer_classes: of the rollout buffer; for observations in one array, and for those of a `Dict` space.
-    """
-
-    rollouts_per_report: ClassVar[int] = 1
+    rollouts_per_report: ClassVar[int] = 1  # number of rollouts in an iteration, if the run does not set `n_steps`
+    # of the rollout buffer; for observations in one array, and for those of a `Dict` space
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
     takes_parts: ClassVar[Sequence[str]] = ("imitation_data",)

@@ -30,28 +30,22 @@ class TurnAwareRollout(_Base):
     are added to the reward of the step in which it acted. Returns and advantages run over the steps in which it acted
     and skip the others, and `get` draws minibatches from the steps in which it acted. Where every row acts in every
     step, the results equal those of SB3's buffer bit for bit.
-
-    Attributes:
-        of_transition: names of the arrays that are filled when a row acts, (buffer_size, n_envs, ...) each.
-        of_sample: names of the arrays that minibatches are made of.
-        acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
-        samples_drawn: number of agent steps in the minibatches drawn since `reset`.
-        least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
-        packs_rows: whether each env fills the columns of its rows from the first line on, so that a line holds
-            different steps: for envs that step at different times. The buffer is full when the rows of one env are.
-        notes: of the transitions, while a hook is to see them.
-        breaks: (buffer_size, n_envs) bool; True where a transition does not follow from the row's one before it, though
-            no episode starts: a hook has dropped those between. None: nowhere.
     """
 
+    # names of the arrays that are filled when a row acts, (buffer_size, n_envs, ...) each
     of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
+    # names of the arrays that minibatches are made of
     of_sample: ClassVar[tuple[str, ...]] = ("actions", "values", "log_probs", "advantages", "returns")
-    least_minibatch: int = 1
+    least_minibatch: int = 1  # a last minibatch of fewer transitions becomes a part of the one before it
+    # whether each env fills the columns of its rows from the first line on, so that a line holds different steps: for
+    # envs that step at different times. The buffer is full when the rows of one env are.
     packs_rows: bool = False
-    notes: TransitionNotes | None = None
+    notes: TransitionNotes | None = None  # of the transitions, while a hook is to see them
+    # (buffer_size, n_envs) bool; True where a transition does not follow from the row's one before it, though no
+    # episode starts: a hook has dropped those between. None: nowhere.
     breaks: BoolArray | None = None
-    acted: BoolArray
-    samples_drawn: int
+    acted: BoolArray  # (buffer_size, n_envs) bool; True where a row acted, so that there is a transition
+    samples_drawn: int  # number of agent steps in the minibatches drawn since `reset`
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
     _all_opened: bool  # whether the latest step opened a transition in every row, and none of them has been closed
 
@@ -343,19 +337,13 @@ def flat_samples(rollout: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class CarriedTransitions:
-    """Transitions that were still open at the end of a rollout; they are put at the start of the next one.
+    """Transitions that were still open at the end of a rollout; they are put at the start of the next one."""
 
-    Attributes:
-        rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
-        observations: (rows, ...) what the agent saw when it acted.
-        columns: name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far.
-        began: (rows,) numbers of the env steps in which they began, for a hook; -1: it does not see them. A checkpoint
-            has none: it leaves out episodes that a hook has yet to see.
-    """
-
-    rows: BoolArray
-    observations: Observations
-    columns: Mapping[str, Array]
+    rows: BoolArray  # (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
+    observations: Observations  # (rows, ...) what the agent saw when it acted
+    columns: Mapping[str, Array]  # name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far
+    # (rows,) numbers of the env steps in which they began, for a hook; -1: it does not see them. A checkpoint has none:
+    # it leaves out episodes that a hook has yet to see.
     began: Array | None = None
 
 
@@ -367,9 +355,6 @@ class RolloutExperience(Experience):
 
     The order of random draws and of floating point operations is that of SB3's `on_policy_algorithm.py`, so that one
     shared policy trains bit for bit as SB3 does.
-
-    Attributes:
-        carried: transitions that go on from the latest rollout to the next.
     """
 
     fields: ClassVar[Fields] = {
@@ -387,7 +372,7 @@ class RolloutExperience(Experience):
 
     def __init__(self, actor: Actor) -> None:
         super().__init__(actor)
-        self.carried: CarriedTransitions | None = None
+        self.carried: CarriedTransitions | None = None  # transitions that go on from the latest rollout to the next
         if actor.rows.steps_apart:
             self.buffer.packs_rows = True
             self.buffer.reset()

@@ -38,12 +38,9 @@ class WholeSequences(_Recurrent):
     Where one begins with an episode, its initial state is zero here, and `episode_starts` are 0 everywhere. The same
     follows for the LSTM, which sb3-contrib calls once for the whole minibatch if there are no episode starts, and once
     per time step otherwise.
-
-    Attributes:
-        whole_sequences: whether minibatches are made in this way; sb3-contrib's own way otherwise.
     """
 
-    whole_sequences: bool = False
+    whole_sequences: bool = False  # whether minibatches are made in this way; sb3-contrib's own way otherwise
 
     def _get_samples(self, batch_inds: Array, env_change: Array, env: Any = None) -> Any:  # type: ignore[override]
         if isinstance(self.action_space, spaces.MultiBinary):

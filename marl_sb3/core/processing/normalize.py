@@ -34,11 +34,7 @@ Statistics = Mapping[str, "RunningStatistics"]
 
 
 class RunningStatistics(Stateful, RunningMeanStd):
-    """SB3's running mean and variance, which can also keep what came in since a certain moment.
-
-    Attributes:
-        recent: the same since `begin_recent`; None before the first call.
-    """
+    """SB3's running mean and variance, which can also keep what came in since a certain moment."""
 
     fields: ClassVar[Fields] = {
         "mean": sums("mean"),
@@ -46,7 +42,7 @@ class RunningStatistics(Stateful, RunningMeanStd):
         "count": number("count", 0.0, _MAX_COUNT),
     }
 
-    recent: RunningStatistics | None = None
+    recent: RunningStatistics | None = None  # the same since `begin_recent`; None before the first call
 
     def begin_recent(self) -> None:
         """Begin to keep what comes in from now on."""

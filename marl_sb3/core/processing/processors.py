@@ -57,29 +57,18 @@ Memory = Mapping[str, Array]  # what rows remember within an episode: (rows, ...
 
 
 class ProcessorInput(NamedTuple):
-    """The input of a processor.
+    """The input of a processor."""
 
-    Attributes:
-        seen: (rows, ...) observations, as the previous processor returned them.
-        memory: memory of these rows before this observation.
-        agents: (rows,) index of each row's agent among the agents of the policy.
-        learn: whether the observations update running statistics.
-    """
-
-    seen: Observations
-    memory: Memory
-    agents: Array
-    learn: bool = False
+    seen: Observations  # (rows, ...) observations, as the previous processor returned them
+    memory: Memory  # memory of these rows before this observation
+    agents: Array  # (rows,) index of each row's agent among the agents of the policy
+    learn: bool = False  # whether the observations update running statistics
 
 
 class ObservationProcessor(ABC):
-    """Processes the observations of a policy's rows; it is made for one input space.
+    """Processes the observations of a policy's rows; it is made for one input space."""
 
-    Attributes:
-        space: space of its results.
-    """
-
-    space: spaces.Space[Any]
+    space: spaces.Space[Any]  # space of its results
 
     def initial(self, rows: int) -> Memory:
         """Return the memory of `rows` rows at the start of an episode; empty for a processor without memory."""
@@ -99,17 +88,11 @@ class ObservationProcessor(ABC):
 
 
 class Policy(NamedTuple):
-    """What a processor knows about its policy.
+    """What a processor knows about its policy."""
 
-    Attributes:
-        policy_id: id of the policy, for messages.
-        agents: the agents that the policy acts for.
-        action_space: the space in which the policy acts.
-    """
-
-    policy_id: str
-    agents: tuple[AgentID, ...]
-    action_space: spaces.Space[Any]
+    policy_id: str  # id of the policy, for messages
+    agents: tuple[AgentID, ...]  # the agents that the policy acts for
+    action_space: spaces.Space[Any]  # the space in which the policy acts
 
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnasium's GrayscaleObservation
@@ -183,13 +166,6 @@ class FrameStack(ObservationProcessor):
     episode. Numbers that stand for choices, of a Discrete, MultiDiscrete or MultiBinary, have one more choice there,
     which no observation has: of n choices from 0 to n - 1, it is n.
 
-    Attributes:
-        frame_shapes: the shape of a frame of each part, as SB3's networks see it: the channels of an image first, and
-            choices one-hot.
-        fillers: the index of a number, in a frame of that shape, that is 1 only before the first frame of an episode;
-            for the parts that have it.
-        remembered: the spaces of stacked choices, by their names in the memory.
-
     Raises:
         ConfigError: a part of the space is an array of choices with several axes, or a single number of a Box.
     """
@@ -198,9 +174,13 @@ class FrameStack(ObservationProcessor):
         self._axes: dict[str, int] = {}
         self._choices: dict[str, Array] = {}  # of each number of a frame
         self._before: dict[str, Array] = {}  # the stack before the first frame
+        # the shape of a frame of each part, as SB3's networks see it: the channels of an image first, and choices
+        # one-hot
         self.frame_shapes: dict[str, tuple[int, ...]] = {}
+        # the index of a number, in a frame of that shape, that is 1 only before the first frame of an episode; for the
+        # parts that have it
         self.fillers: dict[str, int] = {}
-        self.remembered: dict[str, Space] = {}
+        self.remembered: dict[str, Space] = {}  # the spaces of stacked choices, by their names in the memory
         own = {key: self._stacked(key, part, settings.frame_stack) for key, part in parts_of(space).items()}
         self.space = with_parts(space, own)
 
@@ -308,14 +288,11 @@ class Feature(ObservationProcessor):
         space: the observation space.
         box: space of the numbers; it has one axis.
 
-    Attributes:
-        name: name of the setting, and of the key in a Dict observation.
-
     Raises:
         ConfigError: a Dict has the key already, or the numbers do not lie between 0 and 1 and the space is an image.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # name of the setting, and of the key in a Dict observation
 
     def __init__(self, space: Space, box: spaces.Box[Any]) -> None:
         self._inner = space

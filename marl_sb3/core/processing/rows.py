@@ -21,17 +21,11 @@ Bootstrap = Callable[[Observations, BoolArray], Array]
 
 
 class Bootstrapped(NamedTuple):
-    """What agents that were truncated in a step were paid, and what was added to that.
+    """What agents that were truncated in a step were paid, and what was added to that."""
 
-    Attributes:
-        rows: (rows,) bool; their rows.
-        paid: (n,) the reward of the transition.
-        added: (n,) float32.
-    """
-
-    rows: BoolArray
-    paid: Array
-    added: Array
+    rows: BoolArray  # (rows,) bool; their rows
+    paid: Array  # (n,) the reward of the transition
+    added: Array  # (n,) float32
 
 
 class RowProcessing(Stateful):
@@ -39,15 +33,12 @@ class RowProcessing(Stateful):
 
     This one changes neither observations nor rewards; see `ProcessedRows` for policies with settings. In every step
     `observe` is called first, then `processed_observations`, then `acted`.
-
-    Attributes:
-        late_normalizer: normalises observations when the policy acts on them, and when they are drawn from a replay
-            buffer; None: they are not normalised, or are already.
-        rescale: maps the policy's actions to those of the env; None: they are the same.
     """
 
+    # normalises observations when the policy acts on them, and when they are drawn from a replay buffer; None: they are
+    # not normalised, or are already
     late_normalizer: NormalizeObservations | None = None
-    rescale: RescaleActions | None = None
+    rescale: RescaleActions | None = None  # maps the policy's actions to those of the env; None: they are the same
     _bootstrapped: Bootstrapped | None = None
 
     def __init__(self, rows: PolicyRows) -> None:

@@ -89,13 +89,9 @@ class Form(NamedTuple):
 
 
 class LazyTensors(Mapping[str, Array], ABC):
-    """Tensors that a store reads when they are accessed.
+    """Tensors that a store reads when they are accessed."""
 
-    Attributes:
-        forms: dtype and shape of each, known before it is read.
-    """
-
-    forms: Mapping[str, Form]
+    forms: Mapping[str, Form]  # dtype and shape of each, known before it is read
 
     @abstractmethod
     def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:

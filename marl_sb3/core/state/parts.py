@@ -28,18 +28,14 @@ class TensorFile(NamedTuple):
 
 
 class SavedPart(StateReader):
-    """The saved state of one part. It is untrusted: check all of it.
-
-    Attributes:
-        num_envs: number of envs of the training that was saved. If it differs from the current number, a part does not
-            restore the state of running episodes.
-        files: the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`.
-    """
+    """The saved state of one part. It is untrusted: check all of it."""
 
     def __init__(self, values: Any, where: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> None:
         super().__init__(values, where)
+        # number of envs of the training that was saved. If it differs from the current number, a part does not restore
+        # the state of running episodes.
         self.num_envs = num_envs
-        self.files = files or {}
+        self.files = files or {}  # the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`
 
     @classmethod
     def of(cls, state: StateReader, name: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> Self:
@@ -91,13 +87,9 @@ Bound = float | Callable[[Any], float]  # a number, or how to find it in the own
 
 
 class Stateful:
-    """Base class of objects whose state consists of fields.
+    """Base class of objects whose state consists of fields."""
 
-    Attributes:
-        fields: the fields by their names in the state, in the order in which they are set.
-    """
-
-    fields: ClassVar[Fields] = {}
+    fields: ClassVar[Fields] = {}  # the fields by their names in the state, in the order in which they are set
 
     def get_state(self) -> State:
         """Return the state as plain data and arrays."""

@@ -32,13 +32,9 @@ Options = Mapping[str, Any] | None  # options of the reset of one env
 
 @dataclass(frozen=True)
 class VecEnvRequest:
-    """What a vectorizer is asked for: the arguments of `make_vec_env`, which have been checked.
+    """What a vectorizer is asked for: the arguments of `make_vec_env`, which have been checked."""
 
-    Attributes:
-        factory: makes the envs, with `env_kwargs`.
-    """
-
-    factory: EnvFactory
+    factory: EnvFactory  # makes the envs, with `env_kwargs`
     n_envs: int
     seed: int | None
     env_kwargs: Mapping[str, Any]
@@ -55,15 +51,10 @@ class VecEnvRequest:
 
 @dataclass(frozen=True)
 class Health:
-    """The state of the processes that step the envs.
+    """The state of the processes that step the envs."""
 
-    Attributes:
-        num_healthy_workers: processes that run.
-        num_worker_restarts: processes that were replaced since the start.
-    """
-
-    num_healthy_workers: int
-    num_worker_restarts: int
+    num_healthy_workers: int  # processes that run
+    num_worker_restarts: int  # processes that were replaced since the start
 
 
 class MultiAgentVecEnv(ABC):

@@ -36,17 +36,12 @@ class Place:
 
 
 class AgentLayout:
-    """The places of an env's agents in the arrays.
-
-    Attributes:
-        possible_agents: all agent ids, in the order of the agent axis.
-        groups: the agents by their spaces.
-        places: agent -> its place.
-    """
+    """The places of an env's agents in the arrays."""
 
     def __init__(self, agents: Sequence[AgentID], groups: tuple[AgentGroup, ...]) -> None:
-        self.possible_agents = list(agents)
-        self.groups = groups
+        self.possible_agents = list(agents)  # all agent ids, in the order of the agent axis
+        self.groups = groups  # the agents by their spaces
+        # agent -> its place
         self.places = {
             agent: Place(column, number, place)
             for number, group in enumerate(self.groups)
@@ -203,17 +198,14 @@ class ZeroBased:
 
     Args:
         space: the env's observation or action space, or a Dict of such spaces.
-
-    Attributes:
-        space: the same space, counted from 0.
-        shifts: the starts of the parts that count from another number, by their keys; empty if nothing changes.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         self._parts: dict[str, Any] = dict(space.spaces) if isinstance(space, spaces.Dict) else {_WHOLE: space}
         starts = {key: np.asarray(getattr(part, "start", 0)) for key, part in self._parts.items()}
+        # the starts of the parts that count from another number, by their keys; empty if nothing changes
         self.shifts = {key: start for key, start in starts.items() if start.any()}
-        self.space = _counted_from_zero(space) if self.shifts else space
+        self.space = _counted_from_zero(space) if self.shifts else space  # the same space, counted from 0
 
     def from_env(self, observation: Any) -> Any:
         """Observations of the env, one or a batch, counted from 0."""

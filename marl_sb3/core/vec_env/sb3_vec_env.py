@@ -31,23 +31,19 @@ class FlatVecEnv(VecEnv):
     with the rewards that the agent gets meanwhile. SB3's algorithms train on such steps, `MultiAgentAlgorithm` does
     not. Weights therefore equal those of `MultiAgentAlgorithm` only if no row ever idles: see
     `MultiAgentVecEnv.as_sb3_vec_env`.
-
-    Attributes:
-        env: the vec env.
-        last_step: the latest step, with data that rows do not have; None before the first.
     """
 
     def __init__(self, env: MultiAgentVecEnv) -> None:
         if len(env.groups) != 1:
             groups = "; ".join(f"{group.agents}: {group.observation_space}" for group in env.groups)
             raise ConfigError(f"an SB3 VecEnv needs the same spaces for all agents, got {groups}")
-        self.env = env
+        self.env = env  # the vec env
         self._agents_per_env = len(env.agents)
         group = env.groups[0]
         self._observed, self._chosen = ZeroBased(group.observation_space), ZeroBased(group.action_space)
         super().__init__(env.num_envs * self._agents_per_env, self._observed.space, self._chosen.space)
         self.metadata = {**env.metadata, **self.metadata}
-        self.last_step: VecStep | None = None
+        self.last_step: VecStep | None = None  # the latest step, with data that rows do not have; None before the first
         self._actions: Array | None = None
 
     def reset(self) -> VecEnvObs:

@@ -48,30 +48,22 @@ class EndedAgents(set[AgentID]):
 
 @dataclass(slots=True)
 class SlotStep:
-    """The result of one step of one env.
+    """The result of one step of one env."""
 
-    Attributes:
-        observations: agent -> observation, for the agents that act next; after an episode's last step, of the next
-            reset.
-        rewards: agent -> reward, for the agents that have not ended, whether or not they acted; 0 for an agent without
-            an entry.
-        ends: agent -> (terminated, truncated), for the agents that ended in this step, whether or not they acted.
-        final_observations: agent -> last observation, for the agents that ended, if the env returned one.
-        infos: the infos of the step.
-        reset_infos: the infos of the next episode's reset; None if the episode continues.
-        waited: the agents in play that did not act.
-        pays_early: whether there is a reward for an agent that has not acted yet, and so belongs to no action.
-        final_env_state: the env's state at the end of the episode; None if the episode continues or nobody asks.
-    """
-
+    # agent -> observation, for the agents that act next; after an episode's last step, of the next reset
     observations: Mapping[AgentID, Any]
+    # agent -> reward, for the agents that have not ended, whether or not they acted; 0 for an agent without an entry
     rewards: Mapping[AgentID, Any]
-    infos: Mapping[str, Any]
+    infos: Mapping[str, Any]  # the infos of the step
+    # agent -> (terminated, truncated), for the agents that ended in this step, whether or not they acted
     ends: Mapping[AgentID, tuple[bool, bool]]
+    # agent -> last observation, for the agents that ended, if the env returned one
     final_observations: Mapping[AgentID, Any]
-    reset_infos: Mapping[str, Any] | None = None
-    waited: Collection[AgentID] = ()
+    reset_infos: Mapping[str, Any] | None = None  # the infos of the next episode's reset; None if the episode continues
+    waited: Collection[AgentID] = ()  # the agents in play that did not act
+    # whether there is a reward for an agent that has not acted yet, and so belongs to no action
     pays_early: bool = False
+    # the env's state at the end of the episode; None if the episode continues or nobody asks
     final_env_state: Array | None = None
 
 

@@ -30,10 +30,6 @@ class EnvSettings:
         kind: of the env, for messages.
         first: arguments of the method before the settings.
         set_task: the env's own method, which takes the setting `task`; None if it has none.
-
-    Attributes:
-        in_force: settings of its running episode.
-        coming: settings that its next episode begins with.
     """
 
     def __init__(
@@ -45,8 +41,8 @@ class EnvSettings:
     ) -> None:
         self._configure, self._kind, self._first = configure, kind, first
         self._set_task = set_task
-        self.in_force: dict[str, Any] = {}
-        self.coming: dict[str, Any] = {}
+        self.in_force: dict[str, Any] = {}  # settings of its running episode
+        self.coming: dict[str, Any] = {}  # settings that its next episode begins with
 
     def require(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that the env cannot take, or that a checkpoint cannot hold.
@@ -254,32 +250,20 @@ _LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpo
 
 
 class SlotState(NamedTuple):
-    """The state of one env in the middle of an episode.
+    """The state of one env in the middle of an episode."""
 
-    Attributes:
-        run_seed: the seed from which the seeds of its episodes are derived.
-        episode: index of the running episode.
-        to_act: (A,) bool; the agents that act next.
-        in_play: (A,) bool; the agents that have acted and have not ended.
-        ended: (A,) bool; the agents that have ended.
-        observations: per group, (A_group, ...); the observations of the agents that act next.
-        own: the state from the env's own `get_state`; None if it has none.
-        actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
-            or if there are too many actions.
-        settings: from `EnvSettings.get_state`.
-        steps: env steps of the running episode.
-    """
-
-    run_seed: int
-    episode: int
-    to_act: BoolArray
-    in_play: BoolArray
-    ended: BoolArray
-    observations: tuple[Observations, ...]
-    own: Mapping[str, Any] | None
+    run_seed: int  # the seed from which the seeds of its episodes are derived
+    episode: int  # index of the running episode
+    to_act: BoolArray  # (A,) bool; the agents that act next
+    in_play: BoolArray  # (A,) bool; the agents that have acted and have not ended
+    ended: BoolArray  # (A,) bool; the agents that have ended
+    observations: tuple[Observations, ...]  # per group, (A_group, ...); the observations of the agents that act next
+    own: Mapping[str, Any] | None  # the state from the env's own `get_state`; None if it has none
+    # per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`, or if there
+    # are too many actions.
     actions: tuple[Array, ...] | None
-    settings: State
-    steps: int
+    settings: State  # from `EnvSettings.get_state`
+    steps: int  # env steps of the running episode
 
 
 def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:

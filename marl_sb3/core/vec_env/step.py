@@ -42,14 +42,10 @@ class DictInfos:
 
 
 class ArrayInfos:
-    """`StepInfos` from arrays; the dictionary of an env is made when it is accessed.
-
-    Attributes:
-        columns: agent -> key -> (E,) values.
-    """
+    """`StepInfos` from arrays; the dictionary of an env is made when it is accessed."""
 
     def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
-        self.columns = infos
+        self.columns = infos  # agent -> key -> (E,) values
         self._num_envs = num_envs
 
     def __getitem__(self, env_index: int) -> dict[str, Any]:
@@ -132,15 +128,10 @@ NO_FINAL_OBSERVATIONS = FinalObservations({})
 
 
 class ChosenAction(NamedTuple):
-    """An action that a client has chosen for its agent, instead of the policy in this process.
+    """An action that a client has chosen for its agent, instead of the policy in this process."""
 
-    Attributes:
-        action: as the env takes it.
-        log_prob: its log-probability under the policy that the client chose it with; None: not known.
-    """
-
-    action: Any
-    log_prob: float | None = None
+    action: Any  # as the env takes it
+    log_prob: float | None = None  # its log-probability under the policy that the client chose it with; None: not known
 
 
 @dataclass(frozen=True)
@@ -153,49 +144,38 @@ class VecStep:
 
     The arrays are read-only: writing into one raises NumPy's error. The vec env may reuse their memory: they are valid
     until the next `send`, `step` or `reset`. `copy` makes a step to keep, whose arrays can be written to.
-
-    Attributes:
-        observations: per group, (E, A_group, ...). Where an episode is over, the first observation of the next one;
-            zeros where the agent does not act next.
-        action_masks: per group, (E, A_group, n) bool, True where the agent's next action is allowed; all True where the
-            agent does not act next. None for a group whose envs give no masks. n is laid out as sb3-contrib does it:
-            `nvec` for MultiDiscrete, 2 k for MultiBinary(k).
-        rewards: (E, A) float32; also of agents that are not in play, as long as they have not ended.
-        terminated: (E, A) bool; True in the one step in which the agent was terminated.
-        truncated: (E, A) bool; True in the one step in which the agent was truncated.
-        acted: (E, A) bool; the agents that acted in this step.
-        to_act: (E, A) bool; the agents that act in the next step.
-        in_play: (E, A) bool; the agents whose transitions the rewards and ends of this step belong to. They have acted
-            in the episode, in this step or in an earlier one, and had not ended before this step. It is `acted` itself,
-            the same array, only if nobody else has rewards.
-        stepped: (E,) bool; the envs that took this step. Env steps are counted by it.
-        episode_done: (E,) bool; the envs in which the last agents ended in this step, and which have been reset.
-        final_observations: {(env index, agent column): the observation that the agent ended on}.
-        infos: the infos that the envs returned from this step.
-        reset_infos: {env index: the infos of its reset}, for the envs that were reset.
-        env_state: (E, ...) what the envs' `state()` returns, for critics that see everything; where an episode is over,
-            the first state of the next one. None unless the vec env was made with `env_state=True`.
-        final_env_states: {env index: the state in which the episode ended}, for the envs that were reset.
-        given_up: the envs whose episode was given up before its end, because the client that stepped them is gone.
-        chosen: {(env index, agent column): its next action}, for agents whose actions clients choose themselves.
     """
 
+    # per group, (E, A_group, ...). Where an episode is over, the first observation of the next one; zeros where the
+    # agent does not act next.
     observations: tuple[Observations, ...]
+    # per group, (E, A_group, n) bool, True where the agent's next action is allowed; all True where the agent does not
+    # act next. None for a group whose envs give no masks. n is laid out as sb3-contrib does it: `nvec` for
+    # MultiDiscrete, 2 k for MultiBinary(k).
     action_masks: ActionMasks
-    rewards: FloatArray
-    terminated: BoolArray
-    truncated: BoolArray
-    acted: BoolArray
-    to_act: BoolArray
+    rewards: FloatArray  # (E, A) float32; also of agents that are not in play, as long as they have not ended
+    terminated: BoolArray  # (E, A) bool; True in the one step in which the agent was terminated
+    truncated: BoolArray  # (E, A) bool; True in the one step in which the agent was truncated
+    acted: BoolArray  # (E, A) bool; the agents that acted in this step
+    to_act: BoolArray  # (E, A) bool; the agents that act in the next step
+    # (E, A) bool; the agents whose transitions the rewards and ends of this step belong to. They have acted in the
+    # episode, in this step or in an earlier one, and had not ended before this step. It is `acted` itself, the same
+    # array, only if nobody else has rewards.
     in_play: BoolArray
-    stepped: BoolArray
+    stepped: BoolArray  # (E,) bool; the envs that took this step. Env steps are counted by it.
+    # (E,) bool; the envs in which the last agents ended in this step, and which have been reset
     episode_done: BoolArray
-    final_observations: FinalObservations
-    infos: StepInfos
-    reset_infos: Mapping[int, Mapping[str, Any]]
+    final_observations: FinalObservations  # {(env index, agent column): the observation that the agent ended on}
+    infos: StepInfos  # the infos that the envs returned from this step
+    reset_infos: Mapping[int, Mapping[str, Any]]  # {env index: the infos of its reset}, for the envs that were reset
+    # (E, ...) what the envs' `state()` returns, for critics that see everything; where an episode is over, the first
+    # state of the next one. None unless the vec env was made with `env_state=True`.
     env_state: Array | None = None
+    # {env index: the state in which the episode ended}, for the envs that were reset
     final_env_states: Mapping[int, Array] = field(default_factory=dict)
+    # the envs whose episode was given up before its end, because the client that stepped them is gone
     given_up: Sequence[int] = ()
+    # {(env index, agent column): its next action}, for agents whose actions clients choose themselves
     chosen: Mapping[tuple[int, int], ChosenAction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

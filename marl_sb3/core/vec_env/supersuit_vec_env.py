@@ -29,18 +29,13 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
 
     A pickled instance has no slot: SuperSuit copies the adapter by cloudpickle, and a copied env would repeat the
     random numbers of the original. `SuperSuitVecEnv` gives each copy its own slot.
-
-    Attributes:
-        slot: the env.
-        options: options of the next reset.
-        last_step: the latest step, with data that SuperSuit's arrays do not have.
     """
 
-    last_step: SlotStep
+    last_step: SlotStep  # the latest step, with data that SuperSuit's arrays do not have
 
     def __init__(self, slot: EnvSlot) -> None:
         view = slot.view
-        self.slot = slot
+        self.slot = slot  # the env
         self.possible_agents: list[AgentID] = list(view.possible_agents)
         self.agents = self.possible_agents
         self.metadata = dict(slot.env.metadata)
@@ -49,7 +44,7 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
         self._observation_space: spaces.Space[Any] = view.observation_space(self.possible_agents[0])
         self._action_space: spaces.Space[Any] = view.action_space(self.possible_agents[0])
         self._zeros = next(iter(iterate(self._observation_space, create_empty_array(self._observation_space, n=1))))
-        self.options: Mapping[str, Any] | None = None
+        self.options: Mapping[str, Any] | None = None  # options of the next reset
         self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun
 
     def __getstate__(self) -> dict[str, Any]:

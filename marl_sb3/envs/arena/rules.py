@@ -65,33 +65,21 @@ def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
 
 @dataclass(slots=True)
 class ArenaState:
-    """The state of E arenas. `step` and `reset_envs` write into these arrays.
+    """The state of E arenas. `step` and `reset_envs` write into these arrays."""
 
-    Attributes:
-        cells: (E, 2) int64; the cell numbers of agent1 and agent2, never the same cell.
-        visited: (E, H*W) bool; the cells that agent1 has visited in this episode.
-        timesteps: (E,) int64; env steps since the start of the episode.
-    """
-
-    cells: IntArray
-    visited: BoolArray
-    timesteps: IntArray
+    cells: IntArray  # (E, 2) int64; the cell numbers of agent1 and agent2, never the same cell
+    visited: BoolArray  # (E, H*W) bool; the cells that agent1 has visited in this episode
+    timesteps: IntArray  # (E,) int64; env steps since the start of the episode
 
 
 class StepOutcome(NamedTuple):
-    """Rewards and events of one step of E arenas, in new arrays.
+    """Rewards and events of one step of E arenas, in new arrays."""
 
-    Attributes:
-        rewards: (E, 2) float64, from {1, -1, -0.5, -0.1}; float64 so that they equal Python's literals.
-        collision: (E,) bool; an agent tried to enter the other's cell.
-        new_field: (E,) bool; agent1 marked a cell as visited.
-        new_field_rewarded: (E,) bool; a new field in a step without a collision: agent1 got its +1.
-    """
-
+    # (E, 2) float64, from {1, -1, -0.5, -0.1}; float64 so that they equal Python's literals
     rewards: npt.NDArray[np.float64]
-    collision: BoolArray
-    new_field: BoolArray
-    new_field_rewarded: BoolArray
+    collision: BoolArray  # (E,) bool; an agent tried to enter the other's cell
+    new_field: BoolArray  # (E,) bool; agent1 marked a cell as visited
+    new_field_rewarded: BoolArray  # (E,) bool; a new field in a step without a collision: agent1 got its +1
 
 
 @lru_cache(maxsize=64)

@@ -148,19 +148,14 @@ _MAX_DRAWS = 1000  # of a position that is clear of obstacles, where there may b
 
 
 class Pond:
-    """What all ponds of the same parameters share.
-
-    Attributes:
-        parameters: as given.
-        radii: (N,), of what moves.
-        max_speeds: (N,), along each axis; those of foods and poisons at the start.
-    """
+    """What all ponds of the same parameters share."""
 
     def __init__(self, parameters: Parameters) -> None:
-        self.parameters = parameters
+        self.parameters = parameters  # as given
         counts = (parameters.n_pursuers, parameters.n_evaders, parameters.n_poisons)
         radius, speeds = parameters.radius, (parameters.pursuer_speed, parameters.evader_speed, parameters.poison_speed)
-        self.radii = np.repeat([radius, FOOD_SIZE * radius, POISON_SIZE * radius], counts)
+        self.radii = np.repeat([radius, FOOD_SIZE * radius, POISON_SIZE * radius], counts)  # (N,), of what moves
+        # (N,), along each axis; those of foods and poisons at the start
         self.max_speeds = np.repeat(np.array(speeds, dtype=np.float64), counts)
         self.touch_distances_squared = (self.radii[parameters.n_pursuers :] + radius) ** 2  # (F + K,)
         self.start_speeds = np.where(np.arange(parameters.n_objects) < parameters.n_pursuers, 0.0, self.max_speeds)
@@ -168,43 +163,25 @@ class Pond:
 
 @dataclass(slots=True)
 class PondState:
-    """E ponds in the middle of their episodes. `step` and `begin_episode` write into these arrays.
+    """E ponds in the middle of their episodes. `step` and `begin_episode` write into these arrays."""
 
-    Attributes:
-        positions: (E, 2, N) float64; x and y of every centre.
-        velocities: (E, 2, N) float64; per second.
-        pushes: (E, 2, N) float64; what walls and obstacles add to the next move.
-        obstacles: (E, 2, n_obstacles) float64; centres.
-        touching: (E, P, F + K) bool; which pursuer touched what in the latest step.
-        counters: (E, F) int64; how many pursuers hold a food, less what `_eat` says.
-        poisoned: (E, P) bool; who touched a new poison in the latest step.
-        timesteps: (E,) int64; env steps since the start of the episode.
-    """
-
-    positions: FloatArray
-    velocities: FloatArray
-    pushes: FloatArray
-    obstacles: FloatArray
-    touching: BoolArray
-    counters: IntArray
-    poisoned: BoolArray
-    timesteps: IntArray
+    positions: FloatArray  # (E, 2, N) float64; x and y of every centre
+    velocities: FloatArray  # (E, 2, N) float64; per second
+    pushes: FloatArray  # (E, 2, N) float64; what walls and obstacles add to the next move
+    obstacles: FloatArray  # (E, 2, n_obstacles) float64; centres
+    touching: BoolArray  # (E, P, F + K) bool; which pursuer touched what in the latest step
+    counters: IntArray  # (E, F) int64; how many pursuers hold a food, less what `_eat` says
+    poisoned: BoolArray  # (E, P) bool; who touched a new poison in the latest step
+    timesteps: IntArray  # (E,) int64; env steps since the start of the episode
 
 
 class Events(NamedTuple):
-    """What happened to each pursuer in a step: (E, P) arrays.
+    """What happened to each pursuer in a step: (E, P) arrays."""
 
-    Attributes:
-        food_encounters: int64; foods that it began to touch.
-        fed: bool; it was paid `food_reward`.
-        captures: int64; foods that it has eaten and left: they are somewhere else now.
-        poison_hits: int64; poisons that it began to touch.
-    """
-
-    food_encounters: IntArray
-    fed: BoolArray
-    captures: IntArray
-    poison_hits: IntArray
+    food_encounters: IntArray  # int64; foods that it began to touch
+    fed: BoolArray  # bool; it was paid `food_reward`
+    captures: IntArray  # int64; foods that it has eaten and left: they are somewhere else now
+    poison_hits: IntArray  # int64; poisons that it began to touch
 
 
 def empty_state(num_ponds: int, parameters: Parameters) -> PondState:

@@ -51,9 +51,6 @@ class Sensors:
 
     Args:
         pond: what the pursuers swim in.
-
-    Attributes:
-        size: how many numbers an observation has.
     """
 
     def __init__(self, pond: Pond) -> None:
@@ -76,7 +73,7 @@ class Sensors:
         self._blocks = np.repeat([6, 2, 4, 0] if speeds else [4, 2, 3, 0], counts)  # of the distances, by object
         self._has_speed = np.repeat([speeds, speeds, speeds, False], counts)
         self._nothing = _nothing_sensed(parameters)
-        self.size = len(self._nothing)
+        self.size = len(self._nothing)  # how many numbers an observation has
 
     def observations(self, state: PondState) -> Float32Array:
         """Return what every pursuer sees: (E, P, size) float32, a new array."""

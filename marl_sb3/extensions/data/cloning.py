@@ -36,23 +36,16 @@ _SQUARES = ("step", "exp_avg_sq")  # of Adam, which are never negative
 
 @dataclass(frozen=True)
 class CloningOptions:
-    """How policies are cloned.
+    """How policies are cloned."""
 
-    Attributes:
-        epochs: most passes over the data.
-        batch_size: transitions in a minibatch; policies with memory take whole episodes of about as many.
-        learning_rate: of Adam.
-        validation: share of the episodes that are kept apart; their loss decides when to stop, and which weights stay.
-        patience: passes without a lower loss of these episodes after which a policy is done.
-        entropy_coefficient: how much of the policy's entropy is taken off its loss; 0: nothing.
-    """
-
-    epochs: PositiveInt = 100
+    epochs: PositiveInt = 100  # most passes over the data
+    # transitions in a minibatch; policies with memory take whole episodes of about as many
     batch_size: PositiveInt = 256
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: PositiveFloat = 1e-3  # of Adam
+    # share of the episodes that are kept apart; their loss decides when to stop, and which weights stay
     validation: Fraction = 0.1
-    patience: PositiveInt = 10
-    entropy_coefficient: NonNegativeFloat = 0.0
+    patience: PositiveInt = 10  # passes without a lower loss of these episodes after which a policy is done
+    entropy_coefficient: NonNegativeFloat = 0.0  # how much of the policy's entropy is taken off its loss; 0: nothing
 
     def __post_init__(self) -> None:
         kinds = {"epochs": PositiveInt, "batch_size": PositiveInt, "learning_rate": PositiveFloat}

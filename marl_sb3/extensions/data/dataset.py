@@ -49,42 +49,29 @@ Recorded = Array | Mapping[str, Array]  # (T, ...), or one such array per key of
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """The transitions of one agent in one episode; T is the number of its actions.
+    """The transitions of one agent in one episode; T is the number of its actions."""
 
-    Attributes:
-        policy_id: the policy that acted.
-        agent: the agent that it acted for.
-        episode_id: the same for all agents of one joint episode. An agent that ended and lived again in it has a
-            second episode, with an id of its own.
-        env_index: index of the env.
-        seed: seed of the env's episode, if it is known.
-        observations: (T + 1, ...) what the agent saw at each of its actions, and what it ended on; as the env gave it.
-        actions: (T, ...) as the env got them.
-        rewards: (T,) float64; all it was paid from an action to its next turn or its end.
-        terminated: whether it ended in a terminal state.
-        truncated: whether it was cut off.
-        log_probs: (T,) log-probability or log-density of each action, if the policy that acted told it.
-        values: (T,) what this policy expected, if it told it.
-        action_masks: (T, n) True where an action was allowed, if the env gave masks.
-        sampled_actions: (T, ...) what the policy sampled, which the log-probabilities are of, if that is not `actions`:
-            actions in a Box are brought within its bounds.
-        steps: (T,) the env step of each action, counted from 0 in the joint episode; None: 0 to T - 1.
-    """
-
-    policy_id: PolicyID
-    agent: AgentID
+    policy_id: PolicyID  # the policy that acted
+    agent: AgentID  # the agent that it acted for
+    # the same for all agents of one joint episode. An agent that ended and lived again in it has a second episode, with
+    # an id of its own.
     episode_id: str
-    env_index: int
-    seed: int | None
+    env_index: int  # index of the env
+    seed: int | None  # seed of the env's episode, if it is known
+    # (T + 1, ...) what the agent saw at each of its actions, and what it ended on; as the env gave it
     observations: Recorded
-    actions: Recorded
-    rewards: Array
-    terminated: bool
-    truncated: bool
+    actions: Recorded  # (T, ...) as the env got them
+    rewards: Array  # (T,) float64; all it was paid from an action to its next turn or its end
+    terminated: bool  # whether it ended in a terminal state
+    truncated: bool  # whether it was cut off
+    # (T,) log-probability or log-density of each action, if the policy that acted told it
     log_probs: FloatArray | None = None
-    values: FloatArray | None = None
-    action_masks: BoolArray | None = None
+    values: FloatArray | None = None  # (T,) what this policy expected, if it told it
+    action_masks: BoolArray | None = None  # (T, n) True where an action was allowed, if the env gave masks
+    # (T, ...) what the policy sampled, which the log-probabilities are of, if that is not `actions`: actions in a Box
+    # are brought within its bounds
     sampled_actions: Array | None = None
+    # (T,) the env step of each action, counted from 0 in the joint episode; None: 0 to T - 1
     steps: Array | None = None
 
     def __len__(self) -> int:
@@ -94,18 +81,12 @@ class RecordedEpisode:
 
 @dataclass(frozen=True)
 class PolicyData:
-    """One dataset.
+    """One dataset."""
 
-    Attributes:
-        policy_id: the policy that acted.
-        observation_space: of the env.
-        action_space: of the env.
-        episodes: all episodes, each of one agent. They are read from the disk whenever they are accessed.
-    """
-
-    policy_id: PolicyID
-    observation_space: Space
-    action_space: Space
+    policy_id: PolicyID  # the policy that acted
+    observation_space: Space  # of the env
+    action_space: Space  # of the env
+    # all episodes, each of one agent. They are read from the disk whenever they are accessed.
     episodes: Sequence[RecordedEpisode]
 
 
@@ -331,23 +312,14 @@ def _said(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """What a dataset says of its episodes.
+    """What a dataset says of its episodes."""
 
-    Attributes:
-        observation_space: as it is stored: nested, perhaps.
-        action_space: of the env.
-        total_steps: of all episodes; there are no more.
-        jpeg: whether pictures are JPEG files.
-        of_agents: whether the infos are those that `store` writes.
-        policy_id: the policy that acted.
-    """
-
-    observation_space: Space
-    action_space: Space
-    total_steps: int
-    jpeg: bool
-    of_agents: bool
-    policy_id: PolicyID
+    observation_space: Space  # as it is stored: nested, perhaps
+    action_space: Space  # of the env
+    total_steps: int  # of all episodes; there are no more
+    jpeg: bool  # whether pictures are JPEG files
+    of_agents: bool  # whether the infos are those that `store` writes
+    policy_id: PolicyID  # the policy that acted
 
 
 class _StoredEpisodes(Sequence[RecordedEpisode]):

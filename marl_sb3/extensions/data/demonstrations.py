@@ -27,25 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """The N transitions of recorded episodes, one episode after the other.
+    """The N transitions of recorded episodes, one episode after the other."""
 
-    Attributes:
-        seen: (N + episodes, ...) what the policy would have observed: at each action of an episode, and at its end.
-        actions: (N, *action shape) as the algorithm learns from them.
-        rewards: (N,) float32; clipped if the policy's settings say so, and not normalised.
-        masks: (N, n) bool; None: the data has none.
-        lengths: (episodes,) the number of transitions of each episode.
-        terminated: (episodes,) bool; whether an episode was terminated. Its end is a truncation otherwise.
-        agents: (episodes,) the index of each episode's agent among the agents of the policy.
-    """
-
+    # (N + episodes, ...) what the policy would have observed: at each action of an episode, and at its end
     seen: Observations
-    actions: Array
-    rewards: Array
-    masks: BoolArray | None
-    lengths: Array
-    terminated: BoolArray
-    agents: Array
+    actions: Array  # (N, *action shape) as the algorithm learns from them
+    rewards: Array  # (N,) float32; clipped if the policy's settings say so, and not normalised
+    masks: BoolArray | None  # (N, n) bool; None: the data has none
+    lengths: Array  # (episodes,) the number of transitions of each episode
+    terminated: BoolArray  # (episodes,) bool; whether an episode was terminated. Its end is a truncation otherwise.
+    agents: Array  # (episodes,) the index of each episode's agent among the agents of the policy
 
     def __len__(self) -> int:
         return len(self.actions)

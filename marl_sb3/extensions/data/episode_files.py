@@ -86,17 +86,11 @@ class _HDF5File:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of a file.
+    """A group of a file."""
 
-    Attributes:
-        where: name of the file and path of the group, for messages.
-        id: h5py's `GroupID` or `FileID`.
-        size: bytes of the file.
-    """
-
-    where: str
-    id: Any
-    size: int
+    where: str  # name of the file and path of the group, for messages
+    id: Any  # h5py's `GroupID` or `FileID`
+    size: int  # bytes of the file
 
     def link_type(self, name: str) -> int | None:
         """Return how a name leads to something, as `h5py.h5l` has it; None if there is no such name."""

@@ -34,36 +34,24 @@ _WORK = 2e10  # multiplications for an agent's redraws: some seconds
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions of one agent in one episode.
+    """The decisions of one agent in one episode."""
 
-    Attributes:
-        rewards: (T,).
-        log_weights: (T,) log w_t: with the ratios of all replaced agents up to the agent's next decision.
-        log_weights_before: (T,) log w_{t-1}: with the ratios up to the decision, without it.
-        log_weight: log w_T of the whole joint episode.
-        q: (T,) estimates of Q(s_t, a_t), and `v`, (T,), the mean of Q(s_t, .) over the actions of the replaced policy;
-            None: no doubly robust estimate.
-        v: see `q`.
-    """
-
-    rewards: Array
-    log_weights: Array
-    log_weights_before: Array
-    log_weight: float
+    rewards: Array  # (T,)
+    log_weights: Array  # (T,) log w_t: with the ratios of all replaced agents up to the agent's next decision
+    log_weights_before: Array  # (T,) log w_{t-1}: with the ratios up to the decision, without it
+    log_weight: float  # log w_T of the whole joint episode
+    # (T,) estimates of Q(s_t, a_t), and `v`, (T,), the mean of Q(s_t, .) over the actions of the replaced policy; None:
+    # no doubly robust estimate
     q: Array | None = None
-    v: Array | None = None
+    v: Array | None = None  # see `q`
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a mean return.
+    """An estimate of a mean return."""
 
-    Attributes:
-        mean: the estimate.
-        ci95: percentiles 2.5 and 97.5 of the estimates from episodes drawn anew (bootstrap); None for a single episode.
-    """
-
-    mean: float
+    mean: float  # the estimate
+    # percentiles 2.5 and 97.5 of the estimates from episodes drawn anew (bootstrap); None for a single episode
     ci95: tuple[float, float] | None
 
 
@@ -211,19 +199,12 @@ def fit_q(
 
 @dataclass(frozen=True)
 class Fitting:
-    """What Q of one agent is fitted on, in the episodes that it takes part in; N is the number of its decisions.
+    """What Q of one agent is fitted on, in the episodes that it takes part in; N is the number of its decisions."""
 
-    Attributes:
-        decisions: of each episode.
-        features: (N, d) of the states, one episode after the other.
-        actions: (N,) int, from 0.
-        probabilities: (N, n) of all actions, by the policy that is estimated.
-    """
-
-    decisions: Sequence[Decisions]
-    features: Array
-    actions: Array
-    probabilities: Array
+    decisions: Sequence[Decisions]  # of each episode
+    features: Array  # (N, d) of the states, one episode after the other
+    actions: Array  # (N,) int, from 0
+    probabilities: Array  # (N, n) of all actions, by the policy that is estimated
 
     @property
     def size(self) -> int:

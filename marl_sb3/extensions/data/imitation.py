@@ -24,21 +24,13 @@ from marl_sb3.types import Array, PolicyID
 
 
 class Minibatch(NamedTuple):
-    """Transitions of recorded episodes as tensors.
+    """Transitions of recorded episodes as tensors."""
 
-    Attributes:
-        observations: (n, ...).
-        actions: (n, action size), or (n,) of a Discrete space.
-        masks: (n, choices) bool; None: all actions are allowed.
-        counted: (n,) bool; False where a shorter episode is filled up; None: all count.
-        sequences: the number of episodes, for policies with memory: n is a multiple of it.
-    """
-
-    observations: Any
-    actions: th.Tensor
-    masks: Array | None = None
-    counted: th.Tensor | None = None
-    sequences: int = 0
+    observations: Any  # (n, ...)
+    actions: th.Tensor  # (n, action size), or (n,) of a Discrete space
+    masks: Array | None = None  # (n, choices) bool; None: all actions are allowed
+    counted: th.Tensor | None = None  # (n,) bool; False where a shorter episode is filled up; None: all count
+    sequences: int = 0  # the number of episodes, for policies with memory: n is a multiple of it
 
 
 class ActionLoss:
@@ -46,12 +38,9 @@ class ActionLoss:
 
     Args:
         algorithm: the SB3 algorithm of the policy.
-
-    Attributes:
-        in_sequences: whether the policy has memory: then minibatches are whole episodes.
     """
 
-    in_sequences: ClassVar[bool] = False
+    in_sequences: ClassVar[bool] = False  # whether the policy has memory: then minibatches are whole episodes
 
     def __init__(self, algorithm: Any) -> None:
         self.algorithm = algorithm
@@ -248,14 +237,11 @@ class ImitationLoss(Stateful):
         coefficient: a number, or a schedule of the progress that remains.
         takes_masks: whether the policy needs action masks.
         seed: of the draws, which are independent of all others.
-
-    Attributes:
-        data: set it before the first step.
     """
 
     fields: ClassVar[Fields] = {"generator": generator("_generator")}
 
-    data: Demonstrations | None = None
+    data: Demonstrations | None = None  # set it before the first step
 
     def __init__(
         self, loss: ActionLoss, coefficient: float | Callable[[float], float], takes_masks: bool, seed: int | None

@@ -19,13 +19,9 @@ from marl_sb3.errors import ConfigError
 
 
 class Context(NamedTuple):
-    """What a value may depend on; None: not known.
+    """What a value may depend on; None: not known."""
 
-    Attributes:
-        n_envs: number of envs of the run.
-    """
-
-    n_envs: int | None = None
+    n_envs: int | None = None  # number of envs of the run
 
 
 def batch_per_env(value: Any, context: Context) -> dict[str, Any]:
@@ -119,21 +115,13 @@ Applies = Callable[[Mapping[str, Any]], bool]  # to an algorithm, by its table o
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a name means for some algorithms.
+    """What a name means for some algorithms."""
 
-    Attributes:
-        settings: the names of the settings here.
-        algorithms: of which algorithms, in words.
-        applies: the same as a function.
-        convert: the value of RLlib -> settings with their values.
-        note: how the value changes, in words; empty if it does not.
-    """
-
-    settings: tuple[str, ...]
-    algorithms: str
-    applies: Applies
-    convert: Convert
-    note: str = ""
+    settings: tuple[str, ...]  # the names of the settings here
+    algorithms: str  # of which algorithms, in words
+    applies: Applies  # the same as a function
+    convert: Convert  # the value of RLlib -> settings with their values
+    note: str = ""  # how the value changes, in words; empty if it does not
 
 
 _ROLLOUTS = "with rollouts (PPO, A2C, TRPO, ...)", lambda kinds: "gae_lambda" in kinds
@@ -149,17 +137,11 @@ _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
 
 @dataclass(frozen=True)
 class Renamed:
-    """A name that means one setting.
+    """A name that means one setting."""
 
-    Attributes:
-        setting: its name here.
-        value: the value of RLlib -> the value here.
-        note: how the value changes, in words; empty if it does not.
-    """
-
-    setting: str
-    value: Callable[[Any], Any] = lambda value: value
-    note: str = ""
+    setting: str  # its name here
+    value: Callable[[Any], Any] = lambda value: value  # the value of RLlib -> the value here
+    note: str = ""  # how the value changes, in words; empty if it does not
 
 
 RENAMED: Mapping[str, Renamed] = {
@@ -274,15 +256,10 @@ NESTED: Mapping[str, str] = {"model": "", "model_config": "", "replay_buffer_con
 
 
 class Always(NamedTuple):
-    """A name of RLlib of which only some values are accepted, because they describe what always happens here.
+    """A name of RLlib of which only some values are accepted, because they describe what always happens here."""
 
-    Attributes:
-        values: these values; they need no setting.
-        why: why there are no others, or what to set instead; a clause that follows a semicolon.
-    """
-
-    values: tuple[Any, ...]
-    why: str
+    values: tuple[Any, ...]  # these values; they need no setting
+    why: str  # why there are no others, or what to set instead; a clause that follows a semicolon
 
 
 _CUDA = "set device=cuda to put all networks on a GPU"

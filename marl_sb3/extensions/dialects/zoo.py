@@ -45,15 +45,11 @@ def parse_literal(key: str, text: str) -> dict[str, Any]:
 
 
 class _NotLiteralError(Exception):
-    """A part of a text is not a literal.
-
-    Attributes:
-        node: that part; None: the text is not a Python expression.
-    """
+    """A part of a text is not a literal."""
 
     def __init__(self, node: ast.expr | None = None) -> None:
         super().__init__()
-        self.node = node
+        self.node = node  # that part; None: the text is not a Python expression
 
 
 def _parsed(text: str) -> ast.expr:

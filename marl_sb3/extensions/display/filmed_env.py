@@ -28,17 +28,11 @@ _RIM: Colour = (190, 196, 204)
 
 @dataclass
 class Scene:
-    """What a caption says about a frame.
+    """What a caption says about a frame."""
 
-    Attributes:
-        episode: counted from 1.
-        step: env steps since the start of the episode.
-        returns: return of each agent so far.
-    """
-
-    episode: int
-    step: int
-    returns: dict[AgentID, float]
+    episode: int  # counted from 1
+    step: int  # env steps since the start of the episode
+    returns: dict[AgentID, float]  # return of each agent so far
 
 
 def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array:

@@ -39,12 +39,9 @@ class Screen:
     Args:
         draw: makes the picture; it may be called in another thread.
         keep: leave the last picture on the screen when it is closed.
-
-    Attributes:
-        is_live: whether it shows anything.
     """
 
-    is_live = False
+    is_live = False  # whether it shows anything
 
     def __init__(self, draw: Draw, *, keep: bool) -> None:
         self._draw = draw

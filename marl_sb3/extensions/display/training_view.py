@@ -325,9 +325,6 @@ class LiveView(TrainingView):
 
     Args:
         keep: leave the last picture on the screen when the run ends.
-
-    Attributes:
-        is_possible: whether the console can show it.
     """
 
     def __init__(
@@ -348,7 +345,7 @@ class LiveView(TrainingView):
         self._best = Series(goals.higher_is_better)
         self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # iteration and metrics
         self._screen = screen_for(console, self.draw, keep=keep)
-        self.is_possible = self._screen.is_live
+        self.is_possible = self._screen.is_live  # whether the console can show it
 
     def begin(self, done: int, total: int) -> None:
         """Start at `done` of `total` steps, or continue there after a rollback."""

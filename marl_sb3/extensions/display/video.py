@@ -34,18 +34,14 @@ class VideoFile:
     Args:
         path: the file; `.gif` repeats forever, `.mp4` is H.264.
 
-    Attributes:
-        fps: frames per second; may be set before the first frame.
-        num_frames: how many frames were added.
-
     Raises:
         ConfigError: the path has another suffix or cannot be written, or a package is missing.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.fps = DEFAULT_FPS
-        self.num_frames = 0
+        self.fps = DEFAULT_FPS  # frames per second; may be set before the first frame
+        self.num_frames = 0  # how many frames were added
         kind = self.path.suffix.lower()
         if kind not in _ENCODERS:
             accepted = ", ".join(name.lstrip(".") for name in _ENCODERS)

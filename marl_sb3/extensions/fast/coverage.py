@@ -43,9 +43,6 @@ class Reliance:
         optimizers: the classes of optimizers that the kernels have.
         settings: objects with the names of those of their attributes that decide whether they are covered. The kernels
             stand for the methods of these objects and of the attributes.
-
-    Attributes:
-        layers: those layers.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Reliance:
     ) -> None:
         self._algorithm = algorithm
         self._policy: nn.Module = algorithm.policy
-        self.layers = list(layers)
+        self.layers = list(layers)  # those layers
         self._others = list(others)
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
         self._optimizers = optimizers

@@ -33,16 +33,12 @@ class FusedOffPolicy(_Base):
     """Mixin of an SB3 algorithm: updates and the actions of rollouts are computed in kernels where these cover it.
 
     See `TwoPaths`.
-
-    Attributes:
-        covered_policy: the class of its policy; its subclasses may compute something else.
-        network_names: the names of all networks that the kernels run, in the algorithm and in the policy.
-        update_class: the name of the class in `fused_replay` that acts and updates by the kernels.
     """
 
-    covered_policy: ClassVar[type[BasePolicy]]
+    covered_policy: ClassVar[type[BasePolicy]]  # the class of its policy; its subclasses may compute something else
+    # the names of all networks that the kernels run, in the algorithm and in the policy
     network_names: ClassVar[Sequence[str]]
-    update_class: ClassVar[str]
+    update_class: ClassVar[str]  # the name of the class in `fused_replay` that acts and updates by the kernels
     _of_rollout: FusedReplayUpdate | None = None  # what acts in the present rollout, if the kernels do
     _is_read: bool = False  # whether it was looked up since the policy may have changed
     _reads_again: bool = False  # whether callbacks may change the policy within a rollout

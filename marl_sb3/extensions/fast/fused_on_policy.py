@@ -45,13 +45,9 @@ class FusedActing(TwoPaths, OnPolicyAlgorithm):
 
 
 class FusedOnPolicy(FusedActing):
-    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them."""
 
-    Attributes:
-        num_grad_updates: optimizer steps taken since the object was made.
-    """
-
-    num_grad_updates: int = 0
+    num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override
     def coverage(self) -> Reliance | str:

@@ -50,11 +50,6 @@ class FusedPolicy:
     Args:
         policy: a policy that the kernels cover; a new object is made when its layers are replaced.
         weights_of_inputs: what observations are multiplied with; None: the weights of the first layers of its nets.
-
-    Attributes:
-        nets: its nets as the kernels take them.
-        parameters: its parameters, in the order of the kernels.
-        sizes: (sub-distributions,) the number of values of each part of an action; empty for a Gaussian.
     """
 
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
@@ -64,6 +59,7 @@ class FusedPolicy:
         self._one_hot_sizes = _category_sizes(self._space)
         self._one_hot_starts = np.cumsum(self._one_hot_sizes) - self._one_hot_sizes  # where each block begins
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
+        # (sub-distributions,) the number of values of each part of an action; empty for a Gaussian
         self.sizes = _category_sizes(policy.action_space)
         extractor, shared = policy.mlp_extractor, shared_layers(policy)
         self._layers: list[list[Any]] = [
@@ -72,6 +68,7 @@ class FusedPolicy:
         ]
         common = linears(shared)
         log_std = [policy.log_std] if self.is_gaussian else []
+        # its parameters, in the order of the kernels
         self.parameters: list[th.Tensor] = [*parameters_of(chain(*self._layers, common)), *log_std]
         first = weights_of_inputs or [layers[0].weight for layers in ([common] if common else self._layers)]
         self.copies = TransposedCopies(first if len(self._one_hot_sizes) else [])
@@ -81,6 +78,7 @@ class FusedPolicy:
         of_trunk = ACTIVATIONS.index(type(shared[-1])) if common else LINEAR
         trunk = Net(layer_table(common, self.copies.addresses()), of_trunk, of_trunk)
         address = log_std[0].data_ptr() if log_std else 0
+        # its nets as the kernels take them
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
         self._work_rows = 0
@@ -254,12 +252,6 @@ class FusedRolloutUpdate:
         algorithm: the algorithm to update; its rollout buffer is full. One without `n_epochs`, `batch_size` or
             `clip_range` takes one step on the whole rollout, or has the policy gradient as its loss, as A2C.
         fused: its policy.
-
-    Attributes:
-        n_epochs: passes over the rollout.
-        clip_range: that of this update; 0 if nothing is clipped.
-        samples_drawn: number of agent steps in all minibatches.
-        num_grad_updates: optimizer steps taken, after `run`.
     """
 
     def __init__(self, algorithm: Any, fused: FusedPolicy) -> None:
@@ -267,9 +259,9 @@ class FusedRolloutUpdate:
         self._rollout: Any = algorithm.rollout_buffer
         self._samples = _rollout_samples(self._rollout, fused)
         samples = len(self._samples.returns)
-        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)
-        self.samples_drawn = samples * self.n_epochs
-        self.num_grad_updates = 0
+        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)  # passes over the rollout
+        self.samples_drawn = samples * self.n_epochs  # number of agent steps in all minibatches
+        self.num_grad_updates = 0  # optimizer steps taken, after `run`
         # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
         orders = [np.random.permutation(samples) for _ in range(self.n_epochs)]  # noqa: NPY002
         batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
@@ -277,7 +269,7 @@ class FusedRolloutUpdate:
         self._minibatches = len(bounds) - 1
         self._stats = np.zeros((self.n_epochs * self._minibatches, kernel.NUM_STATS))
         settings = _settings(algorithm)
-        self.clip_range = settings.clip_range
+        self.clip_range = settings.clip_range  # that of this update; 0 if nothing is clipped
         self._optimizer = OptimizerTable(algorithm.policy.optimizer, fused.parameters)
         fused.read_parameters()
         moved = fused.copies.addresses()

@@ -33,16 +33,13 @@ class FusedReplayUpdate:
         algorithm: one that the kernels cover; a new object is made when its modules or optimizers are replaced.
         kernel: the module of its kernels.
         optimizers: its optimizers.
-
-    Attributes:
-        optimizers: those optimizers, whose learning rates follow the schedule.
     """
 
     def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
         _note_compiling(kernel)
         self._algorithm = algorithm
         self._hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
-        self.optimizers = list(optimizers)
+        self.optimizers = list(optimizers)  # those optimizers, whose learning rates follow the schedule
         self._tables = [OptimizerTable(optimizer) for optimizer in optimizers]
         self._present: list[Optimizer] = []
         self._stats: list[Any] = []

@@ -81,18 +81,13 @@ class TransposedCopies:
 
 
 class OptimizerKind(NamedTuple):
-    """An optimizer that the kernels have.
+    """An optimizer that the kernels have."""
 
-    Attributes:
-        number: its constant in `kernels.optimizers`.
-        tensors: the names of first and second moments and of the number of steps in PyTorch's state; None for what it
-            does not have, or not as a tensor.
-        initial: the second moment before the first step.
-    """
-
-    number: int
+    number: int  # its constant in `kernels.optimizers`
+    # the names of first and second moments and of the number of steps in PyTorch's state; None for what it does not
+    # have, or not as a tensor
     tensors: tuple[str | None, str, str | None]
-    initial: float
+    initial: float  # the second moment before the first step
 
 
 OPTIMIZERS: dict[type[th.optim.Optimizer], OptimizerKind] = {

@@ -30,17 +30,13 @@ class DeviceRollout:
 
     Args:
         rollout: a full buffer. If its class is unknown or its methods are replaced, its `get` makes the minibatches.
-
-    Attributes:
-        values: (samples,) the values of the rollout.
-        returns: (samples,) its returns.
     """
 
     def __init__(self, rollout: Any, device: th.device) -> None:
         self._rollout = rollout
         self._is_known = type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
-        self.values: Array = flat_samples(rollout, "values").reshape(-1)
-        self.returns: Array = flat_samples(rollout, "returns").reshape(-1)
+        self.values: Array = flat_samples(rollout, "values").reshape(-1)  # (samples,) the values of the rollout
+        self.returns: Array = flat_samples(rollout, "returns").reshape(-1)  # (samples,) its returns
         if not self._is_known:
             return
         actions = flat_samples(rollout, "actions").astype(np.float32, copy=False)

@@ -21,17 +21,13 @@ class TwoPaths:
 
     The fused path is faster and equals SB3 to floating point tolerance; the torch path takes every policy and equals
     SB3 bit for bit.
-
-    Attributes:
-        update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
-            one. May be set at any time between updates.
-        known_as: the name of the policy in the log.
-        has_more_losses: whether recorded actions are a part of its loss, which the kernels do not have.
     """
 
+    # `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force one. May be
+    # set at any time between updates.
     update_path: str = "auto"
-    known_as: str = "policy"
-    has_more_losses: bool = False
+    known_as: str = "policy"  # the name of the policy in the log
+    has_more_losses: bool = False  # whether recorded actions are a part of its loss, which the kernels do not have
     _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
 
     def coverage(self) -> Reliance | str:

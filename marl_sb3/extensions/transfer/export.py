@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that holds a policy.
-
-    Attributes:
-        difference: the largest difference between the outputs of the file and of the policy, see `onnx_check`; None
-            for a zip, whose outputs are not compared.
-    """
+    """A file that holds a policy."""
 
     path: Path
     policy_id: PolicyID
+    # the largest difference between the outputs of the file and of the policy, see `onnx_check`; None for a zip, whose
+    # outputs are not compared
     difference: float | None = None
 
 

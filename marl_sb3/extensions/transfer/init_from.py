@@ -41,16 +41,11 @@ _SHOWN = 80  # characters shown of a name from a file
 
 @dataclass(frozen=True)
 class InitFrom:
-    """A source of initial weights.
+    """A source of initial weights."""
 
-    Attributes:
-        path: a run folder (see `CheckpointFolder.load` for its checkpoint), a checkpoint, or an SB3 zip.
-        policy_id: the policy that gets the weights; None: all policies.
-        source_id: the policy of the source; None: the one with the same id, or the only one in a zip.
-    """
-
-    path: Path
-    policy_id: PolicyID | None = None
+    path: Path  # a run folder (see `CheckpointFolder.load` for its checkpoint), a checkpoint, or an SB3 zip
+    policy_id: PolicyID | None = None  # the policy that gets the weights; None: all policies
+    # the policy of the source; None: the one with the same id, or the only one in a zip
     source_id: PolicyID | None = None
 
     def __str__(self) -> str:
@@ -130,16 +125,12 @@ def init_from(
 
 
 class _Weights(NamedTuple):
-    """The weights of one policy in a file.
+    """The weights of one policy in a file."""
 
-    Attributes:
-        tensors: by the names of SB3's `policy.state_dict()`; in a zip they may be anything.
-        statistics: the running statistics of its processing; None if the file does not hold any.
-        activation: name of the activation function between its layers; None if the file does not say it.
-    """
-
-    tensors: Mapping[str, Any]
+    tensors: Mapping[str, Any]  # by the names of SB3's `policy.state_dict()`; in a zip they may be anything
+    # the running statistics of its processing; None if the file does not hold any
     statistics: StateReader | None = None
+    # name of the activation function between its layers; None if the file does not say it
     activation: str | None = None
 
 

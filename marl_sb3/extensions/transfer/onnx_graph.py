@@ -51,19 +51,13 @@ _FROM_ZERO = ZeroBased(spaces.Discrete(1))  # changes nothing
 
 @dataclass(frozen=True)
 class GraphProcessing:
-    """What a graph does before and after the policy.
+    """What a graph does before and after the policy."""
 
-    Attributes:
-        normalize: of the observations; None: the graph takes them as the policy sees them.
-        rescale: of the actions; None: they stay in the policy's space.
-        seen: the graph's observations counted from 0, as the policy counts them.
-        done: the graph's actions counted from 0.
-    """
-
+    # of the observations; None: the graph takes them as the policy sees them
     normalize: NormalizeObservations | None = None
-    rescale: RescaleActions | None = None
-    seen: ZeroBased = _FROM_ZERO
-    done: ZeroBased = _FROM_ZERO
+    rescale: RescaleActions | None = None  # of the actions; None: they stay in the policy's space
+    seen: ZeroBased = _FROM_ZERO  # the graph's observations counted from 0, as the policy counts them
+    done: ZeroBased = _FROM_ZERO  # the graph's actions counted from 0
 
     def observation(self, key: str, observation: th.Tensor) -> th.Tensor:
         """Process one input of the graph; `key` is its key in a Dict, or empty."""
@@ -273,15 +267,6 @@ class PolicyGraph(nn.Module):
         observation_space: of what the graph takes; an image may have its channels last.
         processing: what the graph does around the policy.
 
-    Attributes:
-        input_names: `observation`, or `observation.<key>` for each key of a Dict. Of MaskablePPO also `action_mask`
-            (batch, choices) bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same
-            with `critic_` before it if the critic has an LSTM of its own, and `episode_start` (batch,) bool.
-        output_names: `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits`
-            (batch, choices), which are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch,
-            numbers) before any squashing; then each state with `next_` before its name. Of DQN and QRDQN `q_values`
-            (batch, choices).
-
     Raises:
         ConfigError: it is not one of SB3's policies, or its action distribution is not supported.
     """
@@ -292,6 +277,9 @@ class PolicyGraph(nn.Module):
         super().__init__()
         self._more = tuple(more_inputs(algorithm, 1))
         states = [f"{NEXT}{name}" for name in self._more if name in (*STATES, *CRITIC_STATES)]
+        # `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits` (batch,
+        # choices), which are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch, numbers) before
+        # any squashing; then each state with `next_` before its name. Of DQN and QRDQN `q_values` (batch, choices).
         self.output_names = (*outputs_of(algorithm.policy), *states)
         policy: Any = copy_on_cpu(algorithm)
         if states:
@@ -301,6 +289,9 @@ class PolicyGraph(nn.Module):
         inputs, inner = by_input(observation_space), by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in inputs.items()]
+        # `observation`, or `observation.<key>` for each key of a Dict. Of MaskablePPO also `action_mask` (batch,
+        # choices) bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same with
+        # `critic_` before it if the critic has an LSTM of its own, and `episode_start` (batch,) bool.
         self.input_names = (*inputs, *self._more)
 
     def forward(self, *given: th.Tensor) -> Outputs:

@@ -128,18 +128,14 @@ class _EnvProcess:
         job: what it plays.
         factory: for an env that a new process cannot import: the process is forked from this one. None: it is new.
 
-    Attributes:
-        findings: what it has found, and how it ended if the env ended it.
-        told: by name, the facts and the fingerprint.
-
     Raises:
         ConfigError: no process can be started.
     """
 
     def __init__(self, job: Job, factory: EnvFactory | None) -> None:
         self._job = job
-        self.findings: list[Finding] = []
-        self.told: dict[str, Any] = {}
+        self.findings: list[Finding] = []  # what it has found, and how it ended if the env ended it
+        self.told: dict[str, Any] = {}  # by name, the facts and the fingerprint
         self._output = anonymous_file("marl_sb3-output")
         # Two new processes have nothing in common, such as the order of sets.
         self._starter = ForkServer(_MODULES) if factory is None else Forker()

@@ -32,62 +32,39 @@ _PROFILE_POINTS = 101
 
 @dataclass(frozen=True)
 class Reached:
-    """How soon the runs of a group reached a threshold.
+    """How soon the runs of a group reached a threshold."""
 
-    Attributes:
-        n: how many of the runs did.
-        of: number of runs.
-        env_steps: median env steps of those that did; None: none did.
-        seconds: median seconds of training of those that did.
-    """
-
-    n: int
-    of: int
-    env_steps: float | None
-    seconds: float | None
+    n: int  # how many of the runs did
+    of: int  # number of runs
+    env_steps: float | None  # median env steps of those that did; None: none did
+    seconds: float | None  # median seconds of training of those that did
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the runs of a group came to.
+    """What the runs of a group came to."""
 
-    Attributes:
-        label: what the group is called.
-        finals: the metric at the end of each run.
-        stats: of these.
-        iqm: their interquartile mean.
-        reached: how soon they reached the threshold.
-    """
-
-    label: str
-    finals: Sequence[float]
-    stats: SampleStats
-    iqm: float
-    reached: Reached
+    label: str  # what the group is called
+    finals: Sequence[float]  # the metric at the end of each run
+    stats: SampleStats  # of these
+    iqm: float  # their interquartile mean
+    reached: Reached  # how soon they reached the threshold
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A group beside the first one.
+    """A group beside the first one."""
 
-    Attributes:
-        label: of the group.
-        baseline: of the first one.
-        difference: of the means, group minus baseline.
-        interval: of the difference, at 95 % for all pairs together (Welch); None: too few seeds.
-        improvement: probability that a run of the group is better than one of the baseline.
-        improvement_interval: 95 %, bootstrap; None: too few seeds, or all runs of one group are better than all of the
-            other, so that each resample gives the same and the bootstrap says nothing.
-        verdict: `better`, `worse`, `undecided` or `too few seeds`.
-    """
-
-    label: str
-    baseline: str
-    difference: float
+    label: str  # of the group
+    baseline: str  # of the first one
+    difference: float  # of the means, group minus baseline
+    # of the difference, at 95 % for all pairs together (Welch); None: too few seeds
     interval: tuple[float, float] | None
-    improvement: float
+    improvement: float  # probability that a run of the group is better than one of the baseline
+    # 95 %, bootstrap; None: too few seeds, or all runs of one group are better than all of the other, so that each
+    # resample gives the same and the bootstrap says nothing
     improvement_interval: tuple[float, float] | None
-    verdict: str
+    verdict: str  # `better`, `worse`, `undecided` or `too few seeds`
 
     @property
     def sentence(self) -> str:

@@ -99,15 +99,11 @@ _RETURN = "env_runners/episode_return"
 
 @dataclass(frozen=True)
 class _Learner:
-    """The metrics of a policy's updates.
-
-    Attributes:
-        opposed: whether agents win what others lose.
-    """
+    """The metrics of a policy's updates."""
 
     policy_id: PolicyID
     columns: Columns = field(repr=False)
-    opposed: bool
+    opposed: bool  # whether agents win what others lose
 
     def name(self, metric: str) -> str:
         return f"{_LEARNERS}{self.policy_id}/{metric}"

@@ -55,27 +55,16 @@ class ViewerLeftError(MarlSb3Error):
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see after a reset or a step.
+    """What there is to see after a reset or a step."""
 
-    Attributes:
-        episode: counted from 1.
-        step: env steps since the start of the episode.
-        returns: of each agent so far.
-        is_last: whether the episode has ended.
-        image: (height, width, 3) uint8, if the env renders images.
-        scene: what the env's `scene()` returns, if it draws itself.
-        text: what it renders, if that is text.
-        legend: colours by name.
-    """
-
-    episode: int
-    step: int
-    returns: Mapping[str, float]
-    is_last: bool = False
-    image: npt.NDArray[np.uint8] | None = None
-    scene: Mapping[str, Any] | None = None
-    text: str | None = None
-    legend: Mapping[str, RGB] = field(default_factory=dict)
+    episode: int  # counted from 1
+    step: int  # env steps since the start of the episode
+    returns: Mapping[str, float]  # of each agent so far
+    is_last: bool = False  # whether the episode has ended
+    image: npt.NDArray[np.uint8] | None = None  # (height, width, 3) uint8, if the env renders images
+    scene: Mapping[str, Any] | None = None  # what the env's `scene()` returns, if it draws itself
+    text: str | None = None  # what it renders, if that is text
+    legend: Mapping[str, RGB] = field(default_factory=dict)  # colours by name
 
 
 # --- Keys ------------------------------------------------------------------------------------------------------------
@@ -244,9 +233,6 @@ class Playback:
         stage: where they are shown.
         fps: views per second; keys change it.
         clock: returns seconds.
-
-    Attributes:
-        is_paused: whether it waits for a key after each view.
     """
 
     def __init__(
@@ -255,7 +241,7 @@ class Playback:
         self._stage, self._keys, self._clock = stage, keys, clock
         self._fps = fps
         self._stepping = False
-        self.is_paused = False
+        self.is_paused = False  # whether it waits for a key after each view
 
     def __enter__(self) -> Self:
         """Begin."""

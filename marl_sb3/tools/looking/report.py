@@ -52,17 +52,11 @@ _NOT_COMPARED = ("seed", "n_parallel_updates", "extensions")  # differ in each r
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run folder says about its run.
+    """What a run folder says about its run."""
 
-    Attributes:
-        folder: as the user has named it.
-        config: its configuration.
-        record: what it has logged; of a damaged `result.jsonl`, what comes before the damage.
-    """
-
-    folder: Path
-    config: TrainConfig
-    record: RunRecord
+    folder: Path  # as the user has named it
+    config: TrainConfig  # its configuration
+    record: RunRecord  # what it has logged; of a damaged `result.jsonl`, what comes before the damage
 
     @classmethod
     def read(cls, folder: Path, env: str | None = None) -> RunData:

@@ -56,46 +56,27 @@ LoadPolicies = Callable[[MultiAgentVecEnv], PolicyBundle]
 
 @dataclass(frozen=True)
 class WatchPlan:
-    """What is watched.
+    """What is watched."""
 
-    Attributes:
-        env: an id, or a factory.
-        settings: of `make_vec_env`, with the arguments of the env.
-        policies: loads the policies for these envs; None: all agents act at random.
-        n_episodes: number of episodes; the viewer may leave earlier.
-        deterministic: the most likely actions, or sampled ones.
-        seed: of the episodes and the actions; None: drawn.
-        fps: env steps per second; None: as the env's metadata say, else 10.
-        place: `window` or `terminal`; None: a window if one can be opened.
-    """
-
-    env: str | EnvFactory
-    settings: Mapping[str, Any]
-    policies: LoadPolicies | None
-    n_episodes: int
-    deterministic: Deterministic = True
-    seed: int | None = None
-    fps: float | None = None
-    place: str | None = None
+    env: str | EnvFactory  # an id, or a factory
+    settings: Mapping[str, Any]  # of `make_vec_env`, with the arguments of the env
+    policies: LoadPolicies | None  # loads the policies for these envs; None: all agents act at random
+    n_episodes: int  # number of episodes; the viewer may leave earlier
+    deterministic: Deterministic = True  # the most likely actions, or sampled ones
+    seed: int | None = None  # of the episodes and the actions; None: drawn
+    fps: float | None = None  # env steps per second; None: as the env's metadata say, else 10
+    place: str | None = None  # `window` or `terminal`; None: a window if one can be opened
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What was watched.
+    """What was watched."""
 
-    Attributes:
-        evaluation: the complete episodes; without metrics.
-        agents: of the env.
-        custom: the names of the custom metrics that episodes had.
-        checkpoint: name of the checkpoint of the policies; None if there was none.
-        checkpoint_why: why that one.
-    """
-
-    evaluation: Evaluation
-    agents: Sequence[AgentID]
-    custom: Sequence[str]
-    checkpoint: str | None
-    checkpoint_why: str
+    evaluation: Evaluation  # the complete episodes; without metrics
+    agents: Sequence[AgentID]  # of the env
+    custom: Sequence[str]  # the names of the custom metrics that episodes had
+    checkpoint: str | None  # name of the checkpoint of the policies; None if there was none
+    checkpoint_why: str  # why that one
 
     def print(self, title: str) -> None:
         """Print the returns of the episodes that were played to their end."""
@@ -189,9 +170,6 @@ class WatchedEnv(FilmedEnv):
     Args:
         env: made with the render mode.
         render_mode: `rgb_array`, `ansi`, or `human`, with which the env shows itself.
-
-    Attributes:
-        views: since somebody has taken them.
     """
 
     def __init__(self, env: ParallelEnv, render_mode: str) -> None:
@@ -199,7 +177,7 @@ class WatchedEnv(FilmedEnv):
         self._render_mode = render_mode
         inner = innermost_env(env)
         self._draws = inner.scene if isinstance(inner, DrawnEnv) else None
-        self.views: list[View] = []
+        self.views: list[View] = []  # since somebody has taken them
 
     def _film(self) -> None:
         """Look at the env; called after each reset and step."""

@@ -49,50 +49,30 @@ _MAX_ROWS = 4096  # of a batch of several requests
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A request for actions; everything but `observations` may be left out.
+    """A request for actions; everything but `observations` may be left out."""
 
-    Attributes:
-        observations: by agent, any of the agents: one observation each, or `batch` of them.
-        batch: number of observations of each agent: every array has a leading axis of this length. Without it, there is
-            one, without that axis.
-        deterministic: the most likely actions instead of sampled ones.
-        action_masks: by agent: true or 1 where an action is allowed.
-        states: by agent, as the previous answer gave them; none at the start of an episode.
-        episode_starts: by agent: whether an episode starts here, so that its state is not used.
-        rewards: by agent: what it was paid since its previous action, for policies that see it.
-        return_states: whether the answer has the states of the agents whose policies have memory.
-        return_values: whether it has the estimated values of the observations.
-        return_log_probs: whether it has the log-probabilities of the actions.
-    """
-
-    observations: dict[str, Any]
+    observations: dict[str, Any]  # by agent, any of the agents: one observation each, or `batch` of them
+    # number of observations of each agent: every array has a leading axis of this length. Without it, there is one,
+    # without that axis.
     batch: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    deterministic: bool = True
-    action_masks: dict[str, Any] = {}
-    states: dict[str, list[Any]] = {}
-    episode_starts: dict[str, Any] = {}
-    rewards: dict[str, Any] = {}
-    return_states: bool = True
-    return_values: bool = False
-    return_log_probs: bool = False
+    deterministic: bool = True  # the most likely actions instead of sampled ones
+    action_masks: dict[str, Any] = {}  # by agent: true or 1 where an action is allowed
+    states: dict[str, list[Any]] = {}  # by agent, as the previous answer gave them; none at the start of an episode
+    episode_starts: dict[str, Any] = {}  # by agent: whether an episode starts here, so that its state is not used
+    rewards: dict[str, Any] = {}  # by agent: what it was paid since its previous action, for policies that see it
+    return_states: bool = True  # whether the answer has the states of the agents whose policies have memory
+    return_values: bool = False  # whether it has the estimated values of the observations
+    return_log_probs: bool = False  # whether it has the log-probabilities of the actions
 
 
 class PredictAnswer(msgspec.Struct):
-    """Actions by agent, as the env takes them, and the checkpoint whose policies chose them.
+    """Actions by agent, as the env takes them, and the checkpoint whose policies chose them."""
 
-    Attributes:
-        checkpoint: its name.
-        actions: one for each agent, or `batch` of them.
-        states: of the agents whose policies have memory, for the next request.
-        values: if they were asked for; of the rewards that the policy learns from.
-        log_probs: if they were asked for.
-    """
-
-    checkpoint: str
-    actions: dict[str, Any]
-    states: dict[str, list[Any]] | UnsetType = UNSET
-    values: dict[str, Any] | UnsetType = UNSET
-    log_probs: dict[str, Any] | UnsetType = UNSET
+    checkpoint: str  # its name
+    actions: dict[str, Any]  # one for each agent, or `batch` of them
+    states: dict[str, list[Any]] | UnsetType = UNSET  # of the agents whose policies have memory, for the next request
+    values: dict[str, Any] | UnsetType = UNSET  # if they were asked for; of the rewards that the policy learns from
+    log_probs: dict[str, Any] | UnsetType = UNSET  # if they were asked for
 
 
 class AgentInfo(msgspec.Struct):

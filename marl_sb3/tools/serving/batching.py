@@ -22,10 +22,6 @@ class Batcher(Generic[Asked, Answer]):
         rows_of: the number of rows of a request.
         max_rows: a batch ends with the request that reaches this number.
         together: whether to batch at all; False: each request alone, in order.
-
-    Attributes:
-        requests: requests so far.
-        batches: batches so far.
     """
 
     def __init__(
@@ -40,8 +36,8 @@ class Batcher(Generic[Asked, Answer]):
         self._max_rows = max_rows if together else 1
         self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
         self._working: asyncio.Task[None] | None = None
-        self.requests = 0
-        self.batches = 0
+        self.requests = 0  # requests so far
+        self.batches = 0  # batches so far
 
     async def submit(self, asked: Asked) -> Answer:
         """Return the answer to a request; raises what the answer is if that is an exception."""

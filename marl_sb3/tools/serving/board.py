@@ -29,18 +29,12 @@ _KNOWN: Mapping[str, tuple[list[list[int]], _Area]] = {
 
 
 class Board(Struct):
-    """The cells of a picture that mean an action of an agent.
+    """The cells of a picture that mean an action of an agent."""
 
-    Attributes:
-        rows: in which they stand.
-        columns: as `rows`.
-        area: left, top, right, bottom of all cells, in shares of the picture.
-        cells: row and column, counted from 0 at the upper left, and the action, as the env takes it.
-    """
-
-    rows: int
-    columns: int
-    area: _Area
+    rows: int  # in which they stand
+    columns: int  # as `rows`
+    area: _Area  # left, top, right, bottom of all cells, in shares of the picture
+    # row and column, counted from 0 at the upper left, and the action, as the env takes it
     cells: list[tuple[int, int, Any]]
 
 

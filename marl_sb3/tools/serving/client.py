@@ -31,15 +31,11 @@ AgentID = str
 
 
 class ServerError(MarlSb3Error):
-    """The server refused a request, or could not be reached.
-
-    Attributes:
-        status: its status code; 0: it could not be reached.
-    """
+    """The server refused a request, or could not be reached."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # its status code; 0: it could not be reached
 
 
 class EpisodeLostError(ServerError):
@@ -48,20 +44,14 @@ class EpisodeLostError(ServerError):
 
 @dataclass
 class _Episode:
-    """An episode of this client.
+    """An episode of this client."""
 
-    Attributes:
-        seed: the seed that the simulator should use for it, if the server gave one.
-        unsent: what has been logged since the latest report.
-        reports: how many were sent.
-        states: agent -> recurrent state, for servers that do not keep it.
-    """
-
-    seed: int | None
+    seed: int | None  # the seed that the simulator should use for it, if the server gave one
     learns: bool
-    unsent: dict[str, dict[AgentID, Any]] = field(default_factory=dict)
+    unsent: dict[str, dict[AgentID, Any]] = field(default_factory=dict)  # what has been logged since the latest report
+    # agent -> recurrent state, for servers that do not keep it
     states: Mapping[AgentID, Any] = field(default_factory=dict)
-    reports: int = 0
+    reports: int = 0  # how many were sent
 
     def taken(self) -> dict[str, Any]:
         """Return what is to be sent with the next report: what was logged, and the number of the report."""

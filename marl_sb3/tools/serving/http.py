@@ -389,14 +389,10 @@ def require_token(host: str, token: str | None) -> None:
 
 
 class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol, with limits for what comes before a request: time and size of its head.
+    """uvicorn's protocol, with limits for what comes before a request: time and size of its head."""
 
-    Attributes:
-        limits: of all connections of the server.
-        silent: its connections that have not sent the head of a request, the oldest first, with what drops them.
-    """
-
-    limits: ClassVar[Limits]
+    limits: ClassVar[Limits]  # of all connections of the server
+    # its connections that have not sent the head of a request, the oldest first, with what drops them
     silent: ClassVar[dict[Any, Callable[[], object]]]
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0

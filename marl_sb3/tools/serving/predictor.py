@@ -38,23 +38,15 @@ _MEASURED_S = 0.02  # for each policy, backend and number of rows
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for actions.
+    """A request for actions."""
 
-    Attributes:
-        observations: by agent, (rows, ...).
-        rows: number of observations of each agent.
-        given: the other arguments of `predict_with_state`, by name.
-        deterministic: the most likely actions instead of sampled ones.
-        values: whether the values of the observations are asked for.
-        log_probs: whether the log-probabilities of the actions are asked for.
-    """
-
-    observations: Mapping[AgentID, Any]
-    rows: int = 1
+    observations: Mapping[AgentID, Any]  # by agent, (rows, ...)
+    rows: int = 1  # number of observations of each agent
+    # the other arguments of `predict_with_state`, by name
     given: Mapping[str, Mapping[AgentID, Any]] = field(default_factory=dict)
-    deterministic: bool = True
-    values: bool = False
-    log_probs: bool = False
+    deterministic: bool = True  # the most likely actions instead of sampled ones
+    values: bool = False  # whether the values of the observations are asked for
+    log_probs: bool = False  # whether the log-probabilities of the actions are asked for
 
 
 @dataclass(frozen=True)
@@ -70,20 +62,13 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Served:
-    """What is served at a time; a newer checkpoint replaces all of it at once.
+    """What is served at a time; a newer checkpoint replaces all of it at once."""
 
-    Attributes:
-        bundle: the policies.
-        env_steps: env steps of the training until the checkpoint.
-        weights: the policies as a safetensors file, see `pack_weights`.
-        weights_sha256: hash of `weights`.
-        sessions: of ONNX Runtime, for the policies that it answers deterministic requests of.
-    """
-
-    bundle: PolicyBundle
-    env_steps: int
-    weights: bytes
-    weights_sha256: str
+    bundle: PolicyBundle  # the policies
+    env_steps: int  # env steps of the training until the checkpoint
+    weights: bytes  # the policies as a safetensors file, see `pack_weights`
+    weights_sha256: str  # hash of `weights`
+    # of ONNX Runtime, for the policies that it answers deterministic requests of
     sessions: Mapping[PolicyID, Any] = field(default_factory=dict)
 
     @property
@@ -109,9 +94,6 @@ class Predictor:
         which: see `CheckpointFolder.load`; all but a number follow the training to newer checkpoints.
         options: further options of `python -m marl_sb3.export` that this run needs, such as `--import`.
 
-    Attributes:
-        served: what is served now.
-
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
@@ -122,7 +104,7 @@ class Predictor:
         self._options = options
         self._ended = threading.Event()
         self._export: subprocess.Popen[str] | None = None
-        self.served = self._load()
+        self.served = self._load()  # what is served now
         self._tried = self.served.checkpoint
 
     @property

@@ -28,27 +28,18 @@ class ShownEnv(FilmedEnv):
     Args:
         env: with `render_mode="rgb_array"`, if it takes that.
         why_not: why it has no pictures; empty if it has.
-
-    Attributes:
-        why_not: the same, also if `render()` has failed since.
-        takes_turns: whether one agent acts in each step.
-        scene: its method `scene`, if it draws itself.
-        shows: whether steps are looked at; resets always are.
-        first: view after the latest reset.
-        latest: view after the latest step.
-        film: gets a frame of each reset and step, if there is one, until `film_is_full`.
     """
 
     def __init__(self, env: ParallelEnv, why_not: str) -> None:
         super().__init__(env, lambda _: None, sys.maxsize)
         inner = innermost_env(env)
-        self.takes_turns = _takes_turns(env)
-        self.scene = inner.scene if isinstance(inner, DrawnEnv) else None
-        self.why_not = why_not
-        self.shows = True
-        self.first: View = None
-        self.latest: View = None
-        self.film: VideoFile | None = None
+        self.takes_turns = _takes_turns(env)  # whether one agent acts in each step
+        self.scene = inner.scene if isinstance(inner, DrawnEnv) else None  # its method `scene`, if it draws itself
+        self.why_not = why_not  # the argument; a sentence too if `render()` has failed since
+        self.shows = True  # whether steps are looked at; resets always are
+        self.first: View = None  # view after the latest reset
+        self.latest: View = None  # view after the latest step
+        self.film: VideoFile | None = None  # gets a frame of each reset and step, if there is one, until `film_is_full`
         self.film_is_full = False
 
     def reset(

@@ -32,18 +32,13 @@ _STATES = dict(zip(("COMPLETE", "FAIL", "RUNNING", "PRUNED"), (_BLUE, _RED, *COL
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What the figures show; see `draw_all`.
-
-    Attributes:
-        values: the values of the complete trials that have a finite one, by number, best first.
-        pruned: the values of the pruned trials at their last evaluations, by number.
-    """
+    """What the figures show; see `draw_all`."""
 
     trials: Sequence[FrozenTrial]
     mode: str
     winner: int | None
-    values: dict[int, float]
-    pruned: dict[int, float]
+    values: dict[int, float]  # the values of the complete trials that have a finite one, by number, best first
+    pruned: dict[int, float]  # the values of the pruned trials at their last evaluations, by number
 
     @property
     def complete(self) -> list[FrozenTrial]:

@@ -30,17 +30,11 @@ _HOPELESS = 0.8  # of the interval by which a candidate is worse than the best: 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that were trained with several fresh seeds.
+    """Settings that were trained with several fresh seeds."""
 
-    Attributes:
-        trial: the number of the trial with these settings; None: the preset.
-        values: the objective by the index of the seed, of each training that has finished.
-        failed: the indices of the seeds with which a training has failed.
-    """
-
-    trial: int | None
-    values: Mapping[int, float]
-    failed: frozenset[int] = frozenset()
+    trial: int | None  # the number of the trial with these settings; None: the preset
+    values: Mapping[int, float]  # the objective by the index of the seed, of each training that has finished
+    failed: frozenset[int] = frozenset()  # the indices of the seeds with which a training has failed
 
     @property
     def name(self) -> str:
@@ -81,19 +75,12 @@ def candidates(study: TuneStudy) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Race:
-    """The race of the best trials against the preset, as far as it is run.
+    """The race of the best trials against the preset, as far as it is run."""
 
-    Attributes:
-        candidates: the preset, then the trials, the best first.
-        seeds: fresh seeds of a candidate that is not left out.
-        sign: 1 where more is better, -1 where less is.
-        comparisons: how many trials were compared with the preset, with those of former races.
-    """
-
-    candidates: Sequence[Candidate]
-    seeds: int
-    sign: float = 1.0
-    comparisons: int = 1
+    candidates: Sequence[Candidate]  # the preset, then the trials, the best first
+    seeds: int  # fresh seeds of a candidate that is not left out
+    sign: float = 1.0  # 1 where more is better, -1 where less is
+    comparisons: int = 1  # how many trials were compared with the preset, with those of former races
 
     def missing(self) -> list[tuple[Candidate, int]]:
         """The trainings that are wanted next, seed by seed, the preset first; empty if the race is over."""
@@ -181,17 +168,11 @@ def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """Which settings should be used, and why.
+    """Which settings should be used, and why."""
 
-    Attributes:
-        trial: the trial with these settings; None: the preset.
-        sentence: says why.
-        is_compared: whether trials were compared with the preset, with fresh seeds.
-    """
-
-    trial: FrozenTrial | None
-    sentence: str
-    is_compared: bool = True
+    trial: FrozenTrial | None  # the trial with these settings; None: the preset
+    sentence: str  # says why
+    is_compared: bool = True  # whether trials were compared with the preset, with fresh seeds
 
 
 def decide(study: TuneStudy) -> Decision | None:

@@ -22,16 +22,13 @@ NOT_TOGETHER = ("sum", "min")  # objectives that combine the returns of all agen
 
 @dataclass(frozen=True)
 class Objective:
-    """What a search maximizes or minimizes.
+    """What a search maximizes or minimizes."""
 
-    Attributes:
-        of: `sum` or `min` of the agents' returns, `against_random`, an agent's or a policy's id, the name of a custom
-            metric, or the flat name of any metric.
-        over: which evaluations of a trial count: `last`, `best`, or the mean of the last k, as `mean_of_last_3`.
-    """
-
+    # `sum` or `min` of the agents' returns, `against_random`, an agent's or a policy's id, the name of a custom metric,
+    # or the flat name of any metric
     of: str = "sum"
     mode: str = "max"
+    # which evaluations of a trial count: `last`, `best`, or the mean of the last k, as `mean_of_last_3`
     over: str = "last"
 
     def __post_init__(self) -> None:

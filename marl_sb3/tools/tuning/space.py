@@ -26,18 +26,12 @@ Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A setting that is searched.
+    """A setting that is searched."""
 
-    Attributes:
-        name: the setting's key, as after `--set`.
-        kind: `choices`, `uniform`, `log_uniform` or `int`.
-        bounds: the choices, or the lowest and the highest value.
-        linear: whether a value X becomes the linear schedule `lin_X`; None: if it is one in the preset.
-    """
-
-    name: str
-    kind: str
-    bounds: tuple[Any, ...]
+    name: str  # the setting's key, as after `--set`
+    kind: str  # `choices`, `uniform`, `log_uniform` or `int`
+    bounds: tuple[Any, ...]  # the choices, or the lowest and the highest value
+    # whether a value X becomes the linear schedule `lin_X`; None: if it is one in the preset
     linear: bool | None = None
 
     def suggest(self, trial: optuna.trial.Trial) -> Any:

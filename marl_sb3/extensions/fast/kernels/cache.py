@@ -68,14 +68,11 @@ def _is_writable(folder: Path) -> bool:
 
 
 class _ByContent(_CacheLocator):
-    """Where the compiled code of a function is: in a folder named by the content of all files that it comes from.
-
-    Attributes:
-        sources: the content hash of each of these files, by path; with this one, which holds the compiler's options.
-    """
+    """Where the compiled code of a function is: in a folder named by the content of all files that it comes from."""
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         self._line = function.__code__.co_firstlineno
+        # the content hash of each of these files, by path; with this one, which holds the compiler's options
         self.sources = {__file__: _content(__file__), source: _content(source)}
         for used in function.__globals__.values():
             self.sources.update(getattr(getattr(used, "_cache", None), "sources", {}))
@@ -154,9 +151,6 @@ class RebuildingCache(FunctionCache):
     Args:
         function: uses kernels of other modules under their own names: `from module import kernel`.
 
-    Attributes:
-        sources: the content hash of each file that the compiled code comes from, by path.
-
     Raises:
         RuntimeError: there is no folder for the files.
     """
@@ -165,6 +159,7 @@ class RebuildingCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
+        # the content hash of each file that the compiled code comes from, by path
         self.sources: dict[str, str] = self._impl.locator.sources
         self._cache_file = _Files(  # type: ignore[no-untyped-call]
             self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()

@@ -17,30 +17,20 @@ from marl_sb3.types import Array, FloatArray
 
 
 class Net(NamedTuple):
-    """A plain MLP.
+    """A plain MLP."""
 
-    Attributes:
-        table: (layers, 4) int64; inputs, outputs, address of the weight, address of the bias.
-        hidden: activation after all layers but the last one: TANH, RELU or LINEAR.
-        last: activation after the last one.
-    """
-
-    table: Array
-    hidden: int
-    last: int
+    table: Array  # (layers, 4) int64; inputs, outputs, address of the weight, address of the bias
+    hidden: int  # activation after all layers but the last one: TANH, RELU or LINEAR
+    last: int  # activation after the last one
 
 
 class Inputs(NamedTuple):
-    """Inputs of a net: one of the two arrays is used, the other one has no columns.
+    """Inputs of a net: one of the two arrays is used, the other one has no columns."""
 
-    Attributes:
-        indices: (rows, ones) int64; the positions of the ones of one-hot inputs. The first weight of a net with such
-            inputs, and its gradient, lie as (inputs, outputs): each of the ones selects a row.
-        floats: (rows, inputs) float32.
-    """
-
+    # (rows, ones) int64; the positions of the ones of one-hot inputs. The first weight of a net with such inputs, and
+    # its gradient, lie as (inputs, outputs): each of the ones selects a row.
     indices: Array
-    floats: FloatArray
+    floats: FloatArray  # (rows, inputs) float32
 
 
 @inner_kernel

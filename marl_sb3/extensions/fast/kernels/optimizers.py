@@ -20,22 +20,15 @@ _Scalar = Any  # a float32, once compiled
 
 
 class Optimizer(NamedTuple):
-    """An optimizer with its parameters, in the order of their gradients, its state and its settings.
+    """An optimizer with its parameters, in the order of their gradients, its state and its settings."""
 
-    Attributes:
-        table: (parameters, 5) int64; number of values, and addresses of the values, of the first and the second moments
-            and of the number of steps taken. Only Adam needs first moments and the steps; the addresses are 0 where
-            there are none.
-        kind: ADAM, RMSPROP or RMSPROP_TF.
-        beta1: of Adam.
-        beta2: of Adam; the alpha of RMSprop.
-    """
-
+    # (parameters, 5) int64; number of values, and addresses of the values, of the first and the second moments and of
+    # the number of steps taken. Only Adam needs first moments and the steps; the addresses are 0 where there are none.
     table: Array
-    kind: int
+    kind: int  # ADAM, RMSPROP or RMSPROP_TF
     learning_rate: float
-    beta1: float
-    beta2: float
+    beta1: float  # of Adam
+    beta2: float  # of Adam; the alpha of RMSprop
     eps: float
 
 

@@ -47,32 +47,21 @@ _ADV_EPS = _f(1e-8)
 
 
 class Nets(NamedTuple):
-    """Actor and critic.
+    """Actor and critic."""
 
-    Attributes:
-        trunk: layers that both have in common, before their own; an empty table: they have none.
-        log_std: address of a Gaussian's log standard deviations.
-        gaussian: whether actions are real numbers.
-        sizes: (sub-distributions,) int64; number of categories of each; empty for a Gaussian.
-    """
-
-    trunk: Net
+    trunk: Net  # layers that both have in common, before their own; an empty table: they have none
     pi: Net
     vf: Net
-    log_std: int
-    gaussian: bool
-    sizes: Array
+    log_std: int  # address of a Gaussian's log standard deviations
+    gaussian: bool  # whether actions are real numbers
+    sizes: Array  # (sub-distributions,) int64; number of categories of each; empty for a Gaussian
 
 
 class Settings(NamedTuple):
-    """Hyperparameters of an update, as in SB3.
-
-    Attributes:
-        clipped: whether the loss is PPO's clipped surrogate; if not, it is A2C's policy gradient.
-    """
+    """Hyperparameters of an update, as in SB3."""
 
     normalize_advantage: bool
-    clipped: bool
+    clipped: bool  # whether the loss is PPO's clipped surrogate; if not, it is A2C's policy gradient
     clip_range: float
     ent_coef: float
     vf_coef: float
@@ -80,25 +69,15 @@ class Settings(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A rollout of N samples. Arrays that are not used have no columns.
+    """A rollout of N samples. Arrays that are not used have no columns."""
 
-    Attributes:
-        inputs: see `Inputs`.
-        int_actions: (N, sub-distributions) int64.
-        float_actions: (N, action size) float32.
-        allowed: (N, sum of sizes) float32; action masks, 1 where an action was allowed, 0 where it was not.
-        log_probs: (N,) float32, of the actions when they were taken.
-        advantages: (N,) float32.
-        returns: (N,) float32.
-    """
-
-    inputs: Inputs
-    int_actions: Array
-    float_actions: FloatArray
-    allowed: FloatArray
-    log_probs: FloatArray
-    advantages: FloatArray
-    returns: FloatArray
+    inputs: Inputs  # see `Inputs`
+    int_actions: Array  # (N, sub-distributions) int64
+    float_actions: FloatArray  # (N, action size) float32
+    allowed: FloatArray  # (N, sum of sizes) float32; action masks, 1 where an action was allowed, 0 where it was not
+    log_probs: FloatArray  # (N,) float32, of the actions when they were taken
+    advantages: FloatArray  # (N,) float32
+    returns: FloatArray  # (N,) float32
 
 
 @inner_kernel

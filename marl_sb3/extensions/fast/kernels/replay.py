@@ -26,20 +26,13 @@ _ZERO, _HALF, _ONE = _f(0.0), _f(0.5), _f(1.0)
 
 
 class Batch(NamedTuple):
-    """A minibatch.
+    """A minibatch."""
 
-    Attributes:
-        observations: (rows, inputs) float32.
-        actions: (rows, n); float32, for DQN and QR-DQN int64.
-        next_observations: (rows, inputs) float32.
-        rewards: (rows,) float32.
-        discounts: (rows,) float32; what the value of the next observation counts: 0 where the episode was terminated.
-    """
-
-    observations: FloatArray
-    actions: Array
-    next_observations: FloatArray
-    rewards: FloatArray
+    observations: FloatArray  # (rows, inputs) float32
+    actions: Array  # (rows, n); float32, for DQN and QR-DQN int64
+    next_observations: FloatArray  # (rows, inputs) float32
+    rewards: FloatArray  # (rows,) float32
+    # (rows,) float32; what the value of the next observation counts: 0 where the episode was terminated
     discounts: FloatArray
 
 
@@ -75,15 +68,10 @@ def quantile_loss(current: FloatArray, targets: FloatArray, scale: float, delta:
 
 
 class Critics(NamedTuple):
-    """The critics of SAC, TQC or TD3, which value observations and actions together; all of the same shape.
+    """The critics of SAC, TQC or TD3, which value observations and actions together; all of the same shape."""
 
-    Attributes:
-        tables: (critics, layers, 4) int64; see `Net`.
-        hidden: activation of the hidden layers.
-    """
-
-    tables: Array
-    hidden: int
+    tables: Array  # (critics, layers, 4) int64; see `Net`
+    hidden: int  # activation of the hidden layers
 
 
 @inner_kernel

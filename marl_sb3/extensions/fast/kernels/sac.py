@@ -48,41 +48,24 @@ _SQUASH_EPS = _f(1e-6)
 
 
 class Actor(NamedTuple):
-    """A squashed Gaussian actor: a net, and two linear layers on its outputs.
+    """A squashed Gaussian actor: a net, and two linear layers on its outputs."""
 
-    Attributes:
-        latent: the net.
-        mean: (1, 4) int64; the layer of the means, as a table of `Net`.
-        log_std: (1, 4) int64; the layer of the log standard deviations.
-    """
-
-    latent: Net
-    mean: Net
-    log_std: Net
+    latent: Net  # the net
+    mean: Net  # (1, 4) int64; the layer of the means, as a table of `Net`
+    log_std: Net  # (1, 4) int64; the layer of the log standard deviations
 
 
 class Sampled(NamedTuple):
-    """Actions of an actor, and what their gradients need; (rows, n) float32 unless said otherwise.
+    """Actions of an actor, and what their gradients need; (rows, n) float32 unless said otherwise."""
 
-    Attributes:
-        work: of the latent net.
-        latent: (rows, units), its outputs.
-        log_std: before it is limited.
-        std: standard deviations.
-        gaussian: the actions before they are squashed.
-        actions: squashed, from -1 to 1.
-        scaled: (gaussian - mean) / std.
-        log_probs: (rows,), of the actions.
-    """
-
-    work: FloatArray
-    latent: FloatArray
-    log_std: FloatArray
-    std: FloatArray
-    gaussian: FloatArray
-    actions: FloatArray
-    scaled: FloatArray
-    log_probs: FloatArray
+    work: FloatArray  # of the latent net
+    latent: FloatArray  # (rows, units), its outputs
+    log_std: FloatArray  # before it is limited
+    std: FloatArray  # standard deviations
+    gaussian: FloatArray  # the actions before they are squashed
+    actions: FloatArray  # squashed, from -1 to 1
+    scaled: FloatArray  # (gaussian - mean) / std
+    log_probs: FloatArray  # (rows,), of the actions
 
 
 @strict_kernel
@@ -169,17 +152,11 @@ def actor_gradients(
 
 
 class Entropy(NamedTuple):
-    """The entropy coefficient.
+    """The entropy coefficient."""
 
-    Attributes:
-        optimizer: of its logarithm; without parameters if it is fixed.
-        value: of a fixed one.
-        target: the entropy that a learned one aims at.
-    """
-
-    optimizer: Optimizer
-    value: float
-    target: float
+    optimizer: Optimizer  # of its logarithm; without parameters if it is fixed
+    value: float  # of a fixed one
+    target: float  # the entropy that a learned one aims at
 
 
 @inner_kernel

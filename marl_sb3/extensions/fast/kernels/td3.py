@@ -40,15 +40,10 @@ _ONE = _f(1.0)
 
 
 class Smoothing(NamedTuple):
-    """What is added to the next actions.
+    """What is added to the next actions."""
 
-    Attributes:
-        noise: (rows, n) float32.
-        clip: the noise lies between minus and plus this.
-    """
-
-    noise: FloatArray
-    clip: float
+    noise: FloatArray  # (rows, n) float32
+    clip: float  # the noise lies between minus and plus this
 
 
 @kernel

@@ -63,23 +63,14 @@ class SearchError(MarlSb3Error, RuntimeError):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a job stores of a run that was trained.
+    """What a job stores of a run that was trained."""
 
-    Attributes:
-        folder: of the run, on this machine.
-        interrupted: whether a signal, or the end of the search, ended it.
-        result: the metrics of the last iteration.
-        results: the metrics of all iterations; empty if it was interrupted.
-        checkpoint: the name of the latest checkpoint.
-        cpu_seconds: processor time of the process that trained it, from the start to the end.
-    """
-
-    folder: Path
-    interrupted: bool
-    result: Result | None = None
-    results: Sequence[Result] = ()
-    checkpoint: str | None = None
-    cpu_seconds: float | None = None
+    folder: Path  # of the run, on this machine
+    interrupted: bool  # whether a signal, or the end of the search, ended it
+    result: Result | None = None  # the metrics of the last iteration
+    results: Sequence[Result] = ()  # the metrics of all iterations; empty if it was interrupted
+    checkpoint: str | None = None  # the name of the latest checkpoint
+    cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
 
 
 # Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
@@ -105,14 +96,10 @@ def train_here(
 
 @dataclass(frozen=True)
 class Jobs:
-    """Trials of a study that are to be run.
+    """Trials of a study that are to be run."""
 
-    Attributes:
-        queue_of: the queue of a study that has them.
-        run: trains a claimed trial and stores the outcome; returns False if it was interrupted.
-    """
-
-    queue_of: Callable[[TuneStudy], TrialQueue]
+    queue_of: Callable[[TuneStudy], TrialQueue]  # the queue of a study that has them
+    # trains a claimed trial and stores the outcome; returns False if it was interrupted
     run: Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
 
 
