@@ -26,8 +26,7 @@ import numpy as np
 from command_line import add_count, parser
 from measure import Report, Setting
 
-from marl_sb3.core.config import TrainConfig
-from marl_sb3.runs import resolved
+from marl_sb3.runs import TrainConfig, resolved
 from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race

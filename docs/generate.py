@@ -15,10 +15,11 @@ from typing import Any
 
 from algorithm_pages import algorithm_pages
 
-from marl_sb3.core.config import SECTIONS, TrainConfig, documented
+from marl_sb3.core.config import documented
 from marl_sb3.extensions.dialects import NETWORK
 from marl_sb3.extensions.dialects.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
 from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.runs import SECTIONS, TrainConfig
 from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Severity
 

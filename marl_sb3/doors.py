@@ -369,3 +369,6 @@ class Dialect(Protocol):
 
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")
+
+# The kinds of settings that no policy has by itself, by name: `checkpoints.every` is in a section. Messages name them.
+SETTINGS: Door[Mapping[str, Any]] = Door("group of settings")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch as th
@@ -28,7 +28,7 @@ from marl_sb3.core.acting import (
     opponent_name,
     opponents_of,
 )
-from marl_sb3.core.config import Count, PositiveInt, TrainConfig, require
+from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.core.sb3 import preserve_noise
@@ -37,6 +37,9 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.runs import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from marl_sb3.cli import (
     integer,
     named_env,
 )
-from marl_sb3.core.config import TRACKERS
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs import TRACKERS
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:

@@ -35,14 +35,14 @@ from marl_sb3.cli import (
     server_settings,
     stop_conditions,
 )
-from marl_sb3.core.config import EXTERNAL, TRACKERS
+from marl_sb3.core.config import EXTERNAL
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs import TRACKERS
 from marl_sb3.signals import end_with_parent
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.core.config import TrainConfig
-    from marl_sb3.runs import Recording, Run
+    from marl_sb3.runs import Recording, Run, TrainConfig
 
 
 # --- The command line ------------------------------------------------------------------------------------------------

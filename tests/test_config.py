@@ -11,14 +11,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marl_sb3.core.config import ACCEPTED, SECTIONS, Source, TrainConfig
-from marl_sb3.core.config.schema import CheckpointSettings
 from marl_sb3.core.mapping import resolve_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.names import FLAT_NAMES
 from marl_sb3.files import parse_value
 from marl_sb3.files.plain_yaml import require_few_values
-from marl_sb3.runs import load_config, preset_path, to_yaml
+from marl_sb3.runs import ACCEPTED, SECTIONS, Source, TrainConfig, load_config, preset_path, to_yaml
+from marl_sb3.runs.schema import CheckpointSettings
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from marl_sb3 import ConfigError, PolicySpec
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.learners import policy_specs
 from marl_sb3.extensions.dialects import canonical_name
-from marl_sb3.runs import load_config
+from marl_sb3.runs import TrainConfig, load_config
 
 RLLIB: dict[str, Any] = {
     "lr": 1e-3, "minibatch_size": 64, "num_epochs": 2, "lambda": 0.9, "clip_param": 0.3, "entropy_coeff": 0.01,

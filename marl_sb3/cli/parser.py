@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE, run_command, setup_logging
-from marl_sb3.core.config import SECTIONS, TrainConfig, canonical_algorithm, documented, integer_in
+from marl_sb3.core.config import canonical_algorithm, documented, integer_in
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.runs import SECTIONS, TrainConfig
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.remote import AnyRunners, RaySettings

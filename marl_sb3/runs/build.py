@@ -12,17 +12,7 @@ from typing import Any
 
 import torch
 
-from marl_sb3.core.config import (
-    ACCEPTED,
-    BY_POLICY,
-    SECTIONS,
-    PolicySettings,
-    TrainConfig,
-    algorithm_info,
-    counted,
-    names_in,
-    source_of,
-)
+from marl_sb3.core.config import algorithm_info, counted
 from marl_sb3.core.envs import EnvFactory, env_factory, named_wrappers, wrapping_factory
 from marl_sb3.core.learners import (
     PolicySpec,
@@ -42,6 +32,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
+from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
 from marl_sb3.types import AgentID, PolicyID
 
 

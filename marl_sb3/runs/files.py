@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import ACCEPTED, SHOWN, TrainConfig, shown, value_of
+from marl_sb3.core.config import SHOWN, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import ATARI, DEFAULT, section_for
 from marl_sb3.files import plain_data, read_yaml, yaml_text
+from marl_sb3.runs.schema import ACCEPTED, TrainConfig, value_of
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.callbacks import StopOnSignal
-from marl_sb3.core.config import AlgorithmInfo, TrainConfig, counted
+from marl_sb3.core.config import AlgorithmInfo, counted
 from marl_sb3.core.envs import EnvFactory, named_factory
 from marl_sb3.core.learners import limited_threads, named_algorithm
 from marl_sb3.core.metrics import Result
@@ -29,6 +29,7 @@ from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.folder import IMITATION_FILE, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config, require_kinds
 from marl_sb3.runs.start import CLONING, prepare, resume_run
 from marl_sb3.runs.tracking import Tracking, tracking

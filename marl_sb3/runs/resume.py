@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config import ACCEPTED, Extension, PositiveInt, TrainConfig, accepts, names_in, value_of
+from marl_sb3.core.config import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import canonical_name
+from marl_sb3.runs.schema import ACCEPTED, Extension, TrainConfig, names_in, value_of
 
 # --- The planned ends of a run ---------------------------------------------------------------------------------------
 

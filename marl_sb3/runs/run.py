@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import TrainConfig, file_names
+from marl_sb3.core.config import file_names
 from marl_sb3.core.envs import EnvFactory, named_factory
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import Result, flatten, info_metrics, table
@@ -27,6 +27,7 @@ from marl_sb3.results import read_results
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.runs.resume import Change
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.types import PolicyID
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.envs import imported_modules
 from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
@@ -19,6 +18,7 @@ from marl_sb3.files import write_whole
 from marl_sb3.results import last_result
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.start import resolve
 from marl_sb3.signals import ENDS_WITH_INPUT
 

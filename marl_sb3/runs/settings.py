@@ -11,18 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import (
-    ACCEPTED,
-    BY_POLICY,
-    TEXT_IDS,
-    Source,
-    TrainConfig,
-    canonical_algorithm,
-    kinds_of,
-    nested,
-    shown,
-    source_of,
-)
+from marl_sb3.core.config import TEXT_IDS, canonical_algorithm, kinds_of, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
@@ -44,6 +33,7 @@ from marl_sb3.extensions.dialects import (
     translated_key,
 )
 from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
+from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, Source, TrainConfig, nested, source_of
 
 # --- Merging all sources; the last one wins --------------------------------------------------------------------------
 

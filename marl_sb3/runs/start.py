@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
 from marl_sb3.callbacks.curriculum import curriculum_of
-from marl_sb3.core.config import TrainConfig, as_bytes, counted, shown
+from marl_sb3.core.config import as_bytes, counted, shown
 from marl_sb3.core.envs import EnvFactory, attribute_from_here
 from marl_sb3.core.metrics import require_metric
 from marl_sb3.core.state import Checkpoint, StateReader
@@ -37,6 +37,7 @@ from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, u
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.resume import changes_between, continued, is_complete, phases_after
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config, name_of_callback, require_trusted, with_arguments
 from marl_sb3.runs.tracking import require_trackers
 

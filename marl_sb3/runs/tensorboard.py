@@ -13,10 +13,10 @@ import numpy as np
 from stable_baselines3.common.logger import TensorBoardOutputFormat, filter_excluded_keys
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.metrics import Result, flatten
 from marl_sb3.files import with_filename, write_whole
 from marl_sb3.runs.files import to_yaml
+from marl_sb3.runs.schema import TrainConfig
 
 
 class EventsFormat(TensorBoardOutputFormat):

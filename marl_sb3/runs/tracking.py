@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.logger import Image, KVWriter, filter_excluded_keys
 
-from marl_sb3.core.config import TrainConfig, file_names
+from marl_sb3.core.config import file_names
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
@@ -28,6 +28,7 @@ from marl_sb3.runs.build import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.tensorboard import with_quantiles
 from marl_sb3.runs.trackers import TRACKERS, Entry, Start, Tracker
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.core.config import TrainConfig
     from marl_sb3.runs.run import Run
+    from marl_sb3.runs.schema import TrainConfig
     from marl_sb3.runs.seeds import SeedRun, SeedRuns
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config import ProcessingSettings, TrainConfig
+from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.state import StateReader
-from marl_sb3.runs import load_config, resolved, to_yaml
+from marl_sb3.runs import TrainConfig, load_config, resolved, to_yaml
 from marl_sb3.runs.build import policy_spec
 
 WAYS: dict[str, Any] = {

@@ -9,7 +9,6 @@ import pytest
 import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config import ACCEPTED, value_of
 from marl_sb3.core.learners import policy_specs
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.extensions.dialects import NETWORK
@@ -25,7 +24,7 @@ from marl_sb3.extensions.dialects.rllib_names import (
     RUNNERS,
 )
 from marl_sb3.extensions.fast import ALGORITHMS as INFOS
-from marl_sb3.runs import load_config
+from marl_sb3.runs import ACCEPTED, load_config, value_of
 from marl_sb3.tools.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.

@@ -10,7 +10,6 @@ import pytest
 from msgspec import Meta
 
 from marl_sb3.core.config import (
-    ACCEPTED,
     Count,
     FiniteFloat,
     Fraction,
@@ -29,6 +28,7 @@ from marl_sb3.core.config.networks import Networks
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.extensions.fast.builtin import Schedule
+from marl_sb3.runs import ACCEPTED
 
 INFINITE = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000]
 KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [

@@ -11,11 +11,11 @@ import yaml
 
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
-from marl_sb3.core.config import TrainConfig, algorithm_info
+from marl_sb3.core.config import algorithm_info
 from marl_sb3.core.learners import hyperparameter_defaults, spec
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml
-from marl_sb3.runs import check_device, load_config, preset_path, resolved, to_yaml
+from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, resolved, to_yaml
 from marl_sb3.runs.build import build, policy_spec, with_rollouts
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}

@@ -10,8 +10,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.metrics import Result
+from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.jobs.trials import TRIALS

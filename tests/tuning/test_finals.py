@@ -19,10 +19,9 @@ from searches import pretend, work_on
 from waiting import writing_to
 
 import marl_sb3
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import load_config
+from marl_sb3.runs import TrainConfig, load_config
 from marl_sb3.tools.tuning import TuneStudy, cost_words, write_files
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import (

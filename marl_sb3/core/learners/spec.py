@@ -12,7 +12,6 @@ from stable_baselines3.common.noise import ActionNoise
 
 from marl_sb3.core.acting import Exploration
 from marl_sb3.core.config import (
-    ACCEPTED,
     ADDED,
     CLASSES,
     DATA,
@@ -42,7 +41,7 @@ from marl_sb3.core.learners.registry import info_of_class, named_algorithm
 from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
-from marl_sb3.doors import DIALECTS
+from marl_sb3.doors import DIALECTS, SETTINGS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import PolicyID
 
@@ -320,9 +319,10 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
     for dialect in DIALECTS:
         if explained := dialect.explain(name):
             return explained
-    if name in ACCEPTED:
+    of_runs = [setting for kinds in SETTINGS for setting in kinds]
+    if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *ACCEPTED], n=3)
+    close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *of_runs], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
     given_as = f" ({', '.join(names)})" if names else ""

@@ -64,7 +64,8 @@ def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
 VECTORIZERS.add("auto", _auto)
 VECTORIZERS.add("batched", _batched)
 VECTORIZERS.add("sync", _sync)
-VECTORIZERS.add("supersuit", f"{__name__}.supersuit_vec_env:supersuit_vec_env")  # SuperSuit takes time to import
+# SuperSuit takes time to import.
+VECTORIZERS.add("supersuit", "marl_sb3.core.vec_env.supersuit_vec_env:supersuit_vec_env")
 _EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
 
 

@@ -11,14 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import (
-    ACCEPTED,
     IN_PYTHON,
     OF_POLICIES,
-    SECTIONS,
     Named,
     canonical_algorithm,
     integer_in,
-    names_in,
     plain_numbers,
     refusal,
     require,
@@ -26,6 +23,7 @@ from marl_sb3.core.config import (
     takes_integers,
     takes_integers_only,
 )
+from marl_sb3.doors import SETTINGS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib import (
     LATER,
@@ -45,6 +43,12 @@ if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec
     from marl_sb3.doors import Dialect
 
+_KINDS = SETTINGS["run"]
+_SECTIONS: Mapping[str, list[str]] = {
+    section: [name.removeprefix(f"{section}.") for name in _KINDS if name.startswith(f"{section}.")]
+    for section in dict.fromkeys(name.partition(".")[0] for name in _KINDS if "." in name)
+}
+
 # --- Names and values ------------------------------------------------------------------------------------------------
 
 # Other names of settings, RLlib's above all.
@@ -54,14 +58,18 @@ ALIASES: Mapping[str, str] = {
 }
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
-    **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
+    **{
+        f"{section.removesuffix('s')}_{own}": f"{section}.{own}"
+        for section, names in _SECTIONS.items()
+        for own in names
+    },
     **{name: f"{section}.{name}" for name, section in OF_POLICIES.items()},
 }
 OF_NETWORK = "policy_kwargs."
 _TEXTS = ("policy_kwargs", "replay_buffer_kwargs")  # settings that may be the text of a mapping
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
-_SECTIONS_OF_RUN = {*SECTIONS, HYPERPARAMETERS} - {*OF_POLICIES.values()}  # a policy has none of them
-_INTEGERS = {name.rpartition(".")[2] for name, kind in ACCEPTED.items() if takes_integers_only(kind)}
+_SECTIONS_OF_RUN = {*_SECTIONS, HYPERPARAMETERS} - {*OF_POLICIES.values()}  # a policy has none of them
+_INTEGERS = {name.rpartition(".")[2] for name, kind in _KINDS.items() if takes_integers_only(kind)}
 
 
 def canonical_name(name: str) -> str:
@@ -138,7 +146,7 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
     """
     flat: dict[str, Any] = {}
     for name, value in given.items():
-        is_section = (name in SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
+        is_section = (name in _SECTIONS or name == HYPERPARAMETERS) and name not in of_algorithm
         for key, part in _of_section(name, value) if is_section else [(name, value)]:
             if key in flat:
                 raise ConfigError(f"{key} is given twice; accepted: once", key=key)
@@ -173,9 +181,9 @@ def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
     for name, value in require(section, settings, Named).items():
         if section == HYPERPARAMETERS:
             is_dotted = "." in str(name) and not str(name).startswith(OF_NETWORK)
-            fault = "is no hyperparameter" if name in ACCEPTED or name in KEYS or is_dotted else ""
+            fault = "is no hyperparameter" if name in _KINDS or name in KEYS or is_dotted else ""
         else:
-            fault = "" if name in names_in(section) else f"is unknown; accepted: {', '.join(names_in(section))}"
+            fault = "" if name in _SECTIONS[section] else f"is unknown; accepted: {', '.join(_SECTIONS[section])}"
         if fault:
             raise ConfigError(f"{shown(name)} in {section} {fault}", key=f"{section}.{name}")
         yield f"{section}.{name}", value

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config import IN_PYTHON, Source, shown
+from marl_sb3.core.config import IN_PYTHON, shown
 from marl_sb3.errors import ConfigError
 
 # --- Literals such as dict(net_arch=[64, 64], activation_fn=nn.ReLU), which are read without evaluating them ---------
@@ -159,8 +159,8 @@ def unsupported(given: Mapping[str, Any]) -> dict[str, None]:
     return dict.fromkeys(key for key, value in given.items() if key in KEYS and value not in _OFF)
 
 
-def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-    """Refuse keys that switch on something unsupported."""
+def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, object]) -> None:
+    """Refuse keys that switch on something unsupported; `sources` say where each was given."""
     if wanted := unsupported(given):
         asked = "; ".join(f"{key} is {shown(given[key], _SHOWN)} ({KEYS[key]})" for key in wanted)
         without = " ".join(f"--set {key}=null" for key in wanted)

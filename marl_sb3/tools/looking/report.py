@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marl_sb3.core.config import EXTERNAL, TrainConfig, counted
+from marl_sb3.core.config import EXTERNAL, counted
 from marl_sb3.core.metrics import flatten, sample_stats
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.display import (
@@ -40,7 +40,7 @@ from marl_sb3.results import (
     plotly_html,
     read_run,
 )
-from marl_sb3.runs import RunFolder, load_config, resolved, to_yaml
+from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
 from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_agent, find_problems, policies_in
 
 _EVALUATED = f"evaluation/{RETURN}"

@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Unpack
 
-from marl_sb3.core.config import Named, TrainConfig, plain_numbers, require
+from marl_sb3.core.config import Named, plain_numbers, require
 from marl_sb3.core.envs import EnvFactory, factory_id
 from marl_sb3.core.learners import named_algorithm, start_without_dynamo
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
@@ -23,6 +23,7 @@ from marl_sb3.files import plain_data
 from marl_sb3.runs import (
     Run,
     RunFolder,
+    TrainConfig,
     check_device,
     entry_of,
     metric_names,

@@ -9,10 +9,10 @@ from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
-from marl_sb3.core.config import Count, Named, PositiveInt, TrainConfig, algorithm_info, at_least, require
+from marl_sb3.core.config import Count, Named, PositiveInt, algorithm_info, at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml, write_whole, yaml_text
-from marl_sb3.runs import load_config, require_named
+from marl_sb3.runs import TrainConfig, load_config, require_named
 from marl_sb3.tools.tuning.objective import Objective, parse_objectives
 from marl_sb3.tools.tuning.space import Space, parse_space
 from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, without_password

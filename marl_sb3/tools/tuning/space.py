@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.core.config import ACCEPTED, TrainConfig, plain_numbers, value_of
+from marl_sb3.core.config import plain_numbers
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer, canonical_name, canonical_value
 from marl_sb3.files import parse_value, read_yaml
-from marl_sb3.runs import preset_path
+from marl_sb3.runs import ACCEPTED, TrainConfig, preset_path, value_of
 
 if TYPE_CHECKING:
     import optuna

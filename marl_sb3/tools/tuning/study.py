@@ -12,13 +12,12 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.metrics import flatten, table
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import number, short_path
 from marl_sb3.results import read_results
-from marl_sb3.runs import RunFolder, resolved
+from marl_sb3.runs import RunFolder, TrainConfig, resolved
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.queue import TrialQueue, count
 from marl_sb3.tools.tuning.search import Search

@@ -23,12 +23,12 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.envs import EnvFactory, import_modules, imported_modules
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.training import TrainingCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import Connection, Failed, RaySettings, differing, known_error, versions
+from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning.jobs.trials import OPPOSITION, OppositionWatch
 from marl_sb3.tools.tuning.jobs.workers import GRACE_S, Jobs, TrainedRun, TrainerLostError, train_here, work
 from marl_sb3.tools.tuning.study import TuneStudy

@@ -24,7 +24,6 @@ from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
-from marl_sb3.core.config import TrainConfig
 from marl_sb3.core.envs import EnvFactory, env_factory, importable_id, register_env
 from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
@@ -41,6 +40,7 @@ from marl_sb3.extensions.remote import (
     fork_server,
     packed_request,
 )
+from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning.queue import TrialQueue
 from marl_sb3.tools.tuning.search import read_search
 from marl_sb3.tools.tuning.study import TuneStudy
