@@ -57,9 +57,9 @@ OURS = """
 import gc
 import sys
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.serving.api import Api
-from marl_sb3.serving.http import Limits, make_app, run_server
-from marl_sb3.serving.predictor import Predictor
+from marl_sb3.tools.serving.api import Api
+from marl_sb3.tools.serving.http import Limits, make_app, run_server
+from marl_sb3.tools.serving.predictor import Predictor
 
 folder, port, side = sys.argv[1:]
 api = Api(

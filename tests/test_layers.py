@@ -85,8 +85,9 @@ WITHOUT_A_FACE = {
     "tools.serving": 10,
 }
 
-# Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import.
-MOST_LINES_OF_CORE = (16_082, 17_381)
+# Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
+# rounded up to a hundred.
+MOST_LINES_OF_CORE = (16_300, 17_600)
 
 
 class Import(NamedTuple):

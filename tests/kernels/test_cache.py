@@ -126,7 +126,7 @@ def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
 
 
 INNER = """
-from marl_sb3.kernels.cache import inner_kernel
+from marl_sb3.extensions.fast.kernels.cache import inner_kernel
 
 @inner_kernel
 def inner(number):
@@ -134,7 +134,7 @@ def inner(number):
 """
 OUTER = """
 from changing_inner import inner
-from marl_sb3.kernels.cache import kernel
+from marl_sb3.extensions.fast.kernels.cache import kernel
 
 @kernel
 def outer(number):

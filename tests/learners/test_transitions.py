@@ -70,8 +70,7 @@ class PlainTrace(MultiAgentCallback):
 
     def _pay(self, who: Any, place: Any, step: Any) -> None:
         ended = step.terminated[place] or step.truncated[place]
-        if who not in self.open:
-            assert step.rewards[place] == 0
+        if who not in self.open:  # paid before its first action
             return
         transition = self.open[who]
         transition.reward += float(step.rewards[place])

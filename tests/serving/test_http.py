@@ -384,7 +384,7 @@ _PROGRAM = """
 import asyncio, sys
 from starlette.routing import Route
 from marl_sb3.cli.command import run_command
-from marl_sb3.serving.http import Limits, json_response, make_app, run_server
+from marl_sb3.tools.serving.http import Limits, json_response, make_app, run_server
 
 async def slow(_):
     print("asked", flush=True)

@@ -14,9 +14,9 @@ from searches import SMALL, in_this_process, work_on
 from toy_envs import ScriptedEnv
 
 import marl_sb3
+from marl_sb3 import runs
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import start as start_module
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import outcome_words
 from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trial
@@ -34,7 +34,7 @@ from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED
 def test_any_error_is_that_of_its_trial_alone(
     error: BaseException, text: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = start_module.prepare, []
+    original, calls = runs.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -42,7 +42,7 @@ def test_any_error_is_that_of_its_trial_alone(
             raise error
         return original(*arguments)
 
-    monkeypatch.setattr(start_module, "prepare", fails_once)
+    monkeypatch.setattr(runs, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
@@ -61,7 +61,7 @@ def test_what_the_user_can_change_is_no_trials_fault(
 
     study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
     with monkeypatch.context() as patch:
-        patch.setattr(start_module, "prepare", fails)
+        patch.setattr(runs, "prepare", fails)
         for _ in range(2):
             with pytest.raises(type(why)):
                 work_on(study)

@@ -14,7 +14,8 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs import BatchedEnv, BatchedStep
 from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.vec_env import VECTORIZERS, MultiAgentVecEnv, episode_seed
+from marl_sb3.core.vec_env import MultiAgentVecEnv, episode_seed
+from marl_sb3.doors import VECTORIZERS
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 

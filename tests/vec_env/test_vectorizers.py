@@ -18,8 +18,8 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.core.metrics import flatten
 from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import VECTORIZERS, MultiAgentVecEnv, SyncVecEnv, VecEnvRequest, VecStep, episode_seed
-from marl_sb3.doors import STEPPED_ELSEWHERE
+from marl_sb3.core.vec_env import MultiAgentVecEnv, SyncVecEnv, VecEnvRequest, VecStep, episode_seed
+from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
