@@ -121,8 +121,8 @@ BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by th
 class Vectorizer(Protocol):
     """Makes a vec env, which steps the envs that a request asks for.
 
-    The steps do not depend on the vectorizer, to the last bit: tests/vec_env/test_vectorizers.py has what each of them
-    promises. The horizon of episodes and the state of the envs are set on what it returns.
+    The steps do not depend on the vectorizer, to the last bit: `tests/core/vec_env/test_vectorizers.py` has what each
+    of them promises. The horizon of episodes and the state of the envs are set on what it returns.
     """
 
     def __call__(self, request: VecEnvRequest, /) -> MultiAgentVecEnv:
@@ -150,7 +150,7 @@ class Store(Protocol):
     written to the last bit, `-0.0` and the dtypes of arrays too; tuples are read as lists. Tensors may be read when
     they are accessed, see `marl_sb3.core.state.checkpoint.LazyTensors`. What is not finite is not written, and what is
     damaged is refused before anything of it is used. A write that fails leaves what was there before.
-    `tests/storage/test_stores.py` checks all of it.
+    `tests/extensions/store/test_stores.py` checks all of it.
     """
 
     def takes(self, path: str | Path) -> bool:
@@ -343,8 +343,8 @@ FILMS: Door[WriteFilm] = Door("kind of film")
 class Dialect(Protocol):
     """Other names of settings of a policy, such as RLlib's, in the arguments of `MultiAgentAlgorithm`.
 
-    The dialects translate one after the other, in the order in which they were added. `tests/config/test_dialects.py`
-    checks what each of them keeps. Configurations of runs are read before, by `marl_sb3.runs.settings`.
+    They translate one after the other, in the order in which they were added; what each keeps is checked by
+    `tests/extensions/dialects/test_dialects.py`. Configurations of runs are read before, by `marl_sb3.runs.settings`.
     """
 
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:

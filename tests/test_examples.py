@@ -39,7 +39,7 @@ RUNS = {
 }
 
 
-ELSEWHERE = {"shared_counter.py", "policy_client.py"}  # see tests/crash/test_ray.py and serving/test_external.py
+ELSEWHERE = {"shared_counter.py", "policy_client.py"}  # see crash/test_ray.py and tools/serving/test_external.py
 
 
 def test_every_example_has_a_run() -> None:
