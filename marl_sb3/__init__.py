@@ -21,7 +21,8 @@ except FileNotFoundError as error:
     sys.exit(2)
 
 import marl_sb3.envs
-import marl_sb3.extensions  # noqa: F401 - opens the doors of the core to the extensions
+import marl_sb3.extensions
+import marl_sb3.moved  # noqa: F401 - as the others, imported for what it does
 
 __version__ = "0.1.0"
 

@@ -60,7 +60,7 @@ LAYERS = (
     *GROUND,
     *CORE,
     EXTENSIONS,
-    ("extensions",),
+    ("extensions", "moved"),
     ("evaluation",),
     ("callbacks",),
     ("results",),
