@@ -25,7 +25,7 @@ from marl_sb3.moved import present_name
 def test_an_earlier_name_gives_the_same_module_and_a_warning(earlier: str, name: str) -> None:
     for each in [each for each in sys.modules if present_name(each) is not None]:
         del sys.modules[each]
-    with warnings.catch_warnings(record=True, category=DeprecationWarning) as caught:
+    with warnings.catch_warnings(record=True, action="always", category=DeprecationWarning) as caught:
         module = importlib.import_module(earlier)
     assert str(caught[-1].message) == f"{earlier} is {name} now"  # the folder's comes first
     assert module is importlib.import_module(name)
