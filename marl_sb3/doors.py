@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from pettingzoo import ParallelEnv
+    from stable_baselines3.common.base_class import BaseAlgorithm
 
+    from marl_sb3.core.acting import PolicyByAgent
     from marl_sb3.core.config import AlgorithmTable
     from marl_sb3.core.experience import LearnedExperience
     from marl_sb3.core.learners import Learner, LearnerPart, PolicySpec
     from marl_sb3.core.metrics import EpisodeTracker, Result
+    from marl_sb3.core.processing import Processing
     from marl_sb3.core.sb3 import Progress
     from marl_sb3.core.state import Checkpoint, State, Tensors
     from marl_sb3.core.training import Runner, Setup
@@ -192,6 +195,33 @@ class Store(Protocol):
 
 
 STORES: Door[Store] = Door("store of checkpoints")
+
+
+class PolicyFiles(Protocol):
+    """Files of single policies for those who do not have marl_sb3; those at `sb3` are what `save_policies` writes."""
+
+    def require_writable(self, algorithm: BaseAlgorithm) -> None:
+        """Check before a training that the policy could be written after it.
+
+        Raises:
+            CheckpointError: it could not; the message names the attribute of the algorithm.
+        """
+
+    def write(self, policies: PolicyByAgent, folder: Path) -> dict[PolicyID, Path]:
+        """Write the policies with their processing into a folder, and return their files; see `ids.file_names`."""
+
+    def unpickle_statistics(self, processing: Processing, path: Path) -> None:
+        """Take over the running statistics of a `VecNormalize` that SB3 saved.
+
+        This unpickles the file, which may run any code: it is called only where the user asks for it by name.
+
+        Raises:
+            ConfigError: the file cannot be read, is no `VecNormalize`, or does not fit the processing; nothing is
+                changed.
+        """
+
+
+POLICY_FILES: Door[PolicyFiles] = Door("kind of files of policies")
 
 
 # --- Where policies act and learn -------------------------------------------------------------------------------------

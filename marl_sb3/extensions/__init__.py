@@ -11,6 +11,7 @@ from marl_sb3.doors import (
     EXECUTIONS,
     FILMS,
     LEARNER_PARTS,
+    POLICY_FILES,
     SETTINGS,
     STEPPED_ELSEWHERE,
     STORES,
@@ -29,6 +30,7 @@ EXECUTIONS.add("shards", "marl_sb3.extensions.remote.sharded:IN_SHARDS")
 FILMS.add("gif", "marl_sb3.extensions.display.video:write_film")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
+POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 SETTINGS.add("run", "marl_sb3.runs.schema:ACCEPTED")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:with_workers")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")

@@ -306,7 +306,7 @@ def test_policies_that_cannot_be_written_at_the_end_are_in_the_checkpoint(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("marl_sb3.core.acting.by_agent.write_zip", full)
+        patch.setattr("marl_sb3.extensions.transfer.sb3_files._write_zip", full)
         settings = [f"--set={name}={value}" for name, value in TINY.items()]
         command = ["arena", "--timesteps=40", "--n-envs=2", "--run-dir=run", "--quiet", *settings]
         assert train_command(command) == 1

@@ -15,12 +15,12 @@ from stable_baselines3.common.distributions import Distribution
 
 from marl_sb3.core.acting.agent_policy import AgentPolicy
 from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
-from marl_sb3.core.config import file_names
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import States, reset_optimizers, unpickle_statistics, write_processing, write_zip
+from marl_sb3.core.sb3 import States, reset_optimizers
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import joined
+from marl_sb3.doors import POLICY_FILES
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
@@ -386,7 +386,7 @@ class PolicyByAgent:
         if not self.processing[policy_id].statistics:
             words = "accepted: a policy with normalize_observations or normalize_rewards"
             raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
-        unpickle_statistics(self.processing[policy_id], Path(path))
+        POLICY_FILES["sb3"].unpickle_statistics(self.processing[policy_id], Path(path))
 
     def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
         for policy_id in policy_ids:
@@ -414,13 +414,7 @@ class PolicyByAgent:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        names, paths = file_names(list(self.policies), ".zip"), {}
-        for policy_id, algorithm in self.policies.items():
-            if isinstance(algorithm, BaseAlgorithm):
-                paths[policy_id] = folder / names[policy_id]
-                write_zip(algorithm, paths[policy_id])
-                write_processing(self.processing[policy_id], algorithm.gamma, paths[policy_id])  # type: ignore[attr-defined]
-        return paths
+        return POLICY_FILES["sb3"].write(self, folder)
 
 
 def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:

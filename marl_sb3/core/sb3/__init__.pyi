@@ -1,11 +1,5 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .files import normalize_minibatches as normalize_minibatches
-from .files import require_zippable as require_zippable
-from .files import sb3_weights as sb3_weights
-from .files import unpickle_statistics as unpickle_statistics
-from .files import write_processing as write_processing
-from .files import write_zip as write_zip
 from .inference import States as States
 from .inference import critic_states as critic_states
 from .inference import distribution as distribution
@@ -31,16 +25,21 @@ from .private import all_callbacks as all_callbacks
 from .private import calls_lstm_as_sb3 as calls_lstm_as_sb3
 from .private import has_step_hook as has_step_hook
 from .private import num_updates as num_updates
+from .private import pickled_members as pickled_members
 from .private import progress_remaining as progress_remaining
 from .private import set_progress_remaining as set_progress_remaining
 from .private import set_up_logging as set_up_logging
 from .private import take_single_steps as take_single_steps
 from .private import unchecked_distributions as unchecked_distributions
+from .schedules import Exponential as Exponential
+from .schedules import Piecewise as Piecewise
 from .schedules import Progress as Progress
 from .schedules import Schedule as Schedule
 from .schedules import make_schedule as make_schedule
 from .spaces import SpacesOnlyVecEnv as SpacesOnlyVecEnv
 from .spaces import check_spaces as check_spaces
+from .spaces import normalize_minibatches as normalize_minibatches
+from .spaces import vec_normalize as vec_normalize
 from .tensors import Arrays as Arrays
 from .tensors import read_weights as read_weights
 from .tensors import weight_forms as weight_forms

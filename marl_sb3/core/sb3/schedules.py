@@ -7,10 +7,10 @@ env steps: a schedule of points counts these, and does not stretch when a traini
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 
 from marl_sb3.core.config import (
     Decay,
@@ -145,24 +145,3 @@ def _check_points(points: Sequence[Any], name: str, kind: Any) -> None:
             found = f"{name} is {shown(points)}, with the point {shown([step, value])}"
             raise ConfigError(f"{found}; accepted: {accepted}", key=name)
         latest = int(step)
-
-
-# --- Zips of SB3 -----------------------------------------------------------------------------------------------------
-
-
-def in_stock_form(attributes: Mapping[str, Any], progress: float) -> dict[str, Any]:
-    """Return those attributes that are schedules of this file, as SB3's constants of their present values.
-
-    SB3 pickles its schedules: a class of marl_sb3 could not be read where it is not installed.
-
-    Args:
-        attributes: of an algorithm.
-        progress: of its training.
-    """
-    found: dict[str, Any] = {}
-    for name, value in attributes.items():
-        inner = value.value_schedule if isinstance(value, FloatSchedule) else value
-        if isinstance(inner, (Exponential, Piecewise)):
-            constant = ConstantSchedule(inner(progress))
-            found[name] = constant if inner is value else FloatSchedule(constant)
-    return found

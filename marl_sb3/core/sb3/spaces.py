@@ -1,16 +1,19 @@
-"""Spaces that SB3 can learn in, and the VecEnv without envs that its algorithms are made with."""
+"""Spaces that SB3 can learn in, the VecEnv without envs that its algorithms are made with, and its `VecNormalize`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.sb3.private import set_vec_normalize
 from marl_sb3.errors import ConfigError
 
 Space = spaces.Space[Any]
@@ -104,3 +107,33 @@ class OneRow(SpacesOnlyVecEnv):
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         VecEnv.__init__(self, 1, observation_space, action_space)
+
+
+def normalize_minibatches(algorithm: BaseAlgorithm, processing: Processing) -> None:
+    """Let an algorithm normalise what it draws from its replay buffer, by the present statistics of its policy."""
+    if processing.statistics:
+        gamma: float = algorithm.gamma  # type: ignore[attr-defined]
+        set_vec_normalize(algorithm, vec_normalize(processing, gamma, lambda own: own))
+
+
+def vec_normalize(processing: Processing, gamma: float, kept: Callable[[Any], Any]) -> VecNormalize:
+    """Make a `VecNormalize` with what `kept` makes of the statistics of a policy; it does not change them."""
+    settings, normalize = processing.settings, processing.normalizer
+    before: spaces.Space[Any] = processing.env_observation_space if normalize is None else normalize.before
+    made = VecNormalize(
+        OneRow(before, processing.action_space),
+        training=False,
+        norm_obs=normalize is not None,
+        norm_reward=settings.normalize_rewards,
+        clip_obs=settings.clip_observations,
+        clip_reward=settings.clip_normalized_rewards,
+        gamma=gamma,
+        epsilon=settings.normalize_epsilon,
+        norm_obs_keys=list(normalize.statistics) if normalize and isinstance(before, spaces.Dict) else None,
+    )
+    if normalize is not None:
+        statistics = {key: kept(own) for key, own in normalize.statistics.items()}
+        made.obs_rms = statistics if isinstance(before, spaces.Dict) else next(iter(statistics.values()))
+    if settings.normalize_rewards:
+        made.ret_rms = kept(processing.statistics["returns"])
+    return made

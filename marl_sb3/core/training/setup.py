@@ -34,7 +34,6 @@ from marl_sb3.core.sb3 import (
     Progress,
     optimizer_forms,
     progress_remaining,
-    require_zippable,
     set_progress_remaining,
     weight_forms,
 )
@@ -57,7 +56,7 @@ from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import LocalRunner, Runner
 from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
-from marl_sb3.doors import EXECUTIONS, ExperienceMaker
+from marl_sb3.doors import EXECUTIONS, POLICY_FILES, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -179,7 +178,8 @@ def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
         try:
             require_storable("its weights", weight_forms(policy))
             require_storable("its optimizer", optimizer_forms(policy))
-            require_zippable(policy)
+            for files in POLICY_FILES:
+                files.require_writable(policy)
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
 

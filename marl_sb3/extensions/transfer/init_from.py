@@ -18,9 +18,10 @@ import torch as th
 
 from marl_sb3.core.learners import specs_of_checkpoint
 from marl_sb3.core.policies import activation_name
-from marl_sb3.core.sb3 import reset_optimizers, sb3_weights
+from marl_sb3.core.sb3 import reset_optimizers
 from marl_sb3.core.state import Checkpoint, StateReader, copies, find_file, store_of
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def init_from(
     Args:
         layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
             are taken. None: all tensors; the source must have the same ones.
-        trust_pickle: allow SB3 zips; see `sb3.files.sb3_weights`.
+        trust_pickle: allow SB3 zips; see `sb3_weights`.
 
     Returns:
         A line about each source: its path, and which checkpoint of a run was taken, and why.

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.core.sb3 import sb3_weights
+from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 
 ENOUGH = 2**20
 
