@@ -1,4 +1,4 @@
-"""A run: building, executing and resuming it, its folder, its logs, and its output."""
+"""A run: from settings to a run folder, its logs and trackers, resuming it, and runs of several seeds."""
 
 from __future__ import annotations
 

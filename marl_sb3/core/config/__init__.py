@@ -1,4 +1,4 @@
-"""What can be set: kinds of values, ids, algorithms, networks, and the schema of all settings."""
+"""What can be set: kinds of values, ids, algorithms, networks, and the settings of a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that hold the agents' experience until the next update."""
+"""What all experience has in common: transitions from an action to the next turn or the end, and hooks on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train policies: one SB3 algorithm per policy. `sb3/` holds everything that uses SB3's private members."""
+"""Learners: each trains one policy by its SB3 algorithm; `PolicySpec` says how."""
 
 from __future__ import annotations
 

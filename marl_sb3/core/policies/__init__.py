@@ -1,4 +1,4 @@
-"""The policies of a run, the policy and the array columns of each agent, and the classes of networks by name."""
+"""The networks of policies: classes by name, features extractors, and those that users register."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The joint training: the public class, the training loop, counters, results, the parts of a checkpoint."""
+"""The joint training: `MultiAgentAlgorithm`, its loop, its runner, callbacks and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes on disk: recording them as Minari datasets, reading such datasets, and estimating policies on them."""
+"""Episodes on disk: recorded as Minari datasets, read again, learned from, and used to estimate policies."""
 
 from __future__ import annotations
 

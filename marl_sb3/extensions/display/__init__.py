@@ -1,4 +1,4 @@
-"""Output for people: formatted numbers, tables, and views of a training run for terminals, notebooks and plain text."""
+"""Output for people: numbers, tables, pictures, films, and views of a training for terminals and notebooks."""
 
 from __future__ import annotations
 

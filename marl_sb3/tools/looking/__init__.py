@@ -1,4 +1,4 @@
-"""What runs say when they are looked at: their records, curves, comparisons, and hints on what went wrong."""
+"""Looking at runs: comparisons, reports, hints on what went wrong, and episodes played on a screen."""
 
 from __future__ import annotations
 
