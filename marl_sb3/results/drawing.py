@@ -124,7 +124,8 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     from matplotlib.ticker import FuncFormatter
 
     n, caption, entries = len(figure.panels), _below(figure), _legend(figure)
-    width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * max(len(_longest_line(label)) for label, _ in entries)
+    longest = max(len(line) for label, _ in entries for line in label.split("\n"))
+    width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * longest
     text = _wrapped(caption, int(width / _CHARACTER))
     lines = sum(label.count("\n") + 1 for label, _ in entries)
     size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
@@ -162,10 +163,6 @@ def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
 def _line(place: int) -> dict[str, Any]:
     marker = _MARKERS[place % len(_MARKERS)][0]
     return {"linestyle": _LINES[place % len(_LINES)][0], "marker": marker, "markersize": 4.5, "linewidth": 1.6}
-
-
-def _longest_line(text: str) -> str:
-    return max(text.split("\n"), key=len)
 
 
 def _draw(axes: Any, figure: Figure, curve: Curve) -> None:

@@ -244,7 +244,7 @@ def _train(
     for policy_id, job in jobs.items():
         learned, apart = job.num_episodes
         say(f"policy {policy_id}: {counted(learned, 'episode')} to learn from, {apart} for the validation")
-    counters, losses = run.algorithm.parts.counters, dict.fromkeys(jobs, "")
+    counters, losses, every = run.algorithm.parts.counters, dict.fromkeys(jobs, ""), run.config.checkpoints.every
     with progress_bars() as bars, StopOnSignal() as signals:
         bar = None if quiet else bars.add_task("epochs", total=options.epochs)
         while any(not job.is_done for job in jobs.values()):
@@ -257,7 +257,7 @@ def _train(
             else:
                 say(f"epoch {counters.iteration} of {options.epochs}: {'; '.join(losses.values())}")
             run.interrupted = signals.received is not None
-            is_due = run.interrupted or _is_due(run, counters.iteration)
+            is_due = run.interrupted or (bool(every) and counters.iteration % every == 0)
             if is_due and not all(job.is_done for job in jobs.values()):
                 _save(run, trackers, jobs)
             if run.interrupted:
@@ -282,11 +282,6 @@ def _write(run: Run, measured: Mapping[PolicyID, Result]) -> None:
     result["learners"] = {name: {**own, **measured.get(name, {})} for name, own in result["learners"].items()}
     assert isinstance(algorithm.logger, ResultLogger)
     algorithm.logger.write_result(result, algorithm.iteration)
-
-
-def _is_due(run: Run, iteration: int) -> bool:
-    every = run.config.checkpoints.every
-    return bool(every) and iteration % every == 0
 
 
 def _save(run: Run, trackers: Tracking, jobs: Mapping[PolicyID, Cloning] | None = None) -> None:

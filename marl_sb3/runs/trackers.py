@@ -182,7 +182,9 @@ class MlflowTracker:
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        texts = {_mlflow_name(name): _text(value) for name, value in _flat(settings)}
+        texts = {
+            _mlflow_name(n): value if isinstance(value, str) else json.dumps(value) for n, value in _flat(settings)
+        }
         parameters = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in texts.items()]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS], synchronous=True)
@@ -218,10 +220,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _mlflow_name(name: str) -> str:

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -123,7 +123,8 @@ def read_policy_data(path: str | Path) -> PolicyData:
         )
         episodes = range(_count(metadata, "total_episodes", form.total_steps))
         stored = _StoredEpisodes(folder, form, episodes)
-    return PolicyData(form.policy_id, _flat(form.observation_space), form.action_space, stored)
+    seen = form.observation_space
+    return PolicyData(form.policy_id, flat_space(seen) if is_nested(seen) else seen, form.action_space, stored)
 
 
 def _json(path: Path) -> Any:
@@ -168,11 +169,6 @@ def _sound(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _flat(space: Space) -> Space:
-    """Return an observation space as policies see it."""
-    return flat_space(space) if is_nested(space) else space
-
-
 def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
     """Yield what all agents did in each joint episode of a recording: agent -> its episode.
 
@@ -194,7 +190,7 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
     Raises:
         ConfigError: see `joint_episodes`.
     """
-    return {data.policy_id: _first(data, count) for data, count in _datasets(directory)}
+    return {data.policy_id: replace(data, episodes=data.episodes[:count]) for data, count in _datasets(directory)}
 
 
 def _datasets(directory: str | Path) -> list[tuple[PolicyData, int]]:
@@ -240,10 +236,6 @@ def require_memory(path: Path, sets: Iterable[PolicyData]) -> None:
     with damage_named(path):
         stored = [each.episodes for each in sets if isinstance(each.episodes, _StoredEpisodes)]
         require_fits(path, sum(each.nbytes for each in stored))
-
-
-def _first(data: PolicyData, count: int) -> PolicyData:
-    return PolicyData(data.policy_id, data.observation_space, data.action_space, data.episodes[:count])
 
 
 class _PolicyStream:

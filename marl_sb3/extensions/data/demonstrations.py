@@ -109,13 +109,15 @@ def demonstrations(
     if learn and processing.normalizer is not None:
         _observed(episodes, of_policy, agents, rows, processing, learn=True, normalize=normalize)
     seen = _observed(episodes, of_policy, agents, rows, processing, learn=False, normalize=normalize)
-    rewards = [_clipped(processing, episode.rewards) for episode in episodes]
+    limit = np.inf if processing.settings.clip_rewards is None else processing.settings.clip_rewards
+    rewards = [np.clip(episode.rewards, -limit, limit) for episode in episodes]
     if learn and processing.returns is not None:
         for of_episode in rewards:
             processing.returns.update(np.array([*accumulate(of_episode, lambda sum_, r: sum_ * algorithm.gamma + r)]))
     masks = [episode.action_masks for episode in episodes]
+    env = getattr(algorithm, "env", None)
     return Demonstrations(
-        _transposed(algorithm, seen),
+        env.transpose_observations(seen) if isinstance(env, VecTransposeImage) else seen,
         learned_actions(algorithm, np.concatenate(of_policy)),
         np.concatenate(rewards).astype(np.float32),
         None if any(each is None for each in masks) else np.concatenate([np.asarray(each, bool) for each in masks]),
@@ -151,16 +153,6 @@ def _actions(episode: RecordedEpisode, rows: PolicyRows, processing: Processing)
     """Return the (T, *action shape) actions of an episode in the action space of the policy."""
     counted: Array = rows.zero_based_actions.from_env(np.asarray(episode.actions))
     return counted if processing.rescale is None else processing.rescale.reverse(counted)
-
-
-def _clipped(processing: Processing, rewards: Array) -> Array:
-    limit = processing.settings.clip_rewards
-    return np.asarray(rewards) if limit is None else np.clip(rewards, -limit, limit)
-
-
-def _transposed(algorithm: Any, seen: Observations) -> Observations:
-    env = getattr(algorithm, "env", None)
-    return env.transpose_observations(seen) if isinstance(env, VecTransposeImage) else seen
 
 
 # --- Observations -----------------------------------------------------------------------------------------------------

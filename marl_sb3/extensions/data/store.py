@@ -123,7 +123,9 @@ class EpisodeStore:
         self._size = sum(path.stat().st_size for path in directory.glob(f"*/{FOLDER}/*.hdf5"))
 
     def _make(self, name: str) -> None:
-        storage_class, version = minari_storage(), _minari_version()
+        storage_class = minari_storage()  # says what is missing
+        import minari
+
         self.directory.mkdir(parents=True, exist_ok=True)
         for policy_id, dataset in self._datasets.items():
             kind, folder = dataset.kind, dataset.folder
@@ -133,7 +135,9 @@ class EpisodeStore:
                 storage = storage_class.new(fresh, observed, kind.action_space, jpeg_encoding=False)
                 dataset_id = "-".join(re.sub(r"\W+", "_", part) for part in (name, folder.parent.name))
                 own = {"policy_id": policy_id, "agents": list(kind.agents)}
-                storage.update_metadata({"dataset_id": f"{dataset_id}-v0", "minari_version": version, "marl_sb3": own})
+                storage.update_metadata(
+                    {"dataset_id": f"{dataset_id}-v0", "minari_version": str(minari.__version__), "marl_sb3": own}
+                )
                 (fresh / MAIN).unlink()
                 with _hdf5_file(fresh / MAIN):
                     pass
@@ -325,12 +329,6 @@ def _nested(space: Space) -> Space:
             accepted = "names that are not empty, none of which is the beginning of another"
             raise ConfigError(f"{words}, which cannot be names in an HDF5 file; accepted: {accepted}", key="record")
     return spaces.Dict({**leaves, **{name: _nested(spaces.Dict(parts)) for name, parts in groups.items()}})
-
-
-def _minari_version() -> str:
-    import minari
-
-    return str(minari.__version__)
 
 
 # --- Files -----------------------------------------------------------------------------------------------------------

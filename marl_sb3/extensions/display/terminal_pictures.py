@@ -82,8 +82,11 @@ def image_picture(image: npt.NDArray[np.uint8], room: Room) -> Canvas:
     Args:
         image: (height, width, 3) uint8.
     """
+    from PIL import Image
+
     lines, columns = _fitting(image.shape[0] / image.shape[1], room)
-    small = _shrunk(image, columns, lines if room.plain else 2 * lines)
+    size = columns, lines if room.plain else 2 * lines
+    small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
     canvas = Canvas(lines, columns)
     if room.plain:
         levels = (small.mean(axis=2) * len(_RAMP) / 256).astype(int)
@@ -98,12 +101,6 @@ def _fitting(ratio: float, room: Room) -> tuple[int, int]:
     """Lines and columns of the largest picture of a height by width; a character is twice as high as wide."""
     columns = max(1, min(room.columns, int(2 * room.lines / ratio)))
     return max(1, min(room.lines, round(columns * ratio / 2))), columns
-
-
-def _shrunk(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))
 
 
 # --- Scenes of the built-in envs -------------------------------------------------------------------------------------

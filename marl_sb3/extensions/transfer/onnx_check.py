@@ -72,7 +72,8 @@ def largest_difference(
     space.seed(seed)
     largest = 0.0
     if algorithm.policy.device.type != "cpu":  # other devices may compute with less precision
-        algorithm = _on_cpu(algorithm)
+        policy, algorithm = copy_on_cpu(algorithm), copy(algorithm)
+        algorithm.policy, algorithm.device = policy, th.device("cpu")
     for rows in BATCH_SIZES:
         more = _drawn(algorithm, rows, rng)
         for _ in range(MEMORY_STEPS if START in more else 1):
@@ -92,12 +93,6 @@ def largest_difference(
             after = {name.removeprefix(NEXT): array for name, array in received.items() if name.startswith(NEXT)}
             more = {**_drawn(algorithm, rows, rng), **after}
     return largest
-
-
-def _on_cpu(algorithm: BaseAlgorithm) -> BaseAlgorithm:
-    moved = copy(algorithm)
-    moved.policy, moved.device = copy_on_cpu(algorithm), th.device("cpu")
-    return moved
 
 
 def _drawn(algorithm: BaseAlgorithm, rows: int, rng: np.random.Generator) -> dict[str, Array]:

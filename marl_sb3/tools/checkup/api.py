@@ -186,7 +186,8 @@ class _EnvProcess:
 
     def _end(self, lost: WorkerLostError) -> Finding:
         call, episode, step = noted(self._worker.heartbeat)
-        place = _place(lost.stacks)
+        frame = re.search(r'File "(.+)", line (\d+) in (\S+)', lost.stacks)  # the innermost line that was running
+        place = "" if frame is None else " ({}, line {}, in {})".format(*frame.groups())
         size = os.fstat(self._output).st_size
         output = os.pread(self._output, _LAST_OUTPUT, max(0, size - _LAST_OUTPUT)).decode("utf-8", "replace")
         if lost.has_hung:
@@ -209,12 +210,6 @@ class _EnvProcess:
 def _told_finding(check_id: str, seen: Seen) -> Finding:
     """The finding of a check that is made outside the process."""
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
-
-
-def _place(stacks: str) -> str:
-    """The innermost line of Python that was running, as the fault handler wrote it."""
-    frame = re.search(r'File "(.+)", line (\d+) in (\S+)', stacks)
-    return "" if frame is None else " ({}, line {}, in {})".format(*frame.groups())
 
 
 # --- In the process --------------------------------------------------------------------------------------------------

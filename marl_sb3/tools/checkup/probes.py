@@ -94,7 +94,9 @@ def _spaces(env: ParallelEnv, kind: str, evidence: Evidence) -> dict[AgentID, sp
 
 def record_episodes(subject: EnvUnderTest) -> None:
     """Play episodes one after the other in one env, and keep copies of everything."""
-    evidence, left = subject.evidence, min(subject.job.steps, _most_steps(subject.evidence))
+    evidence = subject.evidence
+    bytes_of_step = max(1, sum(map(_bytes_of, evidence.observation_spaces.values())))
+    left = min(subject.job.steps, max(1, _MOST_BYTES // bytes_of_step))
     start = time.perf_counter()
     until = start + subject.job.seconds
     _seed_globals(subject.job.seed)
@@ -119,11 +121,6 @@ def record_episodes(subject: EnvUnderTest) -> None:
         if evidence.episodes[0].stopped is None:
             player.play(subject.seeds(0), subject.repeated_steps)
             subject.fingerprint_again = player.fingerprint
-
-
-def _most_steps(evidence: Evidence) -> int:
-    """Return how many steps fit into the memory for observations."""
-    return max(1, _MOST_BYTES // max(1, sum(map(_bytes_of, evidence.observation_spaces.values()))))
 
 
 def _bytes_of(space: spaces.Space[Any]) -> int:

@@ -170,8 +170,9 @@ def _page_of_one(run: RunData) -> Page:
     if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
         page.add("Learner health", page.figure(learner_curves(run.record)))
-    if videos := _videos(run.folder):
-        page.add("Videos", *videos)
+    files = sorted(path for path in run.folder.rglob("*") if path.suffix.lower() in _VIDEOS and is_regular(path))
+    if files:
+        page.add("Videos", *(part for path in files for part in _video(path, run.folder)))
     page.add("How to repeat it", *_repeat(run))
     return page
 
@@ -202,7 +203,11 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
         if records:
             page.add(f"Returns in {env}", *_returns(page, records))
     hinted = [(run, findings) for run in runs if (findings := find_problems(run.record.columns))]
-    cards = [each for run, findings in hinted for each in (_heading(run), *map(_card, findings))]
+    cards = [
+        part
+        for run, findings in hinted
+        for part in (Html(f"<h3>{words(run.folder.as_posix())}</h3>"), *map(_card, findings))
+    ]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
 
@@ -218,10 +223,6 @@ def _returns(page: Page, records: Sequence[RunRecord]) -> list[Html]:
 def warning(text: str) -> Html:
     """A paragraph that stands out."""
     return Html(f'<p class="warning">{words(text)}</p>')
-
-
-def _heading(run: RunData) -> Html:
-    return Html(f"<h3>{words(run.folder.as_posix())}</h3>")
 
 
 def _summary(run: RunData) -> list[tuple[str, object]]:
@@ -363,12 +364,6 @@ def _policies(run: RunData) -> tuple[list[list[object]], list[str]]:
 def _late(column: Column | None) -> float | None:
     known = np.empty(0) if column is None else column[np.isfinite(column)]
     return float(np.median(known[-max(1, len(known) // 4) :])) if len(known) else None
-
-
-def _videos(folder: Path) -> list[Html]:
-    """The videos in the run folder; large ones are named only."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _VIDEOS and is_regular(path))
-    return [part for path in files for part in _video(path, folder)]
 
 
 def _video(path: Path, folder: Path) -> list[Html]:

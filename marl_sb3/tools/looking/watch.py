@@ -232,7 +232,8 @@ class _Place:
             why = "; ".join(f"no {name}: {reasons[name]}" for name in asked)
             raise ConfigError(f"nothing can be shown here: {why}; evaluate --video FILE.gif makes a film", key="--view")
         factory = env_factory(plan.env)
-        modes = render_modes(factory, _of_env(plan.settings))
+        of_env = {name: value for name, value in plan.settings.items() if name not in _OF_VEC_ENV}
+        modes = render_modes(factory, of_env)
         for name in possible:
             for mode in PLACES[name]:
                 if mode in modes:
@@ -258,11 +259,6 @@ class _Place:
 
 
 _OF_VEC_ENV = ("episode_horizon", "n_workers", "worker_timeout_s", "max_worker_restarts", "env_state")
-
-
-def _of_env(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the env among the settings of a vec env."""
-    return {name: value for name, value in settings.items() if name not in _OF_VEC_ENV}
 
 
 def render_modes(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> list[str]:

@@ -278,7 +278,9 @@ class Guard:
         accepted = "Authorization: Bearer TOKEN"
         if scope["type"] == "websocket":
             shown += [value for name, value in parse_qsl(scope["query_string"].decode("latin-1")) if name == "token"]
-            shown += [name.removeprefix(_TOKEN_PREFIX) for name in scope["subprotocols"] if _is_token(name)]
+            shown += [
+                name.removeprefix(_TOKEN_PREFIX) for name in scope["subprotocols"] if name.startswith(_TOKEN_PREFIX)
+            ]
             accepted += f", ?token=TOKEN, or the subprotocols {_SUBPROTOCOL} and {_TOKEN_PREFIX}TOKEN"
         expected = self._token.encode()
         if not any(hmac.compare_digest(value.encode(errors="replace"), expected) for value in shown):
@@ -330,10 +332,6 @@ def _too_large(size: str, limit: int) -> RequestError:
 
 def _is_below(path: str, public: str) -> bool:
     return path == public or (public.endswith("/") and len(public) > 1 and path.startswith(public))
-
-
-def _is_token(subprotocol: str) -> bool:
-    return subprotocol.startswith(_TOKEN_PREFIX)
 
 
 def _with_subprotocol(message: Message, scope: Scope) -> Message:

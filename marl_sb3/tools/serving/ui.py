@@ -56,7 +56,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
         await websocket.accept("marl-sb3" if "marl-sb3" in protocols else None)
         if len(viewers) >= most_viewers:
             words = f"{most_viewers} viewers are watching, as many as may at once; close one of the pages"
-            await websocket.send_text(_in_json(Problem(words, is_final=True)))
+            await websocket.send_text(msgspec.json.encode(Problem(words, is_final=True)).decode())
             await websocket.close(_TRY_LATER)
             return
         name = secrets.token_urlsafe(16)
@@ -89,7 +89,7 @@ async def listen(websocket: WebSocket, viewer: LiveEpisode) -> None:
         try:
             viewer.put(text)
         except RequestError as error:
-            await websocket.send_text(_in_json(Problem(str(error))))
+            await websocket.send_text(msgspec.json.encode(Problem(str(error))).decode())
 
 
 def _sender(websocket: WebSocket) -> Callable[[str | bytes], None]:
@@ -104,7 +104,3 @@ def _sender(websocket: WebSocket) -> Callable[[str | bytes], None]:
             raise ViewerGoneError("the viewer has left") from error
 
     return send
-
-
-def _in_json(problem: Problem) -> str:
-    return msgspec.json.encode(problem).decode()

@@ -258,7 +258,9 @@ def _run(
         if is_disk_full(error):
             queue.requeue(trial.number, key.INTERRUPTED)
             raise
-        trial.set_user_attr(key.ERROR, store_failure(folder, error))
+        write_traceback(folder, error)
+        words = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
+        trial.set_user_attr(key.ERROR, words)
         queue.optuna.tell(trial, state=TrialState.FAIL)
     return True
 
@@ -271,12 +273,6 @@ def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
     trial.set_user_attr(key.CPU_SECONDS, run.cpu_seconds)
     trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
     trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint))
-
-
-def store_failure(folder: Path, error: BaseException) -> str:
-    """Write the traceback of a failed training into its run folder; returns the error as text."""
-    write_traceback(folder, error)
-    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 # --- Finalists -------------------------------------------------------------------------------------------------------
