@@ -119,7 +119,7 @@ def _print(found: Comparison) -> None:
 def _page(found: Comparison) -> Page:
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
     from marl_sb3.extensions.display import Page, note, table
-    from marl_sb3.results import plotly_html, profile_html
+    from marl_sb3.results import plotly_html
     from marl_sb3.tools.looking import pair_rows, sample_rows, setting_rows, summary
 
     page = Page(" against ".join(sample.label for sample in found.samples))
@@ -129,7 +129,7 @@ def _page(found: Comparison) -> Page:
     page.add("Experiments", table(rows, head))
     page.add("Learning curves", plotly_html(page, found.figure), note(found.figure.caption))
     explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
-    page.add("Performance profile", note(explained), profile_html(page, *found.profile(), found.metric))
+    page.add("Performance profile", note(explained), plotly_html(page, found.profile_figure))
     head, rows = setting_rows(found)
     page.add("Settings in which they differ", table(rows, head) if rows else note("none but the seed"))
     return page

@@ -1,6 +1,8 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .curves import Curve as Curve
 from .curves import Figure as Figure
+from .curves import Panel as Panel
 from .curves import draw_up as draw_up
 from .curves import points_of as points_of
 from .drawing import COLORS as COLORS
@@ -8,7 +10,6 @@ from .drawing import GREY as GREY
 from .drawing import PAGE_LAYOUT as PAGE_LAYOUT
 from .drawing import plot_paths as plot_paths
 from .drawing import plotly_html as plotly_html
-from .drawing import profile_html as profile_html
 from .drawing import require_drawable as require_drawable
 from .drawing import write_figure as write_figure
 from .exchange import write_marl_eval as write_marl_eval

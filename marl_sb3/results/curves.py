@@ -34,10 +34,10 @@ class Curve:
     part: str  # of a metric of several parts, such as agents, which one; empty: there is one
     x: Array  # (P,)
     center: Array  # (P,) the statistic over the runs
-    low: Array | None  # (P,) lower bound of the 95 % bootstrap band; None: there is one run
-    high: Array | None  # (P,) upper bound
-    n: int  # number of runs
-    ends: Array  # (R,) values of the runs at the end
+    low: Array | None = None  # (P,) lower bound of the 95 % bootstrap band; None: there is one run
+    high: Array | None = None  # (P,) upper bound
+    n: int = 1  # number of runs
+    ends: Array = field(default_factory=lambda: np.empty(0))  # (R,) values of the runs at the end
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Figure:
 
     panels: Sequence[Panel]  # a panel for each metric
     x_label: str  # what the x axis counts
-    caption: str  # the statistic, the band, the number of runs and the smoothing
+    caption: str = ""  # the statistic, the band, the number of runs and the smoothing
     # what a reader has to know besides, such as runs of other lengths
     notes: Sequence[str] = field(default_factory=tuple)
 

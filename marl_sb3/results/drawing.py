@@ -6,6 +6,7 @@ agents in line and marker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,6 @@ from marl_sb3.files import named_by_user, replaced_file, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings
-from marl_sb3.types import Array
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
 # Of plotly's figures: transparent, for light and dark pages.
@@ -36,7 +36,7 @@ _MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
 _CHARACTER, _LINE = 0.08, 0.18  # inches of a character and a line of the legend, and more than those of the caption
 _LABEL = 32  # characters of a line of the legend
-_MARKS = 9  # markers on a curve
+_MARKS = 9  # markers on a curve; on a page, only shorter ones have any
 _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
 
@@ -195,59 +195,55 @@ def _wrapped(text: str, width: int) -> str:
 # --- plotly ----------------------------------------------------------------------------------------------------------
 
 
-def plotly_html(page: Page, figure: Figure) -> Any:
-    """Draw a figure for a page; returns its HTML."""
+def plotly_html(page: Page, figure: Figure, across: int | None = None, height: int | None = None) -> Any:
+    """Draw a figure for a page; returns its HTML.
+
+    Args:
+        across: number of panels in a row; None: all.
+        height: pixels of a row; None: the page decides.
+    """
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
     n, shown = len(figure.panels), set[str]()
-    drawn = make_subplots(1, n, subplot_titles=[words(panel.title) for panel in figure.panels] if n > 1 else None)
-    for column, panel in enumerate(figure.panels, 1):
+    across = min(across or n, n)
+    rows = math.ceil(n / across)
+    pixels = rows * (height or 300)
+    gaps = {"vertical_spacing": 60 / pixels, "horizontal_spacing": 0.08} if rows > 1 else {}
+    titles = [words(panel.title) for panel in figure.panels] if n > 1 else None
+    drawn = make_subplots(rows, across, subplot_titles=titles, **gaps)
+    for place, panel in enumerate(figure.panels):
+        at = place // across + 1, place % across + 1
         for curve in panel.curves:
-            color, place = _style(figure, curve)
+            color, kind = _style(figure, curve)
             name = words(_name(panel, curve, len(figure.groups)))
-            x = curve.x.tolist()
             if curve.low is not None and curve.high is not None:
+                is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
+                x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))
                 band = Scatter(
-                    x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low[::-1].tolist()], fill="toself", mode="lines",
-                    fillcolor=_transparent(color), line={"width": 0}, hoverinfo="skip", showlegend=False,
-                    legendgroup=name,
+                    x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", mode="lines", fillcolor=_transparent(color),
+                    line={"width": 0}, hoverinfo="skip", showlegend=False, legendgroup=name,
                 )  # fmt: skip
-                drawn.add_trace(band, 1, column)
-            line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}
+                drawn.add_trace(band, *at)
+            kind += figure.groups.index(curve.group) // _MOST_GROUPS  # colours come again, with another line
+            line = {"color": color, "width": 2, "dash": _LINES[kind % len(_LINES)][1]}
+            mode = "lines" if len(curve.x) > _MARKS else "lines+markers"
             trace = Scatter(
-                x=x, y=curve.center.tolist(), name=name, mode="lines", line=line, legendgroup=name,
+                x=curve.x.tolist(), y=curve.center.tolist(), name=name, mode=mode, line=line, legendgroup=name,
                 showlegend=name not in shown,
             )  # fmt: skip
             shown.add(name)
-            drawn.add_trace(trace, 1, column)
-    _lay_out(drawn)
-    drawn.update_xaxes(title_text=figure.x_label)
+            drawn.add_trace(trace, *at)
+    legend = {"y": 1 + 40 / pixels, "yanchor": "bottom"} if rows > 1 else {"y": -0.2}
+    drawn.update_layout(**PAGE_LAYOUT, legend={"orientation": "h", **legend}, height=height and pixels + 60)
+    drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
+    if rows == 1:
+        drawn.update_xaxes(title_text=words(figure.x_label))
     if n == 1:
         drawn.update_yaxes(title_text=words(figure.panels[0].title))
     return page.figure(drawn)
 
 
-def _lay_out(drawn: Any) -> None:
-    drawn.update_layout(**PAGE_LAYOUT, legend={"orientation": "h", "y": -0.2})
-    drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
-
-
 def _transparent(color: str, alpha: float = 0.16) -> str:
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
-
-
-def profile_html(page: Page, thresholds: Array, shares: dict[str, Array], metric: str) -> Any:
-    """Draw performance profiles, the share of runs above each value, for a page."""
-    from plotly.graph_objects import Figure as Drawn
-    from plotly.graph_objects import Scatter
-
-    drawn = Drawn()
-    for number, (label, share) in enumerate(shares.items()):
-        line = {"color": COLORS[number % _MOST_GROUPS], "shape": "hv", "dash": _LINES[number % len(_LINES)][1]}
-        drawn.add_trace(Scatter(x=thresholds.tolist(), y=share.tolist(), name=words(label), mode="lines", line=line))
-    _lay_out(drawn)
-    drawn.update_xaxes(title_text=words(metric))
-    drawn.update_yaxes(title_text="share of runs above it", range=[0, 1.02])
-    return page.figure(drawn)

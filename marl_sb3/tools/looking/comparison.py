@@ -21,7 +21,18 @@ from marl_sb3.core.metrics import (
 )
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import number
-from marl_sb3.results import RETURN, UNSET, Figure, Groups, draw_up, group_by_argument, points_of, read_records
+from marl_sb3.results import (
+    RETURN,
+    UNSET,
+    Curve,
+    Figure,
+    Groups,
+    Panel,
+    draw_up,
+    group_by_argument,
+    points_of,
+    read_records,
+)
 from marl_sb3.types import Array
 
 LEAST_SEEDS = 3  # of fewer, nothing is decided
@@ -122,6 +133,13 @@ class Comparison:
         every = [value for sample in self.samples for value in sample.finals]
         thresholds = np.linspace(min(every), max(every), _PROFILE_POINTS)
         return thresholds, {s.label: performance_profile(s.finals, thresholds) for s in self.samples}
+
+    @property
+    def profile_figure(self) -> Figure:
+        """The performance profiles as a figure."""
+        thresholds, shares = self.profile()
+        curves = [Curve(label, "", thresholds, share) for label, share in shares.items()]
+        return Figure([Panel(self.metric, "share of runs above it", curves)], self.metric)
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything but the curves as plain data for JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -33,6 +33,9 @@ from marl_sb3.results import (
     AGENT_RETURNS,
     RETURN,
     STEPS,
+    Curve,
+    Figure,
+    Panel,
     RunRecord,
     draw_up,
     find_runs,
@@ -44,9 +47,25 @@ from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
 from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_agent, find_problems, policies_in
 
 _EVALUATED = f"evaluation/{RETURN}"
+_LENGTH = "env_runners/episode_len_mean"
 _VIDEOS = {".gif": "image/gif", ".mp4": "video/mp4"}
 _MOST_BYTES = 30_000_000  # of a video that is put into the page
-_MOST_RUNS, _MOST_LINES = 500, 40
+_MOST_RUNS, _MOST_LINES, _MOST_POLICIES = 500, 40, 16
+_LEARNER = {
+    "mean_kl_loss": "KL divergence",
+    "clip_fraction": "clip fraction",
+    "vf_explained_var": "explained variance",
+    "entropy": "entropy",
+    "gradients_global_norm": "gradient norm",
+    "vf_loss": "value loss",
+    "policy_loss": "policy loss",
+    "qf_loss": "loss of Q values",
+    "actor_loss": "actor loss",
+    "critic_loss": "critic loss",
+    "ent_coef": "entropy coefficient",
+    "exploration_rate": "exploration rate",
+    "curr_lr": "learning rate",
+}
 _NOT_COMPARED = ("seed", "n_parallel_updates", "extensions")  # differ in each run, or follow from the machine
 
 
@@ -158,18 +177,16 @@ def html_page(runs: Sequence[RunData]) -> Page:
 
 
 def _page_of_one(run: RunData) -> Page:
-    from marl_sb3.tools.looking.figures import curves_of, learner_curves
-
     page = Page(f"{run.config.env}: {run.folder.name}")
     page.add("Summary", table(_summary(run)), *([warning(run.record.warning)] if run.record.warning else []))
     page.add("Hints", *_hints(run))
     page.add("Settings", *_settings(run.config))
     if len(run.record.steps):
-        page.add("Curves", *(page.figure(figure) for figure in curves_of(run.record)))
+        page.add("Curves", *(part for figure in _curves(run.record) for part in _drawn(page, figure, height=360)))
         page.add("Agents", table(*_agents(run)))
     if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
-        page.add("Learner health", page.figure(learner_curves(run.record)))
+        page.add("Learner health", *_drawn(page, _learner_curves(run.record), across=2, height=260))
     files = sorted(path for path in run.folder.rglob("*") if path.suffix.lower() in _VIDEOS and is_regular(path))
     if files:
         page.add("Videos", *(part for path in files for part in _video(path, run.folder)))
@@ -216,8 +233,43 @@ def _returns(page: Page, records: Sequence[RunRecord]) -> list[Html]:
     """The mean return of the runs that differ in their seeds alone, with a band."""
     groups = group_by_settings(records)
     several = replace(groups, runs=dict(list(groups.runs.items())[:_MOST_LINES]))
-    figure = draw_up(several, [RETURN])
-    return [plotly_html(page, figure), *map(note, filter(None, (figure.caption, *figure.notes)))]
+    return _drawn(page, draw_up(several, [RETURN]))
+
+
+def _drawn(page: Page, figure: Figure, **how: int) -> list[Html]:
+    return [plotly_html(page, figure, **how), *map(note, filter(None, (figure.caption, *figure.notes)))]
+
+
+def _curves(run: RunRecord) -> Iterator[Figure]:
+    """Returns of all agents together, of each, lengths of episodes, and the metrics of the env."""
+    low, mean, high = (run.columns.get(f"env_runners/episode_return_{name}") for name in ("min", "mean", "max"))
+    total = [] if mean is None else [Curve("training", "", run.steps, mean, low, high)]
+    if (evaluated := run.columns.get(_EVALUATED)) is not None:
+        is_known = np.isfinite(evaluated)
+        total.append(Curve("evaluation", "", run.steps[is_known], evaluated[is_known]))
+    band = "" if low is None or high is None else "The band is from the lowest to the highest episode."
+    yield Figure([Panel(RETURN, "sum of returns", total)], "env steps", band)
+    returns = by_agent(run.columns, AGENT_RETURNS)
+    custom = by_agent(run.columns, "env_runners/custom_metrics")
+    for title, columns in (
+        ("return of an agent", returns if len(returns) > 1 else {}),
+        ("env steps", {"episode length": run.columns[_LENGTH]} if _LENGTH in run.columns else {}),
+        ("per episode", {name[:-5]: column for name, column in custom.items() if name.endswith("_mean")}),
+    ):
+        if columns:
+            curves = [Curve(name, "", run.steps, column) for name, column in list(columns.items())[:_MOST_LINES]]
+            yield Figure([Panel("", title, curves)], "env steps")
+
+
+def _learner_curves(run: RunRecord) -> Figure:
+    """A panel for each metric of learners, with a line for each policy."""
+    policies = policies_in(run.columns)[:_MOST_POLICIES]
+    panels = []
+    for name, title in _LEARNER.items():
+        columns = {policy: run.columns.get(f"learners/{policy}/{name}") for policy in policies}
+        curves = [Curve(policy, "", run.steps, column) for policy, column in columns.items() if column is not None]
+        panels += [Panel(name, title, curves)] if curves else []
+    return Figure(panels, "env steps")
 
 
 def warning(text: str) -> Html:
