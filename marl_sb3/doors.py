@@ -6,7 +6,7 @@ user's own implementation is added in the same way, from a module that `--import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -119,6 +119,27 @@ class EnvKind(Protocol):
 
 ENV_KINDS: Door[EnvKind] = Door("kind of envs")
 BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by the id of their envs
+REGISTERED_ENVS: Door[Callable[..., Any]] = Door("registered env")  # the user's, by `marl_sb3.register_env`
+
+
+class EnvFinder(Protocol):
+    """Finds the envs of ids that are neither built in nor registered here, with PettingZoo or with Gymnasium."""
+
+    def find(self, env_id: str) -> Callable[..., Any] | None:
+        """Return the factory of an id; None if the next finder is to be asked.
+
+        Raises:
+            ConfigError: the id is one of the finder's, but there is no such env.
+        """
+
+    def known_ids(self) -> Iterable[str]:
+        """Return ids for the message on one that no finder knows."""
+
+    def meant(self, name: str) -> str:
+        """Say for that message what a name may mean, such as an id with what it needs; empty: unknown."""
+
+
+ENV_FINDERS: Door[EnvFinder] = Door("finder of envs")
 
 
 class Vectorizer(Protocol):

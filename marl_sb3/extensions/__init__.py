@@ -7,6 +7,7 @@ from marl_sb3.doors import (
     BUILTIN_ENVS,
     DIALECTS,
     ENGINES,
+    ENV_FINDERS,
     ENV_KINDS,
     EXECUTIONS,
     FILMS,
@@ -25,6 +26,7 @@ DIALECTS.add("zoo", "marl_sb3.extensions.dialects.names:ZOO")
 DIALECTS.add("rllib", "marl_sb3.extensions.dialects.names:RLLIB")
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
 ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
+ENV_FINDERS.add("installed", "marl_sb3.envs.finding:FINDER")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.extensions.remote.sharded:IN_SHARDS")
 FILMS.add("gif", "marl_sb3.extensions.display.video:write_film")

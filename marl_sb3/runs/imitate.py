@@ -13,12 +13,13 @@ from typing import Any
 
 from marl_sb3.callbacks import StopOnSignal
 from marl_sb3.core.config import AlgorithmInfo, counted
-from marl_sb3.core.envs import EnvFactory, named_factory
+from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import limited_threads, named_algorithm
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.state import State, StateReader, read_states, states_of
 from marl_sb3.core.training import IterationReport, ResultLogger, iteration_result
 from marl_sb3.core.vec_env import derived_seed
+from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.extensions.data import Cloning, CloningOptions, EpisodesOfSpaces, read_data, require_episodes
 from marl_sb3.extensions.display import number, progress_bars, standard_console

@@ -14,12 +14,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import file_names
-from marl_sb3.core.envs import EnvFactory, named_factory
+from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import Result, flatten, info_metrics, table
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.envs import named_factory
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.extensions.store import read_bundle, with_checkpoint
 from marl_sb3.files import is_regular

@@ -9,9 +9,10 @@ from typing import Any
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.core.config import AlgorithmInfo
-from marl_sb3.core.envs import EnvFactory, named_factory
+from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import named_algorithm
 from marl_sb3.core.training import accepted_callbacks
+from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer
 from marl_sb3.extensions.remote import RaySettings, either

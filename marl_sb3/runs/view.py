@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from marl_sb3.core.config import EXTERNAL, counted
-from marl_sb3.core.envs import importable_id, imported_modules
+from marl_sb3.core.envs import imported_modules
 from marl_sb3.core.training import ShowProgress
+from marl_sb3.envs import importable_id
 from marl_sb3.extensions.display import (
     CUSTOM,
     MOST_AGENTS,

@@ -17,12 +17,11 @@ from .registry import EnvFactory as EnvFactory
 from .registry import attribute_from_here as attribute_from_here
 from .registry import batched_factory as batched_factory
 from .registry import env_factory as env_factory
-from .registry import factory_id as factory_id
+from .registry import factory_in_registries as factory_in_registries
+from .registry import import_from_here as import_from_here
 from .registry import import_modules as import_modules
-from .registry import importable_id as importable_id
 from .registry import imported_modules as imported_modules
 from .registry import make_env as make_env
-from .registry import named_factory as named_factory
 from .registry import register_env as register_env
 from .registry import takes_argument as takes_argument
 from .turn_based import TurnBasedEnv as TurnBasedEnv

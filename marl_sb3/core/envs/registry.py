@@ -1,19 +1,15 @@
-"""Find envs by id: built-in, registered, installed with a package, or of a module; make them with checked arguments."""
+"""Find envs by id: built-in, registered, or of a finder at the door; make them with checked arguments."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
-import pkgutil
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,20 +24,13 @@ from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.core.envs.turn_based import as_parallel
-from marl_sb3.doors import BUILTIN_ENVS, ENV_KINDS, EnvKind
+from marl_sb3.doors import BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, EnvKind
 from marl_sb3.errors import ConfigError, described
-
-GROUP = "marl_sb3.envs"
-
-# Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
-_MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
-_ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 
 _SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 
-_registered: dict[str, EnvFactory] = {}
 _imports: list[str] = []  # modules that the user has named after `--import`
 
 
@@ -85,7 +74,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
     if not callable(factory):
         raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
-    _registered[name] = factory
+    REGISTERED_ENVS.add(name, factory)
 
 
 def env_factory(env: str | EnvFactory) -> EnvFactory:
@@ -100,49 +89,33 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
         if not callable(env):
             raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
         return env
-    if env in _registered:
-        return _registered[env]
-    if env in BUILTIN_ENVS:
-        return BUILTIN_ENVS[env]
-    if ":" in env:
-        return _imported_factory(env)
-    factory = _pettingzoo_factory(env) or _gymnasium_factory(env) or _of_module(env) or _of_entry_point(env)
+    for door in (REGISTERED_ENVS, BUILTIN_ENVS):
+        if env in door:
+            return door[env]
+    factory = None if ":" in env else factory_in_registries(env)
+    for finder in ENV_FINDERS:
+        factory = factory or finder.find(env)
     if factory is None:
         raise ConfigError(_unknown(env), key="env")
     return factory
 
 
-def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory | None]:
-    """The id of an env that a user gives, and the factory if it is given as one."""
-    return (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+def factory_in_registries(env_id: str) -> EnvFactory | None:
+    """Return the factory of an env that PettingZoo's registry has, or Gymnasium's; None if there is none."""
+    return _pettingzoo_factory(env_id) or _gymnasium_factory(env_id)
 
 
-def factory_id(factory: EnvFactory) -> str:
-    """The id of a factory, as on a command line: `module:name`. A script is a module by the name of its file."""
-    module = getattr(factory, "__module__", "factory")
-    name = _script_module() if module == "__main__" else module
-    return f"{name}:{getattr(factory, '__qualname__', type(factory).__name__)}"
-
-
-def _script_module() -> str:
-    """Return the name by which other processes import the running script; `__main__` if it has none."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m package.module
-        return main.__spec__.name
-    file = getattr(main, "__file__", None)
-    name = "" if file is None else Path(file).stem
-    return name if name.isidentifier() and Path(file or "").suffix == ".py" else "__main__"
-
-
-def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
-    """An id that another process can import; None if only this process has the env."""
-    if factory is None and (env not in _registered or _imports):  # a module of `--import` registers it there, too
-        return env
-    factory = factory or _registered[env]
-    path = factory_id(factory)
-    module_name, _, attribute = path.partition(":")
-    there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory
-    return path if there else None
+def _unknown(name: str) -> str:
+    builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
+    mine = [*builtin, *REGISTERED_ENVS.names(), *(env_id for finder in ENV_FINDERS for env_id in finder.known_ids())]
+    known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
+    close = dict.fromkeys(difflib.get_close_matches(name, known, n=3))
+    meant = next((meant for finder in ENV_FINDERS if (meant := finder.meant(name))), ", ".join(close))
+    other = f"; did you mean {meant}?" if meant else "."
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
+    own = "package.module:factory, or --import MODULE with a module that registers the env"
+    return f"unknown env {shown!r}{other} Known: {known_ids}; or use {own}"
 
 
 def takes_argument(factory: EnvFactory, name: str) -> bool:
@@ -232,26 +205,6 @@ def imported_modules() -> list[str]:
     return list(_imports)
 
 
-def _imported_factory(path: str) -> EnvFactory:
-    module_name, _, attribute = path.partition(":")
-    if (file := _module_of(module_name)) is not None:
-        raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
-    module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
-    # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
-    factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
-    if factory is None:
-        callables = [name for name, value in vars(module).items() if callable(value)]
-        close = difflib.get_close_matches(attribute, callables, n=3)
-        accepted = "; accepted: package.module:factory or package:ENV_ID"
-        other = f"; did you mean {', '.join(close)}?" if close else accepted
-        found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
-        raise ConfigError(f"env {path!r}: {found}{other}", key="env")
-    if not callable(factory):
-        found = f"{attribute!r} cannot be called"
-        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
-    return factory
-
-
 def import_from_here(module_name: str, where: str, accepted: str, key: str = "env") -> Any:
     """Import a module from the Python path or the working directory; a file must not be what names it.
 
@@ -325,37 +278,6 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
     return lambda **kwargs: gymnasium.make(spec, **kwargs)
 
 
-def _unknown(name: str) -> str:
-    builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
-    mine = [*builtin, *_registered, *(point.name for point in entry_points(group=GROUP))]
-    known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
-    close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
-    other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
-    own = "package.module:factory, or --import MODULE with a module that registers the env"
-    return f"unknown env {shown!r}{other} Known: {known_ids}; or use {own}"
-
-
-def _module_hint(name: str) -> str:
-    """Suggest an id for an env in a Python file of the working directory, or in another package."""
-    if len(name) > _SHOWN:  # no file has such a name
-        return ""
-    module = _module_of(name) or (name.replace("/", ".") if Path(f"{name.replace('.', '/')}.py").is_file() else None)
-    if module is not None:
-        return f"; did you mean {module}:NAME, where NAME is the env's class or a function that returns one?"
-    if name.startswith("ALE/"):
-        return f"; did you mean ale_py:{name} of the package ale_py, which has to be installed?"
-    found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
-    return "" if found is None else f"; did you mean mpe2/{found[1]}-{found[2]} of the package mpe2?"
-
-
-def _module_of(file: str) -> str | None:
-    """The module of a Python file that is named as on Linux or on Windows, `./my_env.py`; None for another name."""
-    parts = [part for part in re.split(r"[/\\]", file.removesuffix(".py")) if part not in ("", ".")]
-    return ".".join(parts) if file.endswith(".py") and all(part.isidentifier() for part in parts) else None
-
-
 def _signature(factory: EnvFactory) -> inspect.Signature | None:
     try:
         return inspect.signature(factory)
@@ -377,57 +299,3 @@ def _check_arguments(factory: EnvFactory, signature: inspect.Signature, argument
 
 def _name(factory: EnvFactory) -> str:
     return getattr(factory, "__qualname__", None) or repr(factory)
-
-
-# --- Packages that register no ids -----------------------------------------------------------------------------------
-
-
-def _of_module(env_id: str) -> EnvFactory | None:
-    found = _ID.fullmatch(env_id)
-    if found is None:
-        return None
-    package, name, version = found.groups()
-    if importlib.util.find_spec(package) is None:
-        words = f"the package {package} is not installed: pip install {package}"
-        raise ConfigError(f"env {env_id!r}: {words}", key="env")
-    module = f"{_MODULES[package]}.{name}_{version}"
-    try:
-        factory: EnvFactory = importlib.import_module(module).parallel_env
-    except ImportError as error:
-        raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
-    return factory
-
-
-def _why_not(package: str, module: str, error: ImportError) -> str:
-    if error.name != module:
-        return f"cannot import {module!r}: {error}"
-    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(_MODULES[package]).__path__)]
-    ids = [f"{package}/{name.replace('_v', '-v')}" for name in names if re.search(r"_v[0-9]+$", name)]
-    close = difflib.get_close_matches(module.rpartition(".")[2], names, n=1, cutoff=0.5)
-    known = [known for known in ids if close and known.endswith(close[0].replace("_v", "-v"))] or ids
-    return f"{package} has no such env; did you mean {', '.join(known)}?"
-
-
-# --- Entry points ----------------------------------------------------------------------------------------------------
-
-
-def _of_entry_point(env_id: str) -> EnvFactory | None:
-    points = {point.value: point for point in entry_points(group=GROUP, name=env_id)}
-    origins = [f"{name} of {point.dist.name}" if point.dist else name for name, point in points.items()]
-    if len(points) > 1:
-        raise ConfigError(f"several installed packages bring an env {env_id!r}: {', '.join(origins)}", key="env")
-    if not points:
-        return None
-    where = f"env {env_id!r}, entry point {origins[0]}"
-    try:
-        factory: EnvFactory = next(iter(points.values())).load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: cannot import it: {error}", key="env") from error
-    except Exception as error:
-        raise_in_words(error, "importing it", where)
-        raise
-    if not callable(factory):
-        raise ConfigError(
-            f"{where}: it is {factory!r:.200}; accepted: a class or a function that makes an env", key="env"
-        )
-    return factory

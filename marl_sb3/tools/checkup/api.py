@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from marl_sb3.core.config import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory, env_factory, importable_id, named_factory
+from marl_sb3.core.envs import EnvFactory, env_factory
 from marl_sb3.core.state import is_plain
+from marl_sb3.envs import importable_id, named_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote import (
     CAN_FORK,

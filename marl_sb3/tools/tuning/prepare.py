@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from marl_sb3.core.config import Named, plain_numbers, require
-from marl_sb3.core.envs import EnvFactory, factory_id
+from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import named_algorithm, start_without_dynamo
+from marl_sb3.envs import factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
 from marl_sb3.extensions.dialects import as_integer, canonical_settings
 from marl_sb3.files import plain_data

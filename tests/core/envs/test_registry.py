@@ -18,7 +18,9 @@ from pettingzoo import AECEnv, ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import batched_factory, env_factory, importable_id, make_env, registry
+from marl_sb3.core.envs import batched_factory, env_factory, make_env
+from marl_sb3.doors import ENV_FINDERS, REGISTERED_ENVS
+from marl_sb3.envs import importable_id
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError
 
@@ -26,11 +28,13 @@ from marl_sb3.errors import ConfigError, EnvRaisedError
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers or finds in its working directory is gone after it."""
-    monkeypatch.setattr(registry, "_registered", {})
+    registered = REGISTERED_ENVS.names()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     registries = (pettingzoo.parallel_registry, pettingzoo.aec_registry, gymnasium.registry)
     before = [dict(envs) for envs in registries]
     yield
+    for name in {*REGISTERED_ENVS.names()} - {*registered}:
+        REGISTERED_ENVS.remove(name)
     for envs, known in zip(registries, before, strict=True):
         envs.clear()
         envs.update(known)
@@ -205,7 +209,29 @@ def test_registration_that_cannot_work_is_refused(name, factory, problem):
     with pytest.raises(ConfigError) as caught:
         register_env(name, factory)
     assert str(caught.value).startswith(problem)
-    assert registry._registered == {}
+    assert name not in REGISTERED_ENVS
+
+
+class Shelf:
+    """A finder of one env, in the user's own code."""
+
+    def find(self, env_id: str) -> Any:
+        return ScriptedEnv if env_id == "shelf/3" else None
+
+    def known_ids(self) -> list[str]:
+        return ["shelf/3"]
+
+    def meant(self, name: str) -> str:
+        return "shelf/3, the only one" if name.startswith("shelf") else ""
+
+
+def test_a_finder_at_the_door_finds_and_suggests_envs(monkeypatch):
+    monkeypatch.setattr(ENV_FINDERS, "_added", {**ENV_FINDERS.added(), "shelf": Shelf()})
+    assert isinstance(made("shelf/3"), ScriptedEnv)
+    with pytest.raises(
+        ConfigError, match=r"^unknown env 'shelf/4'; did you mean shelf/3, the only one\? Known: .*shelf/3"
+    ):
+        env_factory("shelf/4")
 
 
 def test_factory_that_asks_for_the_env_index_is_told_it_and_no_other_is():

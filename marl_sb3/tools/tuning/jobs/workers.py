@@ -24,9 +24,10 @@ from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
-from marl_sb3.core.envs import EnvFactory, env_factory, importable_id, register_env
+from marl_sb3.core.envs import EnvFactory, env_factory, register_env
 from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
+from marl_sb3.envs import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.extensions.remote import (
     CAN_FORK,

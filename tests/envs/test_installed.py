@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import importable_id
+from marl_sb3.envs import importable_id
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.train import main as train_main

@@ -1,0 +1,176 @@
+"""Find envs by id in modules and in installed packages, and name the factories that users pass in Python."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_sb3.core.envs import EnvFactory, factory_in_registries, import_from_here, imported_modules, raise_in_words
+from marl_sb3.doors import REGISTERED_ENVS
+from marl_sb3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from marl_sb3.doors import EnvFinder
+
+GROUP = "marl_sb3.envs"
+
+# Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
+_MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
+_ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
+
+_SHOWN = 200  # characters; an env id from a file may be very long
+
+
+class Installed:
+    """Envs of modules, `package.module:factory`, and of installed packages; see `marl_sb3.doors.EnvFinder`."""
+
+    def find(self, env_id: str) -> EnvFactory | None:
+        """See `EnvFinder.find`; an id with a colon is always that of a module."""
+        return _imported_factory(env_id) if ":" in env_id else _of_module(env_id) or _of_entry_point(env_id)
+
+    def known_ids(self) -> Iterable[str]:
+        """See `EnvFinder.known_ids`: those of entry points."""
+        return (point.name for point in entry_points(group=GROUP))
+
+    def meant(self, name: str) -> str:
+        """See `EnvFinder.meant`: an env in a Python file of the working directory, or in another package."""
+        if len(name) > _SHOWN:  # no file has such a name
+            return ""
+        here = Path(f"{name.replace('.', '/')}.py")
+        module = _module_of(name) or (name.replace("/", ".") if here.is_file() else None)
+        if module is not None:
+            return f"{module}:NAME, where NAME is the env's class or a function that returns one"
+        if name.startswith("ALE/"):
+            return f"ale_py:{name} of the package ale_py, which has to be installed"
+        found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
+        return "" if found is None else f"mpe2/{found[1]}-{found[2]} of the package mpe2"
+
+
+FINDER: EnvFinder = Installed()
+
+# --- Modules ---------------------------------------------------------------------------------------------------------
+
+
+def _imported_factory(path: str) -> EnvFactory:
+    module_name, _, attribute = path.partition(":")
+    if (file := _module_of(module_name)) is not None:
+        raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
+    module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
+    # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
+    factory = getattr(module, attribute, None) or factory_in_registries(attribute)
+    if factory is None:
+        callables = [name for name, value in vars(module).items() if callable(value)]
+        close = difflib.get_close_matches(attribute, callables, n=3)
+        accepted = "; accepted: package.module:factory or package:ENV_ID"
+        other = f"; did you mean {', '.join(close)}?" if close else accepted
+        found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
+        raise ConfigError(f"env {path!r}: {found}{other}", key="env")
+    if not callable(factory):
+        found = f"{attribute!r} cannot be called"
+        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
+    return factory
+
+
+def _module_of(file: str) -> str | None:
+    """The module of a Python file that is named as on Linux or on Windows, `./my_env.py`; None for another name."""
+    parts = [part for part in re.split(r"[/\\]", file.removesuffix(".py")) if part not in ("", ".")]
+    return ".".join(parts) if file.endswith(".py") and all(part.isidentifier() for part in parts) else None
+
+
+# --- Packages that register no ids -----------------------------------------------------------------------------------
+
+
+def _of_module(env_id: str) -> EnvFactory | None:
+    found = _ID.fullmatch(env_id)
+    if found is None:
+        return None
+    package, name, version = found.groups()
+    if importlib.util.find_spec(package) is None:
+        words = f"the package {package} is not installed: pip install {package}"
+        raise ConfigError(f"env {env_id!r}: {words}", key="env")
+    module = f"{_MODULES[package]}.{name}_{version}"
+    try:
+        factory: EnvFactory = importlib.import_module(module).parallel_env
+    except ImportError as error:
+        raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
+    return factory
+
+
+def _why_not(package: str, module: str, error: ImportError) -> str:
+    if error.name != module:
+        return f"cannot import {module!r}: {error}"
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(_MODULES[package]).__path__)]
+    ids = [f"{package}/{name.replace('_v', '-v')}" for name in names if re.search(r"_v[0-9]+$", name)]
+    close = difflib.get_close_matches(module.rpartition(".")[2], names, n=1, cutoff=0.5)
+    known = [known for known in ids if close and known.endswith(close[0].replace("_v", "-v"))] or ids
+    return f"{package} has no such env; did you mean {', '.join(known)}?"
+
+
+# --- Entry points ----------------------------------------------------------------------------------------------------
+
+
+def _of_entry_point(env_id: str) -> EnvFactory | None:
+    points = {point.value: point for point in entry_points(group=GROUP, name=env_id)}
+    origins = [f"{name} of {point.dist.name}" if point.dist else name for name, point in points.items()]
+    if len(points) > 1:
+        raise ConfigError(f"several installed packages bring an env {env_id!r}: {', '.join(origins)}", key="env")
+    if not points:
+        return None
+    where = f"env {env_id!r}, entry point {origins[0]}"
+    try:
+        factory: EnvFactory = next(iter(points.values())).load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: cannot import it: {error}", key="env") from error
+    except Exception as error:
+        raise_in_words(error, "importing it", where)
+        raise
+    if not callable(factory):
+        raise ConfigError(
+            f"{where}: it is {factory!r:.200}; accepted: a class or a function that makes an env", key="env"
+        )
+    return factory
+
+
+# --- Ids of factories ------------------------------------------------------------------------------------------------
+
+
+def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory | None]:
+    """The id of an env that a user gives, and the factory if it is given as one."""
+    return (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+
+
+def factory_id(factory: EnvFactory) -> str:
+    """The id of a factory, as on a command line: `module:name`. A script is a module by the name of its file."""
+    module = getattr(factory, "__module__", "factory")
+    name = _script_module() if module == "__main__" else module
+    return f"{name}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+
+
+def _script_module() -> str:
+    """Return the name by which other processes import the running script; `__main__` if it has none."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m package.module
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    name = "" if file is None else Path(file).stem
+    return name if name.isidentifier() and Path(file or "").suffix == ".py" else "__main__"
+
+
+def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
+    """An id that another process can import; None if only this process has the env."""
+    # What is registered here, a module of `--import` registers there, too.
+    if factory is None and (env not in REGISTERED_ENVS or imported_modules()):
+        return env
+    factory = factory or REGISTERED_ENVS[env]
+    path = factory_id(factory)
+    module_name, _, attribute = path.partition(":")
+    there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory
+    return path if there else None
