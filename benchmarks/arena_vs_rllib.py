@@ -131,19 +131,12 @@ def measure_throughput(rllib_python: str, repeats: int, iterations: int, timeout
 
 @dataclass(frozen=True)
 class Reach:
-    """How long one process took to reach the return.
+    """How long one process took to reach the return."""
 
-    Attributes:
-        seconds: from its start until it reached the return, or gave up.
-        reached: whether it reached the return.
-        env_steps: env steps by then; None if it reported nothing.
-        episode_return_mean: mean return by then; None if it reported nothing.
-    """
-
-    seconds: float
-    reached: bool
-    env_steps: int | None
-    episode_return_mean: float | None
+    seconds: float  # from its start until it reached the return, or gave up
+    reached: bool  # whether it reached the return
+    env_steps: int | None  # env steps by then; None if it reported nothing
+    episode_return_mean: float | None  # mean return by then; None if it reported nothing
 
 
 def our_reach(target: float, seed: int, timeout_s: float) -> Reach:

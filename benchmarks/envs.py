@@ -64,21 +64,13 @@ def all_ids() -> list[str]:
 
 @dataclass(frozen=True)
 class Trained:
-    """The outcome of one env.
+    """The outcome of one env."""
 
-    Attributes:
-        agents: number of agents.
-        spaces: observation and action space of each group of agents, in words.
-        vectorizer: the one that `auto` chose.
-        raw: env steps per second of each counted iteration, rollout and update together.
-        failed: an error message; None: the training succeeded.
-    """
-
-    agents: int = 0
-    spaces: str = ""
-    vectorizer: str = ""
-    raw: Sequence[float] = ()
-    failed: str | None = None
+    agents: int = 0  # number of agents
+    spaces: str = ""  # observation and action space of each group of agents, in words
+    vectorizer: str = ""  # the one that `auto` chose
+    raw: Sequence[float] = ()  # env steps per second of each counted iteration, rollout and update together
+    failed: str | None = None  # an error message; None: the training succeeded
 
 
 def train(env_id: str, env_steps: int) -> Trained:

@@ -49,17 +49,11 @@ SETTING = Setting(
 
 @dataclass(frozen=True)
 class Curve:
-    """What came of a training.
+    """What came of a training."""
 
-    Attributes:
-        steps: env steps after each iteration.
-        returns: mean return of the latest episodes after each iteration; None: none has ended.
-        steps_per_s: env steps in a second.
-    """
-
-    steps: Sequence[int]
-    returns: Sequence[float | None]
-    steps_per_s: float
+    steps: Sequence[int]  # env steps after each iteration
+    returns: Sequence[float | None]  # mean return of the latest episodes after each iteration; None: none has ended
+    steps_per_s: float  # env steps in a second
 
     def steps_to(self, threshold: float) -> int:
         """Return the env steps until a return was reached; those of the whole training if it was not."""

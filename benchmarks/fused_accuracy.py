@@ -55,25 +55,15 @@ SETTING = Setting(
 
 @dataclass(frozen=True)
 class Case:
-    """An observation space and a network.
+    """An observation space and a network."""
 
-    Attributes:
-        high: observations are random numbers between 0 and this.
-        size: length of an observation.
-        dtype: dtype of the observations.
-        fixed: the share of an observation that never changes, as in the memory of a games console.
-        relu: use ReLU instead of tanh.
-        weight_scale: factor of the initial weights; above 1 it saturates tanh.
-        gaussian: two continuous actions instead of a choice of 4.
-    """
-
-    high: float = 1.0
-    size: int = 8
-    dtype: str = "float32"
-    fixed: float = 0.0
-    relu: bool = False
-    weight_scale: float = 1.0
-    gaussian: bool = False
+    high: float = 1.0  # observations are random numbers between 0 and this
+    size: int = 8  # length of an observation
+    dtype: str = "float32"  # dtype of the observations
+    fixed: float = 0.0  # the share of an observation that never changes, as in the memory of a games console
+    relu: bool = False  # use ReLU instead of tanh
+    weight_scale: float = 1.0  # factor of the initial weights; above 1 it saturates tanh
+    gaussian: bool = False  # two continuous actions instead of a choice of 4
 
 
 CASES = {
@@ -244,19 +234,12 @@ def _flat(tensors: Sequence[th.Tensor]) -> Array:
 
 @dataclass(frozen=True)
 class Distances:
-    """Relative distances between the results of two ways.
+    """Relative distances between the results of two ways."""
 
-    Attributes:
-        fused: between fused and PyTorch.
-        ulp: between PyTorch with and without weights moved by one ulp.
-        fused_64: between fused and float64.
-        torch_64: between PyTorch and float64.
-    """
-
-    fused: float
-    ulp: float
-    fused_64: float
-    torch_64: float
+    fused: float  # between fused and PyTorch
+    ulp: float  # between PyTorch with and without weights moved by one ulp
+    fused_64: float  # between fused and float64
+    torch_64: float  # between PyTorch and float64
 
     @property
     def multiple(self) -> float:

@@ -41,21 +41,13 @@ SETTING = Setting(
 
 @dataclass(frozen=True)
 class Cost:
-    """What some iterations cost.
+    """What some iterations cost."""
 
-    Attributes:
-        env_steps: env steps of all envs.
-        agent_steps: agent steps of all agents.
-        rollout_s: wall-clock time of the rollouts.
-        update_s: wall-clock time of the updates of all policies.
-        cpu_s: CPU time of the iterations, over all threads.
-    """
-
-    env_steps: int
-    agent_steps: int
-    rollout_s: float
-    update_s: float
-    cpu_s: float
+    env_steps: int  # env steps of all envs
+    agent_steps: int  # agent steps of all agents
+    rollout_s: float  # wall-clock time of the rollouts
+    update_s: float  # wall-clock time of the updates of all policies
+    cpu_s: float  # CPU time of the iterations, over all threads
 
     @property
     def seconds(self) -> float:

@@ -26,20 +26,13 @@ CHANGE_CLASSES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a reader must know to judge the figures.
+    """What a reader must know to judge the figures."""
 
-    Attributes:
-        what: the task and its size, in one line.
-        hyperparameters: SB3's name -> value; the same for all sides and results.
-        threads: how many threads each side uses, in words.
-        changes: change class (see `CHANGE_CLASSES`) -> what marl_sb3 does differently from stock SB3.
-        packages: names of the packages whose versions are reported.
-    """
-
-    what: str
-    hyperparameters: Mapping[str, Any]
-    threads: str
-    changes: Mapping[str, str]
+    what: str  # the task and its size, in one line
+    hyperparameters: Mapping[str, Any]  # SB3's name -> value; the same for all sides and results
+    threads: str  # how many threads each side uses, in words
+    changes: Mapping[str, str]  # change class (see `CHANGE_CLASSES`) -> what marl_sb3 does differently from stock SB3
+    # names of the packages whose versions are reported
     packages: Sequence[str] = ("marl_sb3", "stable-baselines3", "torch", "numpy")
 
     def facts(self) -> dict[str, Any]:
@@ -71,19 +64,12 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same quantity, measured for several sides.
+    """The same quantity, measured for several sides."""
 
-    Attributes:
-        unit: of the figures.
-        raw: side -> a figure from each turn.
-        base: the side that the others are compared with.
-        less_is_better: True for times, False for rates.
-    """
-
-    unit: str
-    raw: Mapping[str, Sequence[float]]
-    base: str
-    less_is_better: bool = False
+    unit: str  # of the figures
+    raw: Mapping[str, Sequence[float]]  # side -> a figure from each turn
+    base: str  # the side that the others are compared with
+    less_is_better: bool = False  # True for times, False for rates
 
     def medians(self) -> dict[str, float]:
         """Return side -> median of its figures."""
@@ -108,17 +94,11 @@ class Comparison:
 
 @dataclass
 class Report:
-    """All figures of a benchmark and their setting, for `--json`.
+    """All figures of a benchmark and their setting, for `--json`."""
 
-    Attributes:
-        benchmark: its name.
-        setting: what was measured.
-        results: name -> figures.
-    """
-
-    benchmark: str
-    setting: Setting
-    results: dict[str, Any] = field(default_factory=dict)
+    benchmark: str  # its name
+    setting: Setting  # what was measured
+    results: dict[str, Any] = field(default_factory=dict)  # name -> figures
 
     def write(self, path: Path | None) -> None:
         """Write the report as JSON; None: write nothing."""

@@ -32,21 +32,13 @@ Point = list[float]  # env steps, then one or two values
 
 @dataclass(frozen=True)
 class Job:
-    """A training to run.
+    """A training to run."""
 
-    Attributes:
-        algo: name of the algorithm.
-        env: id of the env.
-        seed: seed of the run.
-        variant: name of the settings; "" for the preset itself.
-        settings: as for `--set`; they override those of the preset.
-    """
-
-    algo: str
-    env: str
-    seed: int
-    variant: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    algo: str  # name of the algorithm
+    env: str  # id of the env
+    seed: int  # seed of the run
+    variant: str = ""  # name of the settings; "" for the preset itself
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as for `--set`; they override those of the preset
 
     @property
     def name(self) -> str:
@@ -62,30 +54,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a job.
+    """Limits of a job."""
 
-    Attributes:
-        timesteps: env steps; None: those of the preset.
-        episodes: number of episodes of the final evaluation; in games, ten times as many on each side.
-        deadline_s: when trainings stop, in seconds of `time.monotonic`.
-    """
-
-    timesteps: int | None
-    episodes: int
-    deadline_s: float
+    timesteps: int | None  # env steps; None: those of the preset
+    episodes: int  # number of episodes of the final evaluation; in games, ten times as many on each side
+    deadline_s: float  # when trainings stop, in seconds of `time.monotonic`
 
 
 @dataclass
 class Clock:
-    """Adds up the time of blocks of code.
+    """Adds up the time of blocks of code."""
 
-    Attributes:
-        wall_s: wall-clock time.
-        cpu_s: CPU time of this process; other programs on the machine affect it little.
-    """
-
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    wall_s: float = 0.0  # wall-clock time
+    cpu_s: float = 0.0  # CPU time of this process; other programs on the machine affect it little
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -136,18 +117,13 @@ class Episodes(marl_sb3.MultiAgentCallback):
 
 
 class Games(marl_sb3.MultiAgentCallback):
-    """Plays against a random player during the training.
-
-    Attributes:
-        points: env steps and the shares of won games, as the first and as the second player.
-        clock: measures the time of the games.
-    """
+    """Plays against a random player during the training."""
 
     def __init__(self, env: str, games: int, every: float) -> None:
         super().__init__()
         self.env, self.games, self.every = env, games, every
-        self.points: list[Point] = []
-        self.clock = Clock()
+        self.points: list[Point] = []  # env steps and the shares of won games, as the first and as the second player
+        self.clock = Clock()  # measures the time of the games
 
     def on_iteration_end(self, result: Any) -> bool:
         """Play when `every` more env steps have been taken."""

@@ -23,17 +23,11 @@ class SideError(Exception):
 
 @dataclass(frozen=True)
 class Watched:
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        lines: (seconds since the start, line) for each line of its output.
-        seconds: how long it ran; the timeout if it was stopped then.
-        timed_out: it was stopped at the timeout.
-    """
-
-    lines: list[tuple[float, str]]
-    seconds: float
-    timed_out: bool
+    lines: list[tuple[float, str]]  # (seconds since the start, line) for each line of its output
+    seconds: float  # how long it ran; the timeout if it was stopped then
+    timed_out: bool  # it was stopped at the timeout
 
 
 def watch(command: Sequence[str], timeout_s: float, folder: str | None = None) -> Watched:

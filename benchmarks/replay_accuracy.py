@@ -36,17 +36,11 @@ CHOICE, AXES = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm and a scale of observations.
+    """An algorithm and a scale of observations."""
 
-    Attributes:
-        algo: name of the algorithm.
-        largest: observations are random numbers between 0 and this.
-        activation: activation function of the networks.
-    """
-
-    algo: str
-    largest: float = 1.0
-    activation: type[nn.Module] = nn.ReLU
+    algo: str  # name of the algorithm
+    largest: float = 1.0  # observations are random numbers between 0 and this
+    activation: type[nn.Module] = nn.ReLU  # activation function of the networks
 
     @property
     def words(self) -> str:

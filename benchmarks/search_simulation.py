@@ -41,17 +41,11 @@ LEVEL = 40.0  # quality at the peak
 
 @dataclass(frozen=True)
 class Truth:
-    """The true quality of settings.
+    """The true quality of settings."""
 
-    Attributes:
-        space: the parameters.
-        peak: their best values, each as a share of its range.
-        scale: quality lost by the mean squared distance from the peak.
-    """
-
-    space: Space
-    peak: Sequence[float]
-    scale: float = 1.0
+    space: Space  # the parameters
+    peak: Sequence[float]  # their best values, each as a share of its range
+    scale: float = 1.0  # quality lost by the mean squared distance from the peak
 
     @classmethod
     def drawn(cls, space: Space, preset: Mapping[str, Any], rng: np.random.Generator) -> Truth:

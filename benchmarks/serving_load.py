@@ -106,17 +106,11 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Load:
-    """What some clients got.
+    """What some clients got."""
 
-    Attributes:
-        requests_per_s: answers per second of all clients together.
-        p50_ms: median time of a request.
-        p99_ms: 99 of 100 requests took less.
-    """
-
-    requests_per_s: float
-    p50_ms: float
-    p99_ms: float
+    requests_per_s: float  # answers per second of all clients together
+    p50_ms: float  # median time of a request
+    p99_ms: float  # 99 of 100 requests took less
 
 
 # --- Clients ---------------------------------------------------------------------------------------------------------

@@ -47,23 +47,14 @@ KERNEL, LIMIT = "fused kernel alone", "limit: SGEMM alone"
 
 @dataclass(frozen=True)
 class Case:
-    """A rollout and a network.
+    """A rollout and a network."""
 
-    Attributes:
-        env: its id.
-        n_envs: number of envs; envs x steps x agents are 4,000 rows.
-        n_steps: env steps per env.
-        width: of both hidden layers, in actor and critic.
-        inputs: of the first layer; 0 where it gathers rows.
-        actions: outputs of the actor.
-    """
-
-    env: str
-    n_envs: int
-    n_steps: int
-    width: int
-    inputs: int
-    actions: int
+    env: str  # its id
+    n_envs: int  # number of envs; envs x steps x agents are 4,000 rows
+    n_steps: int  # env steps per env
+    width: int  # of both hidden layers, in actor and critic
+    inputs: int  # of the first layer; 0 where it gathers rows
+    actions: int  # outputs of the actor
 
 
 CASES = {

@@ -81,19 +81,12 @@ def _unlike(name: str, differences: Sequence[Array], tolerance: float) -> dict[s
 
 @dataclass(frozen=True)
 class Record:
-    """The episodes of a side, all of the same length.
+    """The episodes of a side, all of the same length."""
 
-    Attributes:
-        observations: (episodes, kept steps, P, size).
-        returns: (episodes, P).
-        counts: (episodes, 3 events, P).
-        lengths: (episodes,).
-    """
-
-    observations: Array
-    returns: Array
-    counts: Array
-    lengths: Array
+    observations: Array  # (episodes, kept steps, P, size)
+    returns: Array  # (episodes, P)
+    counts: Array  # (episodes, 3 events, P)
+    lengths: Array  # (episodes,)
 
 
 def compare_numbers(ours: Record, theirs: Record) -> dict[str, dict[str, list[Any]]]:

@@ -44,21 +44,13 @@ _FILE_NAME = re.compile(r"^# (?P<name>\w+\.(?:py|ya?ml))\n")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-        page: the file.
-        line: of its first line in the page, from 1.
-        language: what the fence names.
-        text: without the fences and their indentation.
-        not_run: why no test runs it; None: it is run, or only shown.
-    """
-
-    page: Path
-    line: int
-    language: str
-    text: str
-    not_run: str | None
+    page: Path  # the file
+    line: int  # of its first line in the page, from 1
+    language: str  # what the fence names
+    text: str  # without the fences and their indentation
+    not_run: str | None  # why no test runs it; None: it is run, or only shown
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"

@@ -20,12 +20,6 @@ class FakePool(InProcessPool):
         hangs: the same for runners that never answer.
         starts: runner -> whether it ever gets its resources.
         their_versions: runner -> what differs in its versions.
-
-    Attributes:
-        ended: the runners that were killed.
-        closed: how often the pool was closed.
-        sent: (runner, method) of every message.
-        dead: the runners that have died.
     """
 
     is_elsewhere = True
@@ -39,10 +33,10 @@ class FakePool(InProcessPool):
     ) -> None:
         super().__init__(ShardHost)
         self.dies, self.hangs, self.starts, self.their_versions = dies, hangs, starts, their_versions
-        self.ended: list[int] = []
-        self.closed = 0
-        self.sent: list[tuple[int, str]] = []
-        self.dead: set[int] = set()
+        self.ended: list[int] = []  # the runners that were killed
+        self.closed = 0  # how often the pool was closed
+        self.sent: list[tuple[int, str]] = []  # (runner, method) of every message
+        self.dead: set[int] = set()  # the runners that have died
 
     def poll(self, timeout_s: float) -> Sequence[Answer]:
         for _ in range(len(self._messages)):

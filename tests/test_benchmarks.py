@@ -34,16 +34,11 @@ WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo", "serving_lo
 
 @dataclass(frozen=True)
 class Small:
-    """How a test runs a benchmark.
+    """How a test runs a benchmark."""
 
-    Attributes:
-        arguments: the command line.
-        results: the names of its results.
-        constants: name of a constant of the benchmark -> a smaller value; those of a mapping are put into it.
-    """
-
-    arguments: str
-    results: set[str]
+    arguments: str  # the command line
+    results: set[str]  # the names of its results
+    # name of a constant of the benchmark -> a smaller value; those of a mapping are put into it
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -15,20 +15,13 @@ from turn_plans import AGENTS, KINDS
 
 @dataclass
 class Move:
-    """Whose move it is, and what comes of it; the move of an agent that is not there, or has ended, is skipped.
+    """Whose move it is, and what comes of it; the move of an agent that is not there, or has ended, is skipped."""
 
-    Attributes:
-        agent: who moves.
-        pay: reward by agent.
-        ends: how agents end, by agent: "terminated", "truncated" or "both"; "removed" is termination without a dead
-            turn.
-        joins: agents that appear, or that live again.
-    """
-
-    agent: str
-    pay: Mapping[str, float] = field(default_factory=dict)
+    agent: str  # who moves
+    pay: Mapping[str, float] = field(default_factory=dict)  # reward by agent
+    # how agents end, by agent: "terminated", "truncated" or "both"; "removed" is termination without a dead turn
     ends: Mapping[str, str] = field(default_factory=dict)
-    joins: Sequence[str] = ()
+    joins: Sequence[str] = ()  # agents that appear, or that live again
 
 
 @dataclass

@@ -36,17 +36,11 @@ Row = Mapping[str, Any]  # of result.jsonl
 
 @dataclass(frozen=True)
 class Preset:
-    """An env with a preset.
+    """An env with a preset."""
 
-    Attributes:
-        env: its id.
-        groups: what a line of the figure is called, and how the names of its agents begin.
-        algo: whose preset it is.
-    """
-
-    env: str
-    groups: tuple[tuple[str, str], ...]
-    algo: str = "ppo"
+    env: str  # its id
+    groups: tuple[tuple[str, str], ...]  # what a line of the figure is called, and how the names of its agents begin
+    algo: str = "ppo"  # whose preset it is
 
     @property
     def folder(self) -> Path:

@@ -34,31 +34,19 @@ SMALL = ["--timesteps", "8", "--seed", "0", "--set", "n_steps=4", "--set", "batc
 
 @dataclass(frozen=True)
 class Command:
-    """A command, as `subprocess.Popen` would start it.
+    """A command, as `subprocess.Popen` would start it."""
 
-    Attributes:
-        arguments: of Python: `-m MODULE ARGUMENT...` or `FILE ARGUMENT...`, with `-W error::CATEGORY` before them.
-        folder: it works in.
-        environment: all of it; variables that Python reads when it starts have no effect.
-        path: where it finds modules, after its own folder.
-        output: a file, a pipe with a name or a terminal, by path.
-        errors: the same; None: where the output goes.
-        parent: what it takes for its parent, by number.
-        shims: what is done to it, see `shims.py`.
-        new_session: a terminal's Ctrl-C is not for it.
-        descriptors: open files that it gets, which follow the command; an argument may name one.
-    """
-
+    # of Python: `-m MODULE ARGUMENT...` or `FILE ARGUMENT...`, with `-W error::CATEGORY` before them
     arguments: Sequence[str]
-    folder: str
-    environment: Mapping[str, str]
-    path: Sequence[str]
-    output: str
-    errors: str | None
-    parent: int
-    shims: Mapping[str, Any] = field(default_factory=dict)
-    new_session: bool = False
-    descriptors: Sequence[int] = ()
+    folder: str  # it works in
+    environment: Mapping[str, str]  # all of it; variables that Python reads when it starts have no effect
+    path: Sequence[str]  # where it finds modules, after its own folder
+    output: str  # a file, a pipe with a name or a terminal, by path
+    errors: str | None  # the same; None: where the output goes
+    parent: int  # what it takes for its parent, by number
+    shims: Mapping[str, Any] = field(default_factory=dict)  # what is done to it, see `shims.py`
+    new_session: bool = False  # a terminal's Ctrl-C is not for it
+    descriptors: Sequence[int] = ()  # open files that it gets, which follow the command; an argument may name one
 
 
 def warm_up() -> None:

@@ -75,25 +75,17 @@ def runner_processes() -> list[psutil.Process]:
 
 @dataclass
 class Killer(threading.Thread):
-    """Kills runners and removes nodes until it has done so often enough.
+    """Kills runners and removes nodes until it has done so often enough."""
 
-    Attributes:
-        cluster: of `cluster_of`.
-        algorithm: which rolls out its shards there. In one iteration at most `MOST_AT_ONCE` runners are killed: a shard
-            that ends one runner after the other ends the training.
-        kills: runners to kill.
-        nodes: nodes to remove; the main thread adds new ones, which Ray allows no other thread.
-        killed: runners killed so far.
-        removed: nodes removed so far.
-    """
-
-    cluster: Any
+    cluster: Any  # of `cluster_of`
+    # which rolls out its shards there. In one iteration at most `MOST_AT_ONCE` runners are killed: a shard that ends
+    # one runner after the other ends the training.
     algorithm: MultiAgentAlgorithm
-    kills: int
-    nodes: int
+    kills: int  # runners to kill
+    nodes: int  # nodes to remove; the main thread adds new ones, which Ray allows no other thread
     seed: int
-    killed: int = 0
-    removed: int = 0
+    killed: int = 0  # runners killed so far
+    removed: int = 0  # nodes removed so far
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

@@ -38,21 +38,13 @@ OPTIONS += ["--set", "n_envs=4", "--workers", str(WORKERS), "--no-confirm"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a search under fire.
+    """What became of a search under fire."""
 
-    Attributes:
-        kills: processes that were killed.
-        starts: of the search.
-        lost: trials that were running when they were killed.
-        given_up: trials that were killed twice.
-        mismatches: trials that are not what they are without kills, in words.
-    """
-
-    kills: int
-    starts: int
-    lost: int
-    given_up: int
-    mismatches: list[str]
+    kills: int  # processes that were killed
+    starts: int  # of the search
+    lost: int  # trials that were running when they were killed
+    given_up: int  # trials that were killed twice
+    mismatches: list[str]  # trials that are not what they are without kills, in words
 
 
 class Processes(Protocol):

@@ -74,16 +74,12 @@ ODD: tuple[Any, ...] = (
 
 @dataclass
 class Tally:
-    """What was answered.
+    """What was answered."""
 
-    Attributes:
-        answers: kind of request and status -> how many; status 0: the connection was closed without an answer.
-        failures: what must not be.
-        rss_mb: memory of the server after each tenth of the requests; empty if it is this process.
-    """
-
+    # kind of request and status -> how many; status 0: the connection was closed without an answer
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # what must not be
+    # memory of the server after each tenth of the requests; empty if it is this process
     rss_mb: list[float] = field(default_factory=list)
 
     @property

@@ -22,14 +22,10 @@ ATOMIC = "marl_sb3.files.atomic"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process can be killed: calls that change what is on the disk, made on behalf of one module or function.
+    """Where a process can be killed: calls that change what is on the disk, on behalf of one module or function."""
 
-    Attributes:
-        within: its full name.
-        calls: by the module that makes them, and the module of the standard library that they are of.
-    """
-
-    within: str
+    within: str  # its full name
+    # by the module that makes them, and the module of the standard library that they are of
     calls: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 

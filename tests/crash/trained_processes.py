@@ -16,13 +16,9 @@ _POLL_S = 0.002
 
 
 class Training(Protocol):
-    """A training that runs, or has ended.
+    """A training that runs, or has ended."""
 
-    Attributes:
-        output: the file that its output goes into.
-    """
-
-    output: Path
+    output: Path  # the file that its output goes into
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""

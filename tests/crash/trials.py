@@ -39,15 +39,10 @@ REFUSAL = "error: {folder} holds no valid checkpoint: the run ended before its f
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        policies: `shared`, `per_agent`, or `mapped`: two policies of which one is not trained.
-        vectorizer: what steps the envs.
-    """
-
-    policies: str
-    vectorizer: str
+    policies: str  # `shared`, `per_agent`, or `mapped`: two policies of which one is not trained
+    vectorizer: str  # what steps the envs
 
     def __str__(self) -> str:
         return f"{self.policies}-{self.vectorizer}"
@@ -64,44 +59,26 @@ class Case:
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill.
+    """One kill."""
 
-    Attributes:
-        kind: inside a `save`, in the `cut` of the logs at a resume, at the `start`, or at any `time` after it.
-        real: whether it is of a `python -m marl_sb3.train`, and not of a forked process.
-    """
-
-    kind: str
-    real: bool = False
+    kind: str  # inside a `save`, in the `cut` of the logs at a resume, at the `start`, or at any `time` after it
+    real: bool = False  # whether it is of a `python -m marl_sb3.train`, and not of a forked process
 
 
 @dataclass
 class Tally:
-    """What has happened.
+    """What has happened."""
 
-    Attributes:
-        kills: processes that died of SIGKILL.
-        inside_saves: of them, inside the save of a checkpoint.
-        inside_cuts: of them, while the logs were cut.
-        at_start: of them, at the start.
-        real: of them, real processes.
-        resumes: `--resume`s that went on.
-        anew: runs killed before their first checkpoint, which had to start anew.
-        runs: runs that came to their end.
-        full_disks: trainings that ran out of space.
-        mismatches: what differs, or went wrong.
-    """
-
-    kills: int = 0
-    inside_saves: int = 0
-    inside_cuts: int = 0
-    at_start: int = 0
-    real: int = 0
-    resumes: int = 0
-    anew: int = 0
-    runs: int = 0
-    full_disks: int = 0
-    mismatches: list[str] = field(default_factory=list)
+    kills: int = 0  # processes that died of SIGKILL
+    inside_saves: int = 0  # of them, inside the save of a checkpoint
+    inside_cuts: int = 0  # of them, while the logs were cut
+    at_start: int = 0  # of them, at the start
+    real: int = 0  # of them, real processes
+    resumes: int = 0  # `--resume`s that went on
+    anew: int = 0  # runs killed before their first checkpoint, which had to start anew
+    runs: int = 0  # runs that came to their end
+    full_disks: int = 0  # trainings that ran out of space
+    mismatches: list[str] = field(default_factory=list)  # what differs, or went wrong
 
     def add(self, other: Tally) -> Tally:
         """The sum."""

@@ -44,21 +44,13 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Tally:
-    """What has been done, and what went wrong.
+    """What has been done, and what went wrong."""
 
-    Attributes:
-        kills: workers that were killed.
-        stops: workers that were stopped, and hang therefore.
-        restarts: workers that were replaced.
-        runs: trainings.
-        mismatches: in what these differ from the undisturbed ones.
-    """
-
-    kills: int = 0
-    stops: int = 0
-    restarts: int = 0
-    runs: int = 0
-    mismatches: list[str] = field(default_factory=list)
+    kills: int = 0  # workers that were killed
+    stops: int = 0  # workers that were stopped, and hang therefore
+    restarts: int = 0  # workers that were replaced
+    runs: int = 0  # trainings
+    mismatches: list[str] = field(default_factory=list)  # in what these differ from the undisturbed ones
 
     def add(self, other: Tally) -> None:
         """Add the counts of another training."""

@@ -126,21 +126,13 @@ def _arena(vectorizer: str) -> Callable[[], MultiAgentVecEnv]:
 
 @dataclass(frozen=True)
 class Base:
-    """A training to mutate checkpoints of.
+    """A training to mutate checkpoints of."""
 
-    Attributes:
-        name: for reports.
-        make_env: makes the envs.
-        settings: of `MultiAgentAlgorithm`, when it is built.
-        load_settings: of `MultiAgentAlgorithm.load`.
-        small: settings that most trainings share.
-    """
-
-    name: str
-    make_env: Callable[[], MultiAgentVecEnv]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    load_settings: Mapping[str, Any] = field(default_factory=dict)
-    small: Mapping[str, Any] = field(default_factory=lambda: _SMALL)
+    name: str  # for reports
+    make_env: Callable[[], MultiAgentVecEnv]  # makes the envs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of `MultiAgentAlgorithm`, when it is built
+    load_settings: Mapping[str, Any] = field(default_factory=dict)  # of `MultiAgentAlgorithm.load`
+    small: Mapping[str, Any] = field(default_factory=lambda: _SMALL)  # settings that most trainings share
 
     def build(self) -> MultiAgentAlgorithm:
         """The algorithm, untrained."""

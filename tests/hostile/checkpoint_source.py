@@ -25,15 +25,10 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Odd:
-    """What may stand in the place of a file.
+    """What may stand in the place of a file."""
 
-    Attributes:
-        kind: `link`, `pipe`, `folder` or `sparse`.
-        target: of a link: a path; of a sparse file: its size.
-    """
-
-    kind: str
-    target: Any = ""
+    kind: str  # `link`, `pipe`, `folder` or `sparse`
+    target: Any = ""  # of a link: a path; of a sparse file: its size
 
     def make(self, path: Path) -> None:
         if self.kind == "link":
@@ -126,15 +121,10 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 @dataclass
 class Source:
-    """A valid checkpoint, taken apart.
+    """A valid checkpoint, taken apart."""
 
-    Attributes:
-        files: its files.
-        others: those of checkpoints of other trainings.
-    """
-
-    files: Files
-    others: Sequence[Files] = field(default_factory=list)
+    files: Files  # its files
+    others: Sequence[Files] = field(default_factory=list)  # those of checkpoints of other trainings
 
     def data(self, name: str) -> bytes:
         """The content of a file."""

@@ -85,17 +85,11 @@ def _episode(number: int, agent: str, of: PolicyKind) -> RecordedEpisode:
 
 @dataclass(frozen=True)
 class Case:
-    """A hostile recording.
+    """A hostile recording."""
 
-    Attributes:
-        spoil: changes a valid one, given its folder and one outside.
-        words: a pattern that is in the messages of the ways that refuse it; None: all read it.
-        by: which ways those are, of `REFUSING`; the others may read it.
-    """
-
-    spoil: Callable[[Path, Path], object]
-    words: str | None
-    by: str = "episodes"
+    spoil: Callable[[Path, Path], object]  # changes a valid one, given its folder and one outside
+    words: str | None  # a pattern that is in the messages of the ways that refuse it; None: all read it
+    by: str = "episodes"  # which ways those are, of `REFUSING`; the others may read it
 
 
 def _put(kind_: str, name: str) -> Callable[[Path, Path], object]:

@@ -58,21 +58,13 @@ _LATE = ("marl_sb3.core.envs.gymnasium_envs", "gymnasium.envs.classic_control.ca
 
 @dataclass
 class Outcome:
-    """What came of a mutant.
+    """What came of a mutant."""
 
-    Attributes:
-        kind: its family.
-        what: was changed, and how it was loaded.
-        result: `refused`, `loaded`, or `wrong`: what must not be.
-        details: of what must not be.
-        seen: by the audit hook.
-    """
-
-    kind: str
-    what: str
-    result: str = "loaded"
-    details: str = ""
-    seen: list[str] = field(default_factory=list)
+    kind: str  # its family
+    what: str  # was changed, and how it was loaded
+    result: str = "loaded"  # `refused`, `loaded`, or `wrong`: what must not be
+    details: str = ""  # of what must not be
+    seen: list[str] = field(default_factory=list)  # by the audit hook
 
     def wrong(self, details: str) -> None:
         """Note what must not be."""
