@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.core.acting.agent_policy import AgentPolicy
-from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
+from marl_sb3.core.acting.asked_agent import Answer, AskedAgent, ByAgent, Given, Inputs, Want, choose_together
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import States, reset_optimizers
 from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import joined
 from marl_sb3.doors import POLICY_FILES
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
-ByAgent = Mapping[AgentID, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PolicySpaces(NamedTuple):
@@ -59,7 +56,7 @@ class PolicyByAgent:
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def predict(
-        self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None, **of_sb3: Any
+        self, observations: ByAgent, deterministic: bool = False, action_masks: Given = None, **of_sb3: Any
     ) -> dict[AgentID, Any]:
         """Return the action of each agent: `predict_with_state` at the start of an episode.
 
@@ -85,11 +82,11 @@ class PolicyByAgent:
     def predict_with_state(
         self,
         observations: ByAgent,
-        state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        action_masks: ByAgent | None = None,
+        state: Given = None,
+        episode_starts: Given = None,
+        action_masks: Given = None,
         deterministic: bool = False,
-        rewards: ByAgent | None = None,
+        rewards: Given = None,
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
         """Return the action of each agent and the state of policies with memory.
 
@@ -119,64 +116,14 @@ class PolicyByAgent:
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
-        request = {
-            "observations": observations,
-            "state": state,
-            "episode_starts": episode_starts,
-            "action_masks": action_masks,
-            "rewards": rewards,
-        }
-        (answer,) = self.predict_requests([request], deterministic)
-        if isinstance(answer, ConfigError):
-            raise answer
-        return answer
-
-    def predict_requests(
-        self, requests: Sequence[Mapping[str, Any]], deterministic: bool = False
-    ) -> list[tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError]:
-        """Answer requests that know nothing of each other, such as those of the clients of a server.
-
-        Agents that share a policy, in whichever requests, are predicted by one call of its network.
-
-        Args:
-            requests: the arguments of `predict_with_state` by their names, without `deterministic`.
-            deterministic: the most likely actions instead of sampled ones.
-
-        Returns:
-            For each request, what `predict_with_state` returns, or the error that it raises.
-        """
-        asked = [self._asked_or_refused(request) for request in requests]
-        of_policies: dict[PolicyID, list[AgentPolicy]] = {}
-        for agents in asked:
-            for each in () if isinstance(agents, ConfigError) else agents.values():
-                of_policies.setdefault(each.policy_id, []).append(each)
-        found: dict[int, tuple[Any, States] | ConfigError] = {}
-        for parts in of_policies.values():
-            answers = predict_together(parts, deterministic)
-            found.update((id(each), answer) for each, answer in zip(parts, answers, strict=True))
-        return [
-            agents if isinstance(agents, ConfigError) else _answered(agents, request.get("state") or {}, found)
-            for request, agents in zip(requests, asked, strict=True)
-        ]
-
-    def _asked_or_refused(self, request: Mapping[str, Any]) -> dict[AgentID, AgentPolicy] | ConfigError:
-        """Return the policies of a request, with their checked inputs; or what is wrong with these."""
-        try:
-            asked = self._asked(**request)
-            for each in asked.values():
-                each.require_mask()
-        except ConfigError as error:
-            return error
-        return asked
+        inputs = Inputs(observations, state, episode_starts, action_masks, rewards)
+        answer = self.ask(inputs, Want(actions=True, deterministic=deterministic))
+        return answer.actions, answer.state
 
     # --- Looking inside ----------------------------------------------------------------------------------------------
 
     def value(
-        self,
-        observations: ByAgent,
-        state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        rewards: ByAgent | None = None,
+        self, observations: ByAgent, state: Given = None, episode_starts: Given = None, rewards: Given = None
     ) -> dict[AgentID, Any]:
         """Return the value that each agent's critic estimates: `value_with_state` without the critic's own state.
 
@@ -190,16 +137,15 @@ class PolicyByAgent:
             ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
                 as in `predict_with_state`.
         """
-        asked = self._asked(observations, state=state, episode_starts=episode_starts, rewards=rewards)
-        return {agent: policy.value() for agent, policy in asked.items()}
+        return self.ask(Inputs(observations, state, episode_starts, rewards=rewards), Want(values=True)).values
 
     def value_with_state(
         self,
         observations: ByAgent,
-        state: ByAgent | None = None,
-        critic_state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        rewards: ByAgent | None = None,
+        state: Given = None,
+        critic_state: Given = None,
+        episode_starts: Given = None,
+        rewards: Given = None,
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
         """Return the value that each agent's critic estimates, and the state of critics with an LSTM of their own.
 
@@ -216,20 +162,17 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy has no such values, or as in `predict_with_state`.
         """
-        asked = self._asked(
-            observations, state=state, critic_state=critic_state, episode_starts=episode_starts, rewards=rewards
-        )
-        found = {agent: policy.value_with_state() for agent, policy in asked.items()}
-        memories = {agent: memory for agent, (_, memory) in found.items() if memory}
-        return {agent: value for agent, (value, _) in found.items()}, {**(critic_state or {}), **memories}
+        inputs = Inputs(observations, state, episode_starts, rewards=rewards, critic_state=critic_state)
+        answer = self.ask(inputs, Want(values=True, critic_state=True))
+        return answer.values, answer.critic_state
 
     def distribution(
         self,
         observations: ByAgent,
-        state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        action_masks: ByAgent | None = None,
-        rewards: ByAgent | None = None,
+        state: Given = None,
+        episode_starts: Given = None,
+        action_masks: Given = None,
+        rewards: Given = None,
     ) -> dict[AgentID, Distribution]:
         """Return SB3's distribution of each agent's actions; the arguments are those of `predict_with_state`.
 
@@ -241,19 +184,17 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
         """
-        asked = self._asked(
-            observations, state=state, episode_starts=episode_starts, action_masks=action_masks, rewards=rewards
-        )
-        return {agent: policy.distribution() for agent, policy in asked.items()}
+        inputs = Inputs(observations, state, episode_starts, action_masks, rewards)
+        return self.ask(inputs, Want(distributions=True)).distributions
 
     def log_prob(
         self,
         observations: ByAgent,
         actions: ByAgent,
-        state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        action_masks: ByAgent | None = None,
-        rewards: ByAgent | None = None,
+        state: Given = None,
+        episode_starts: Given = None,
+        action_masks: Given = None,
+        rewards: Given = None,
     ) -> dict[AgentID, Any]:
         """Return the log-probability with which each agent's policy takes its action.
 
@@ -269,23 +210,16 @@ class PolicyByAgent:
             ConfigError: a policy has no distribution, an action does not fit the space, or as in
                 `predict_with_state`.
         """
-        asked = self._asked(
-            observations,
-            actions=actions,
-            state=state,
-            episode_starts=episode_starts,
-            action_masks=action_masks,
-            rewards=rewards,
-        )
-        return {agent: policy.log_prob() for agent, policy in asked.items()}
+        inputs = Inputs(observations, state, episode_starts, action_masks, rewards, actions)
+        return self.ask(inputs, Want(log_probs=True)).log_probs
 
     def q_values(
         self,
         observations: ByAgent,
-        actions: ByAgent | None = None,
-        state: ByAgent | None = None,
-        episode_starts: ByAgent | None = None,
-        rewards: ByAgent | None = None,
+        actions: Given = None,
+        state: Given = None,
+        episode_starts: Given = None,
+        rewards: Given = None,
     ) -> dict[AgentID, FloatArray]:
         """Return the Q values of each agent's policy.
 
@@ -301,31 +235,71 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
         """
-        asked = self._asked(observations, actions=actions, state=state, episode_starts=episode_starts, rewards=rewards)
-        return {agent: policy.q_values() for agent, policy in asked.items()}
+        inputs = Inputs(observations, state, episode_starts, rewards=rewards, actions=actions)
+        return self.ask(inputs, Want(q_values=True)).q_values
 
-    def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, AgentPolicy]:
-        """Return the policy of each agent with an observation, with its inputs by the names of the arguments."""
-        for argument, by_agent in {"observations": observations, **given}.items():
-            if by_agent is not None and not isinstance(by_agent, Mapping):
+    # --- Asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, inputs: Inputs, want: Want) -> Answer:
+        """Answer what the other methods do, any of it in one call.
+
+        Raises:
+            ConfigError: an input does not fit its policy, or a policy does not have what is wanted.
+        """
+        (answer,) = self.ask_together([(inputs, want)])
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    def ask_together(self, questions: Iterable[tuple[Inputs, Want]]) -> list[Answer | ConfigError]:
+        """Answer questions that know nothing of each other, such as those of the clients of a server.
+
+        Agents that share a policy, in whichever questions, get their actions by one call of its network.
+
+        Returns:
+            For each question, what `ask` returns, or the error that it raises.
+        """
+        all_asked = [(inputs, _or_error(self._asked, inputs, want)) for inputs, want in questions]
+        choosing: dict[tuple[PolicyID, bool], list[AskedAgent]] = {}
+        for _, asked in all_asked:
+            for one in () if isinstance(asked, ConfigError) else asked:
+                if one.chooses:
+                    choosing.setdefault((one.policy_id, one.want.deterministic), []).append(one)
+        for of_policy in choosing.values():
+            choose_together(of_policy)
+        return [
+            asked if isinstance(asked, ConfigError) else _or_error(_answered, inputs, asked)
+            for inputs, asked in all_asked
+        ]
+
+    def _asked(self, inputs: Inputs, want: Want) -> list[AskedAgent]:
+        """Return the agents of a question; the inputs of those that choose an action are checked."""
+        given = {name: by_agent for name, by_agent in inputs._asdict().items() if by_agent is not None}
+        for argument, by_agent in given.items():
+            if not isinstance(by_agent, Mapping):
                 raise ConfigError(f"{argument} is {by_agent!r:.200}; accepted: a mapping by agent", key=argument)
-            for agent in by_agent or ():
+            for agent in by_agent:
                 if agent not in self.policy_of:
                     words = f"{argument}: unknown agent {agent!r}; the env has {', '.join(self.policy_of)}"
                     raise ConfigError(words, key=argument)
-        asked = {}
-        for agent, observation in observations.items():
+        asked = []
+        for agent in inputs.observations:
             policy_id = self.policy_of[agent]
-            asked[agent] = AgentPolicy(
-                agent,
-                self.agents_of(policy_id).index(agent),
-                policy_id,
-                self.policies[policy_id],
-                self.processing[policy_id],
-                *self.spaces[policy_id],
-                observation,
-                {name: by_agent.get(agent) for name, by_agent in given.items() if by_agent is not None},
+            asked.append(
+                AskedAgent(
+                    agent,
+                    self.agents_of(policy_id).index(agent),
+                    policy_id,
+                    self.policies[policy_id],
+                    self.processing[policy_id],
+                    *self.spaces[policy_id],
+                    {name: by_agent.get(agent) for name, by_agent in given.items()},
+                    want,
+                )
             )
+        for one in asked:
+            if one.chooses:
+                one.require_mask()
         return asked
 
     # --- Weights -----------------------------------------------------------------------------------------------------
@@ -353,11 +327,11 @@ class PolicyByAgent:
             ConfigError: there is no such policy, or the two have other networks or processing. Nothing is changed.
         """
         self._require_policies((source, target), "copy_policy: ")
-        own, others = (_network(self.policies[policy_id]) for policy_id in (target, source))
-        for name in {**own, **others}:
-            if own.get(name) != others.get(name):
-                theirs, ours = others.get(name, "missing"), own.get(name, "missing")
-                words = f"{name} is {theirs} in {source!r} and {ours} in {target!r}"
+        of_target, of_source = (_network(self.policies[policy_id]) for policy_id in (target, source))
+        for name in {**of_target, **of_source}:
+            given, taken = of_source.get(name, "missing"), of_target.get(name, "missing")
+            if given != taken:
+                words = f"{name} is {given} in {source!r} and {taken} in {target!r}"
                 raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
         try:
             statistics = StateReader(self.processing[source].get_state(), f"{source!r}")
@@ -423,51 +397,15 @@ def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
     return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}
 
 
-def _answered(
-    agents: Mapping[AgentID, AgentPolicy], state: ByAgent, found: Mapping[int, tuple[Any, States] | ConfigError]
-) -> tuple[dict[AgentID, Any], dict[AgentID, States]] | ConfigError:
-    """Collect the answers to one request; its first error if there is one."""
-    actions, memories = {}, dict(state)
-    for agent, each in agents.items():
-        answer = found[id(each)]
-        if isinstance(answer, ConfigError):
-            return answer
-        actions[agent], after = answer
-        if after:
-            memories[agent] = after
-    return actions, memories
+def _answered(inputs: Inputs, asked: Iterable[AskedAgent]) -> Answer:
+    answer = Answer(state=dict(inputs.state or {}), critic_state=dict(inputs.critic_state or {}))
+    for one in asked:
+        one.add_to(answer)
+    return answer
 
 
-def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[tuple[Any, States] | ConfigError]:
-    """Choose the actions of agents of one policy by one call of its network.
-
-    Args:
-        asked: the agents with their inputs.
-        deterministic: the most likely actions instead of sampled ones.
-
-    Returns:
-        For each agent, its action or actions as the env takes them, and its new state; or the error of an observation
-        that does not fit the policy, which names the agent.
-    """
-    inputs = [each.prepared[0] for each in asked]
-    masks = [each.masks for each in inputs if each.masks is not None]  # of all agents, or of none
+def _or_error(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | ConfigError:
     try:
-        together = PolicyInputs(
-            joined([each.observations for each in inputs]),
-            np.concatenate([each.starts for each in inputs]),
-            np.concatenate(masks) if masks else None,
-            tuple(np.concatenate(parts, axis=1) for parts in zip(*(each.states for each in inputs), strict=True)),
-        )
-        actions, states, *_ = PredictingPolicy(asked[0].algorithm, deterministic).act(together)
-    except (ValueError, RuntimeError, TypeError) as error:
-        if len(asked) == 1:
-            misfit = asked[0].misfit(str(error))
-            misfit.__cause__ = error
-            return [misfit]
-        # One after the other: the error then names its agent.
-        return [answer for each in asked for answer in predict_together([each], deterministic)]
-    ends = np.cumsum([0, *(each.rows for each in asked)]).tolist()
-    return [
-        each.acted(np.asarray(actions)[first:last], tuple(state[:, first:last] for state in states))
-        for each, (first, last) in zip(asked, pairwise(ends), strict=True)
-    ]
+        return call(*arguments, **named)
+    except ConfigError as error:
+        return error

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
+from marl_sb3.core.acting import Inputs, Want
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
@@ -169,8 +170,13 @@ class _RequestReader:
             plain_of = masks if name == "action_masks" else getattr(request, name)
             if plain_of:
                 given[argument] = {agent: reader(self, agent, plain) for agent, plain in plain_of.items()}
-        values, log_probs = request.return_values, request.return_log_probs
-        return Asked(observations, self._rows, given, request.deterministic, values, log_probs)
+        want = Want(
+            actions=True,
+            deterministic=request.deterministic,
+            values=request.return_values,
+            log_probs=request.return_log_probs,
+        )
+        return Asked(Inputs(observations, **given), want, self._rows)
 
     def _require_agents(self, name: str, by_agent: Mapping[str, Any]) -> None:
         accepted = self._served.bundle.policy_of if name == "observations" else self._request.observations
@@ -276,16 +282,16 @@ def answer_of(request: PredictRequest, served: Served, predicted: Predicted) -> 
     def plain(by_agent: Mapping[AgentID, Any]) -> dict[str, Any]:
         return {agent: value.tolist() if request.batch else value[0].tolist() for agent, value in by_agent.items()}
 
-    answer = PredictAnswer(predicted.checkpoint, {})
-    for agent, actions in predicted.actions.items():
+    answered, answer = predicted.answer, PredictAnswer(predicted.checkpoint, {})
+    for agent, actions in answered.actions.items():
         encoded = encode(bundle.spaces[bundle.policy_of[agent]].action, actions)
         answer.actions[agent] = encoded if request.batch else encoded[0]
-    if predicted.states and request.return_states:
-        answer.states = {agent: [part.tolist() for part in state] for agent, state in predicted.states.items()}
-    if predicted.values is not None:
-        answer.values = plain(predicted.values)
-    if predicted.log_probs is not None:
-        answer.log_probs = plain(predicted.log_probs)
+    if answered.state and request.return_states:
+        answer.states = {agent: [part.tolist() for part in state] for agent, state in answered.state.items()}
+    if request.return_values:
+        answer.values = plain(answered.values)
+    if request.return_log_probs:
+        answer.log_probs = plain(answered.log_probs)
     return answer
 
 
@@ -323,7 +329,7 @@ class Api:
         self._say = say
         self._settled = settled
         self._batcher: Batcher[Asked, Predicted] = Batcher(
-            predictor.answer, lambda asked: asked.rows * len(asked.observations), _MAX_ROWS, together
+            predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
         )
 
     def routes(self) -> list[BaseRoute]:

@@ -14,11 +14,11 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.acting import Answer, Inputs, PolicyBundle, Want
 from marl_sb3.core.config import file_names
 from marl_sb3.core.sb3 import initial_states, takes_masks
 from marl_sb3.core.state import Checkpoint, StateReader
@@ -36,28 +36,19 @@ _MEASURED_ROWS = (1, 64)
 _MEASURED_S = 0.02  # for each policy, backend and number of rows
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request for actions."""
+class Asked(NamedTuple):
+    """A request; its arrays have a leading axis of `rows`."""
 
-    observations: Mapping[AgentID, Any]  # by agent, (rows, ...)
-    rows: int = 1  # number of observations of each agent
-    # the other arguments of `predict_with_state`, by name
-    given: Mapping[str, Mapping[AgentID, Any]] = field(default_factory=dict)
-    deterministic: bool = True  # the most likely actions instead of sampled ones
-    values: bool = False  # whether the values of the observations are asked for
-    log_probs: bool = False  # whether the log-probabilities of the actions are asked for
+    inputs: Inputs
+    want: Want = Want(actions=True, deterministic=True)
+    rows: int = 1
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """The answer to a request, by agent: (rows, ...) actions, new states, and what else was asked for."""
+class Predicted(NamedTuple):
+    """The answer to a request, and the checkpoint whose policies gave it."""
 
     checkpoint: str
-    actions: Mapping[AgentID, Array]
-    states: Mapping[AgentID, Sequence[Array]]
-    values: Mapping[AgentID, Array] | None = None
-    log_probs: Mapping[AgentID, Array] | None = None
+    answer: Answer
 
 
 @dataclass(frozen=True)
@@ -123,10 +114,10 @@ class Predictor:
     def _load(self) -> Served:
         return with_checkpoint(lambda: self._run.files.checkpoints.load(self._which), self._read)
 
-    def _read(self, found: Checkpoint) -> Served:
-        weights = pack_weights(found)
-        env_steps = StateReader(found.state).fields("counters").integer("num_timesteps")
-        return Served(self._run.read(found), env_steps, weights, sha256(weights).hexdigest())
+    def _read(self, checkpoint: Checkpoint) -> Served:
+        weights = pack_weights(checkpoint)
+        env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
+        return Served(self._run.read(checkpoint), env_steps, weights, sha256(weights).hexdigest())
 
     def reload(self) -> bool:
         """Serve a newer checkpoint if there is one that was asked for; returns whether it did.
@@ -160,18 +151,18 @@ class Predictor:
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
-    def answer(self, requests: Sequence[Asked]) -> list[Predicted | Exception]:
+    def answer(self, requests: Sequence[Asked]) -> list[Predicted | ConfigError]:
         """Answer requests together; what is wrong with one is its own answer."""
         served = self.served
         by_onnx = _answers_of_sessions(served, requests)
-        answers: list[Predicted | Exception | None] = [None] * len(requests)
-        for deterministic in (True, False):
-            numbers = [number for number, each in enumerate(requests) if each.deterministic == deterministic]
-            rest = [_without(requests[number], by_onnx[number]) for number in numbers]
-            found = served.bundle.predict_requests(rest, deterministic)
-            for number, predicted in zip(numbers, found, strict=True):
-                answers[number] = _completed(served, requests[number], by_onnx[number], predicted)
-        return answers  # type: ignore[return-value]
+        questions = [
+            (asked.inputs._replace(actions=actions), asked.want)
+            for asked, actions in zip(requests, by_onnx, strict=True)
+        ]
+        answers = served.bundle.ask_together(questions)
+        return [
+            answer if isinstance(answer, ConfigError) else Predicted(served.checkpoint, answer) for answer in answers
+        ]
 
     # --- ONNX Runtime ------------------------------------------------------------------------------------------------
 
@@ -223,38 +214,18 @@ class Predictor:
         return None if process.returncode == 0 else (said or ["the export failed"])[-1].removeprefix("error: ")
 
 
-def _without(asked: Asked, answered: Mapping[AgentID, Array]) -> dict[str, Any]:
-    """Return the arguments of `predict_with_state` for the agents that have no answer yet."""
-    rest = {agent: value for agent, value in asked.observations.items() if agent not in answered}
-    return {"observations": rest, **asked.given}
-
-
-def _completed(served: Served, asked: Asked, by_onnx: Mapping[AgentID, Array], predicted: Any) -> Predicted | Exception:
-    """Join what both backends have answered, and add what else was asked for."""
-    if isinstance(predicted, ConfigError):
-        return predicted
-    actions = {**by_onnx, **predicted[0]}
-    ordered = {agent: actions[agent] for agent in asked.observations}
-    unmasked = {name: value for name, value in asked.given.items() if name != "action_masks"}
-    try:
-        values = served.bundle.value(asked.observations, **unmasked) if asked.values else None
-        log_probs = served.bundle.log_prob(asked.observations, ordered, **asked.given) if asked.log_probs else None
-    except ConfigError as error:
-        return error
-    return Predicted(served.checkpoint, ordered, predicted[1], values, log_probs)
-
-
 def _answers_of_sessions(served: Served, requests: Sequence[Asked]) -> list[dict[AgentID, Array]]:
     """Answer by ONNX Runtime what it can: deterministic requests for policies without memory and masks."""
     answers: list[dict[AgentID, Array]] = [{} for _ in requests]
     of_policies: dict[PolicyID, list[tuple[int, AgentID]]] = {}
     for number, asked in enumerate(requests if served.sessions else ()):
-        for agent in asked.observations if asked.deterministic else ():
+        observations, *others = (by_agent or {} for by_agent in asked.inputs)
+        for agent in observations if asked.want.deterministic else ():
             policy_id = served.bundle.policy_of[agent]
-            if policy_id in served.sessions and not any(agent in of for of in asked.given.values()):
+            if policy_id in served.sessions and not any(agent in by_agent for by_agent in others):
                 of_policies.setdefault(policy_id, []).append((number, agent))
     for policy_id, places in of_policies.items():
-        batch = joined([requests[number].observations[agent] for number, agent in places])
+        batch = joined([requests[number].inputs.observations[agent] for number, agent in places])
         actions, first = _by_session(served.sessions[policy_id], batch), 0
         for number, agent in places:
             answers[number][agent] = actions[first : first + requests[number].rows]
@@ -334,4 +305,4 @@ def _seconds(call: Callable[[Any], Any], batch: Any) -> float:
 
 
 def _microseconds(seconds: Sequence[float]) -> str:
-    return " and ".join(f"{each * 1e6:.0f} µs" for each in seconds)
+    return " and ".join(f"{of_rows * 1e6:.0f} µs" for of_rows in seconds)

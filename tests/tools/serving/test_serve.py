@@ -18,6 +18,7 @@ from forked import ForkServer
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
+from marl_sb3.core.acting import Inputs, Want
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.transfer import export_policies
 from marl_sb3.runs import SavedRun
@@ -28,6 +29,7 @@ from marl_sb3.tools.serving.predictor import Asked, Predictor, Served
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
+VALUES_TOO = Want(actions=True, deterministic=True, values=True)
 SMALL = {"n_steps": 6, "batch_size": 6, "policy_kwargs": {"net_arch": [8]}}
 
 
@@ -298,7 +300,7 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     names = sorted(path.name for path in (copied / "checkpoints").iterdir())
     newest = (copied / "checkpoints" / names[-1]).rename(tmp_path / names[-1])
     predictor = Predictor(SavedRun.open(copied, makes_env=False), "latest")
-    (before,) = predictor.answer([Asked({"a": np.float32([[1, 2, 3]])}, values=True)])
+    (before,) = predictor.answer([Asked(Inputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert not predictor.reload()
     shutil.copytree(newest, copied / "checkpoints" / "ckpt-000900")
     (copied / "checkpoints" / "ckpt-000900" / "state.json").write_bytes(b"{}")
@@ -308,9 +310,9 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     shutil.rmtree(copied / "checkpoints" / "ckpt-000900")
     newest.rename(copied / "checkpoints" / names[-1])
     assert predictor.reload()
-    (after,) = predictor.answer([Asked({"a": np.float32([[1, 2, 3]])}, values=True)])
+    (after,) = predictor.answer([Asked(Inputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert (before.checkpoint, after.checkpoint) == (names[-2], names[-1])
-    assert before.values["a"] != after.values["a"]
+    assert before.answer.values["a"] != after.answer.values["a"]
 
 
 def test_weights_make_the_same_policies_elsewhere_and_are_sent_once(run: Path, client: httpx.Client) -> None:
@@ -336,14 +338,19 @@ def test_onnx_runtime_answers_as_pytorch_does(
     monkeypatch.setattr("marl_sb3.tools.serving.predictor._MEASURED_S", 0.001)
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
-    requests = [Asked({"a": rows, "b": rows}, rows=8), Asked({"b": rows[:1]}), Asked({"a": rows}, 8, values=True)]
+    requests = [
+        Asked(Inputs({"a": rows, "b": rows}), rows=8),
+        Asked(Inputs({"b": rows[:1]})),
+        Asked(Inputs({"a": rows}), VALUES_TOO, 8),
+    ]
     by_torch = predictor.answer(requests)
     lines = list(predictor.accelerate("onnx"))
     assert [line.split(";")[0] for line in lines] == [f"policy '{name}': ONNX Runtime answers" for name in "ab"]
-    monkeypatch.setattr(type(predictor.served.bundle), "predict_requests", _refuses_agents)
+    for algorithm in predictor.served.bundle.policies.values():
+        monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch
     for one, other in zip(by_torch, predictor.answer(requests), strict=True):
-        for agent in one.actions:
-            np.testing.assert_array_equal(one.actions[agent], other.actions[agent])
+        for agent in one.answer.actions:
+            np.testing.assert_array_equal(one.answer.actions[agent], other.answer.actions[agent])
 
 
 def test_what_onnx_runtime_does_not_answer_is_said(run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,9 +361,8 @@ def test_what_onnx_runtime_does_not_answer_is_said(run: Path, masked: Path, monk
     assert said == [f"policy '{name}': PyTorch answers; the policy has a memory" for name in "ab"]
 
 
-def _refuses_agents(_: Any, requests: Any, __: bool) -> list[Any]:
-    assert not any(request["observations"] for request in requests)  # nothing is left for PyTorch
-    return [({}, {}) for _ in requests]
+def _not_asked(*_: Any, **__: Any) -> None:
+    raise AssertionError
 
 
 def test_requests_that_arrive_together_are_one_batch_and_errors_stay_apart() -> None:
@@ -379,22 +385,22 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rng = np.random.default_rng(0)
     requests = [
-        Asked({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}, rows)
+        Asked(Inputs({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}), rows=rows)
         for agents, rows in (("ab", 1), ("a", 3), ("b", 2), ("ab", 4))
     ]
     for together, request in zip(predictor.answer(requests), requests, strict=True):
         (alone,) = predictor.answer([request])
-        for agent in request.observations:
-            np.testing.assert_array_equal(together.actions[agent], alone.actions[agent])
+        for agent in request.inputs.observations:
+            np.testing.assert_array_equal(together.answer.actions[agent], alone.answer.actions[agent])
 
 
 def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
     predictor = Predictor(SavedRun.open(masked, makes_env=False))
     seen = {"a": np.float32([SEEN["a"]])}
-    right = Asked(seen, given={"action_masks": {"a": np.array([[False, False, True]])}})
-    first, wrong, last = predictor.answer([right, Asked(seen), right])
+    right = Asked(Inputs(seen, action_masks={"a": np.array([[False, False, True]])}))
+    first, wrong, last = predictor.answer([right, Asked(Inputs(seen)), right])
     assert isinstance(wrong, ConfigError)
-    assert [each.actions["a"].tolist() for each in (first, last)] == [[2], [2]]
+    assert [predicted.answer.actions["a"].tolist() for predicted in (first, last)] == [[2], [2]]
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

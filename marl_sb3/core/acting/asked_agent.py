@@ -1,12 +1,13 @@
-"""The policy of one agent: checks and processes its inputs, a single observation or a batch, and answers."""
+"""One agent whose policy is asked: checks and processes its inputs, a single observation or a batch, and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -16,42 +17,74 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.core.acting.actor import env_actions
-from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.processing import REWARD, Memory, Processing
 from marl_sb3.core.sb3 import States, inference, initial_states, takes_masks
-from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, mask_fault
+from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined, mask_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
 from marl_sb3.wrappers import OBSERVATION, choices_of, named_parts
 
+ByAgent: TypeAlias = Mapping[AgentID, Any]
+Given: TypeAlias = ByAgent | None
 
-@dataclass(frozen=True)
-class AgentPolicy:
-    """The policy of one agent, and what it is asked with, which is checked when it is needed.
 
-    Attributes:
-        agent: the agent's id.
-        place: the agent's index among the agents of its policy.
-        policy_id: the id of its policy.
-        algorithm: the SB3 algorithm of that policy.
-        processing: of the policy's observations and actions.
-        observation_space: the agent's observation space in the env.
-        action_space: the agent's action space in the env.
-        observation: a single observation of the env, or a batch of n.
-        given: the other inputs, by the names of the arguments of `PolicyByAgent`; those of a batch have n rows. None
-            is the same as to leave it out.
+class Inputs(NamedTuple):
+    """What policies are asked with, by agent; the methods of `PolicyByAgent` describe the arguments of these names.
+
+    An agent with `actions` has taken these: none is chosen for it.
     """
 
+    observations: ByAgent
+    state: Given = None
+    episode_starts: Given = None
+    action_masks: Given = None
+    rewards: Given = None
+    actions: Given = None
+    critic_state: Given = None
+
+
+class Want(NamedTuple):
+    """What is asked of policies, by the names of `Answer`."""
+
+    actions: bool = False
+    deterministic: bool = False  # the most likely actions instead of sampled ones
+    values: bool = False
+    critic_state: bool = False  # together with the values
+    distributions: bool = False
+    log_probs: bool = False  # of the actions that are given, or else chosen
+    q_values: bool = False  # of the actions that are given, or else the most likely ones
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What policies answer, by agent, as the methods of `PolicyByAgent` return it; empty where it was not wanted."""
+
+    actions: dict[AgentID, Any] = field(default_factory=dict)
+    state: dict[AgentID, States] = field(default_factory=dict)
+    values: dict[AgentID, Any] = field(default_factory=dict)
+    critic_state: dict[AgentID, States] = field(default_factory=dict)
+    distributions: dict[AgentID, Distribution] = field(default_factory=dict)
+    log_probs: dict[AgentID, Any] = field(default_factory=dict)
+    q_values: dict[AgentID, FloatArray] = field(default_factory=dict)
+
+
+@dataclass
+class AskedAgent:
+    """One agent whose policy is asked; what is given is checked when it is needed."""
+
     agent: AgentID
-    place: int
+    place: int  # the agent's index among the agents of its policy
     policy_id: PolicyID
     algorithm: BaseAlgorithm
     processing: Processing
-    observation_space: spaces.Space[Any]
+    observation_space: spaces.Space[Any]  # of the agent in the env, as the next one
     action_space: spaces.Space[Any]
-    observation: Any
-    given: Mapping[str, Any]
+    given: Mapping[str, Any]  # by the names of `Inputs`; n rows each for a batch. None is the same as to leave it out
+    want: Want
+    chosen: tuple[Any, States] | None = None  # actions as the env takes them, and the state afterwards; None: not asked
+    fault: ConfigError | None = None  # why none could be chosen
 
     @cached_property
     def prepared(self) -> tuple[PolicyInputs, Memory]:
@@ -70,68 +103,83 @@ class AgentPolicy:
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
+    @property
+    def chooses(self) -> bool:
+        """Whether an action is to be chosen."""
+        return self.want.actions and self.given.get("actions") is None
+
     def require_mask(self) -> None:
         """Refuse to act without an action mask if the policy takes one."""
         if self.prepared[0].masks is None and takes_masks(self.algorithm):
             accepted = "action_masks={agent: mask}, or an observation {observation, action_mask}"
             raise self.error(f"action mask missing for {self._its_policy}; accepted: {accepted}")
 
-    def acted(self, actions: Array, after: States) -> tuple[Any, States]:
-        """Return what the agent does, and its state afterwards.
-
-        Args:
-            actions: (rows, ...) of its policy.
-            after: recurrent state after these actions.
-
-        Returns:
-            The action or actions as the env takes them, and the state for `predict_with_state`.
-        """
+    def put_chosen(self, actions: Array, recurrent: States) -> None:
+        """Note what its policy has chosen: (rows, ...) actions, and the recurrent state after these."""
         memory = self.processing.acted(self.prepared[1], actions)
         of_env = env_actions(actions, self.processing.rescale, ZeroBased(self.action_space))
-        return of_env.reshape((*self.shape, *actions.shape[1:])), (*after, *memory.values())
+        self.chosen = of_env.reshape((*self.shape, *actions.shape[1:])), (*recurrent, *memory.values())
 
-    def value(self) -> Any:
-        """See `PolicyByAgent.value`."""
-        if self.given.get("state") is not None and inference.critic_states(self.algorithm, 1):
+    def add_to(self, answer: Answer) -> None:
+        """Put what is wanted of this agent into an answer.
+
+        Raises:
+            ConfigError: its policy does not have it, or an input does not fit the policy.
+        """
+        agent, want = self.agent, self.want
+        if self.fault is not None:
+            raise self.fault
+        if self.chosen is not None:
+            answer.actions[agent], state = self.chosen
+            if state:
+                answer.state[agent] = state
+        elif want.actions:
+            answer.actions[agent] = self.given["actions"]
+        if want.values:
+            answer.values[agent], critic_state = self._values()
+            if critic_state:
+                answer.critic_state[agent] = critic_state
+        if want.distributions:
+            answer.distributions[agent] = self._distribution()
+        if want.log_probs:
+            log_probs = inference.log_prob(self.algorithm, self._distribution(), self._actions())
+            answer.log_probs[agent] = self._of_shape(log_probs)
+        if want.q_values:
+            answer.q_values[agent] = self._q_values()
+
+    def _values(self) -> tuple[Any, States]:
+        has_state = self.given.get("state") is not None
+        if has_state and not self.want.critic_state and inference.critic_states(self.algorithm, 1):
             raise self.error(
                 f"{self._its_policy} has a critic with an LSTM of its own, whose state is not in what "
                 "predict_with_state returns; accepted: value_with_state, or no state"
             )
-        return self.value_with_state()[0]
-
-    def value_with_state(self) -> tuple[Any, States]:
-        """See `PolicyByAgent.value_with_state`."""
         if not hasattr(self.algorithm.policy, "predict_values"):
             raise self.error(f"{self._its_policy} has no values of observations; accepted: q_values")
         inputs, _ = self.prepared
-        own = self._states("critic_state", inference.critic_states(self.algorithm, self.rows), "value_with_state")
+        fresh = inference.critic_states(self.algorithm, self.rows)
+        states = self._states("critic_state", fresh, "value_with_state") or inputs.states
         with self.misfit_refused():
-            values, after = inference.values(self.algorithm, inputs.observations, own or inputs.states, inputs.starts)
+            values, after = inference.values(self.algorithm, inputs.observations, states, inputs.starts)
         return self._of_shape(values), after
 
-    def distribution(self) -> Distribution:
-        """See `PolicyByAgent.distribution`."""
+    def _distribution(self) -> Distribution:
         if not inference.has_distribution(self.algorithm):
             raise self.error(f"{self._its_policy} chooses actions without a distribution; accepted: q_values")
         observations, starts, masks, states, _ = self.prepared[0]
         with self.misfit_refused():
             return inference.distribution(self.algorithm, observations, states, starts, masks)
 
-    def log_prob(self) -> Any:
-        """See `PolicyByAgent.log_prob`."""
-        return self._of_shape(inference.log_prob(self.algorithm, self.distribution(), self._actions()))
-
-    def q_values(self) -> FloatArray:
-        """See `PolicyByAgent.q_values`."""
+    def _q_values(self) -> FloatArray:
         if not isinstance(self.algorithm, OffPolicyAlgorithm):
             raise self.error(f"{self._its_policy} has no Q values; accepted: value")
         is_given = self.given.get("actions") is not None
         if is_given and isinstance(self.algorithm.action_space, spaces.Discrete):
             raise self.error(f"{self._its_policy} has a Q value of each action; leave the agent out of actions")
-        observations, taken = self.prepared[0].observations, self._actions() if is_given else None
+        observations, actions = self.prepared[0].observations, self._actions() if is_given else None
         with self.misfit_refused():
-            found = inference.q_values(self.algorithm, observations, taken)
-        return found if self.shape else found[0]
+            values = inference.q_values(self.algorithm, observations, actions)
+        return values if self.shape else values[0]
 
     def _of_shape(self, values: FloatArray) -> Any:
         """(n,) for a batch; a number for a single observation."""
@@ -146,7 +194,7 @@ class AgentPolicy:
         An observation may be PettingZoo's pair of an observation and a mask.
         """
         keys = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else ()
-        observation, mask = self.observation, self.given.get("action_masks")
+        observation, mask = self.given["observations"], self.given.get("action_masks")
         if isinstance(observation, Mapping) and MASK not in keys and set(observation) == {OBSERVATION, MASK}:
             mask = observation[MASK] if mask is None and takes_masks(self.algorithm) else mask
             observation = observation[OBSERVATION]
@@ -180,10 +228,10 @@ class AgentPolicy:
             return ZeroBased(space).from_env(rows)  # type: ignore[no-any-return]
 
     def _rows_of(self, observation: Any, space: spaces.Space[Any]) -> Array:
-        array, own = np.asarray(observation), space.shape or ()
-        accepted = {own}
+        array, shape = np.asarray(observation), space.shape or ()
+        accepted = {shape}
         if is_image_space(space) and not self.processing.processors:  # SB3 takes channels first or last
-            accepted |= {own[-1:] + own[:-1], own[1:] + own[:1]}
+            accepted |= {shape[-1:] + shape[:-1], shape[1:] + shape[:1]}
         row = array.shape[len(self.shape) :]
         if array.shape[: len(self.shape)] != self.shape or row not in accepted:
             raise self.misfit(f"its shape is {array.shape}")
@@ -220,13 +268,13 @@ class AgentPolicy:
             return fresh
         if not fresh:
             raise self.error(f"a {argument} was given, but {self._its_policy} has none")
-        fits = isinstance(state, (tuple, list)) and [np.shape(part) for part in state] == [own.shape for own in fresh]
+        fits = isinstance(state, (tuple, list)) and [np.shape(part) for part in state] == [part.shape for part in fresh]
         if not fits:
             raise self.error(
                 f"the {argument} does not fit {self._its_policy}; accepted: None, or what {method} returned for the "
-                f"agent: {len(fresh)} arrays of shape {', '.join(str(own.shape) for own in fresh)}"
+                f"agent: {len(fresh)} arrays of shape {', '.join(str(part.shape) for part in fresh)}"
             )
-        return tuple(np.asarray(part, dtype=own.dtype) for part, own in zip(state, fresh, strict=True))
+        return tuple(np.asarray(part, dtype=new.dtype) for part, new in zip(state, fresh, strict=True))
 
     def _starts(self) -> BoolArray:
         given = self.given.get("episode_starts")
@@ -259,10 +307,10 @@ class AgentPolicy:
 
     def _actions(self) -> Array:
         """Return the actions, which are those of the env, as (rows, ...) actions of the policy's `predict`."""
-        given, space = self.given.get("actions"), self.action_space
-        array, own = np.asarray(given), space.shape or ()
-        fits = given is not None and array.shape == (*self.shape, *own)
-        rows = array.reshape(self.rows, *own) if fits else ()
+        given, space = self.chosen[0] if self.chosen is not None else self.given.get("actions"), self.action_space
+        array, shape = np.asarray(given), space.shape or ()
+        fits = given is not None and array.shape == (*self.shape, *shape)
+        rows = array.reshape(self.rows, *shape) if fits else ()
         if not fits or not all(space.contains(np.asarray(action, dtype=space.dtype)[()]) for action in rows):
             accepted = f"{f'{self.rows} actions' if self.shape else 'an action'} of {space}"
             raise self.error(f"actions is {given!r:.200}; accepted: {accepted}")
@@ -291,3 +339,31 @@ class AgentPolicy:
     def _its_policy(self) -> str:
         """The policy and its algorithm."""
         return f"its policy {self.policy_id!r} ({type(self.algorithm).__name__})"
+
+
+def choose_together(asked: Sequence[AskedAgent]) -> None:
+    """Choose the actions of agents of one policy by one call of its network; all of them or none are deterministic.
+
+    An observation that does not fit the policy becomes the `fault` of its agent.
+    """
+    inputs = [one.prepared[0] for one in asked]
+    masks = [part.masks for part in inputs if part.masks is not None]  # of all agents, or of none
+    try:
+        together = PolicyInputs(
+            joined([part.observations for part in inputs]),
+            np.concatenate([part.starts for part in inputs]),
+            np.concatenate(masks) if masks else None,
+            tuple(np.concatenate(parts, axis=1) for parts in zip(*(part.states for part in inputs), strict=True)),
+        )
+        actions, states, *_ = PredictingPolicy(asked[0].algorithm, asked[0].want.deterministic).act(together)
+    except (ValueError, RuntimeError, TypeError) as error:
+        if len(asked) == 1:
+            asked[0].fault = asked[0].misfit(str(error))
+            asked[0].fault.__cause__ = error
+        else:
+            for one in asked:  # alone: the error then names its agent
+                choose_together([one])
+        return
+    ends = np.cumsum([0, *(one.rows for one in asked)]).tolist()
+    for one, (first, last) in zip(asked, pairwise(ends), strict=True):
+        one.put_chosen(np.asarray(actions)[first:last], tuple(state[:, first:last] for state in states))
