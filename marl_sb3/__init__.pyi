@@ -1,7 +1,6 @@
 """The public names, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .core.acting.bundle import PolicyBundle as PolicyBundle
-from .core.acting.bundle import combine_policies as combine_policies
 from .core.acting.exploration import Exploration as Exploration
 from .core.acting.exploration import SoftQ as SoftQ
 from .core.config.algorithms import AlgorithmInfo as AlgorithmInfo
@@ -25,8 +24,9 @@ from .errors import EnvRaisedError as EnvRaisedError
 from .errors import HookError as HookError
 from .errors import MarlSb3Error as MarlSb3Error
 from .errors import NumericError as NumericError
-from .evaluation import evaluate_against_random as evaluate_against_random
-from .evaluation import evaluate_policies as evaluate_policies
+from .evaluation.opponents import combine_policies as combine_policies
+from .evaluation.playing import evaluate_against_random as evaluate_against_random
+from .evaluation.playing import evaluate_policies as evaluate_policies
 from .extensions.fast.contrib import QRDQN as QRDQN
 from .extensions.fast.contrib import TQC as TQC
 from .extensions.fast.contrib import TRPO as TRPO

@@ -20,9 +20,8 @@ from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make_vec_env
-from marl_sb3.core.acting.opponents import Opponent, RandomOpponent
 from marl_sb3.evaluate import main
-from marl_sb3.evaluation import play_episodes, play_seats
+from marl_sb3.evaluation import Opponent, RandomOpponent, play_episodes, play_seats
 
 POLICIES = {"a": 0, "b": 1}  # what the policies of `ZeroSum` always do
 

@@ -14,12 +14,6 @@ from .by_agent import PolicySpaces as PolicySpaces
 from .exploration import Exploration as Exploration
 from .exploration import Explorer as Explorer
 from .exploration import choosing_policy as choosing_policy
-from .opponents import RANDOM as RANDOM
-from .opponents import Against as Against
-from .opponents import OpponentRows as OpponentRows
-from .opponents import bundle_of as bundle_of
-from .opponents import opponent_name as opponent_name
-from .opponents import opponents_of as opponents_of
 from .policy import Decision as Decision
 from .policy import ExploringPolicy as ExploringPolicy
 from .policy import PolicyInputs as PolicyInputs

@@ -1,4 +1,4 @@
-"""Act for agents by code that is no policy: uniformly at random, or by a player of one's own."""
+"""Who plays: policies of several runs, random agents, and code that is no policy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.acting.bundle import PolicyBundle
+from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import shown
 from marl_sb3.core.envs import attribute_from_here
+from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.errors import ConfigError, HookError, described
-from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.wrappers import choices_of
 
 RANDOM = "random"
@@ -99,15 +100,15 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
             for agent in group.agents
             if agent in agents
         }
-    found: Any = against
+    player: Any = against
     if isinstance(against, str):
         if ":" not in against:
             raise ConfigError(f"opponent {shown(against)}; accepted: {RANDOM}, or MODULE:CLASS", key="against")
-        found = attribute_from_here(against, f"opponent {shown(against)}", "MODULE:CLASS of an opponent", "against")
-    if not callable(getattr(found, "act", None)):
+        player = attribute_from_here(against, f"opponent {shown(against)}", "MODULE:CLASS of an opponent", "against")
+    if not callable(getattr(player, "act", None)):
         words = f"opponent {shown(against)}: there is no method act(observation, mask, rng)"
         raise ConfigError(f"{words}; accepted: {_ACCEPTED}", key="against")
-    return {agent: _made(found, agent) if isinstance(found, type) else found for agent in agents}
+    return {agent: _made(player, agent) if isinstance(player, type) else player for agent in agents}
 
 
 def opponent_name(opponent: Against) -> str:
@@ -209,3 +210,70 @@ def _asked(seat: _Seat, seen: Any, mask: BoolArray | None, rng: np.random.Genera
             words = f"it returned {shown(answer)}, which the action mask forbids"
             raise HookError(f"{words}; accepted: what the mask allows, {allowed.astype(int).tolist()}")
     return action
+
+
+# --- Policies of several runs -----------------------------------------------------------------------------------------
+
+# A bundle whose policy of the same agent acts; or a bundle and the id of one of its policies.
+Source: TypeAlias = PolicyBundle | tuple[PolicyBundle, PolicyID]
+
+_SOURCES = "policies from load_policies, or a pair of these and a policy id"
+
+
+def combine_policies(sources: Mapping[AgentID, Source]) -> PolicyBundle:
+    """Combine policies of several runs into one bundle, such as for a match between two of them.
+
+    A policy of the result is called like the first of its agents. Custom metrics and `evaluation_deterministic` are
+    those of the sources.
+
+    Args:
+        sources: for each agent of the env, the policies of a run, of which the one for the same agent is taken; or a
+            pair of these and the id of the policy to take: `{"player_1": load_policies(new), "player_2":
+            (load_policies(old), "shared")}`.
+
+    Raises:
+        ConfigError: a source has no such policy; or its policy tells its agents apart (`agent_indicator`), and they are
+            not all of the agents that it was trained for.
+    """
+    if not sources:
+        raise ConfigError(f"combine_policies: there are no agents; accepted: {{agent: {_SOURCES}}}", key="policies")
+    chosen = {agent: _chosen(agent, source) for agent, source in sources.items()}
+    names: dict[tuple[int, PolicyID], AgentID] = {}  # of a policy of a bundle: its first agent
+    policy_of = {
+        agent: names.setdefault((id(bundle), policy_id), agent) for agent, (bundle, policy_id) in chosen.items()
+    }
+    origins = {name: chosen[name] for name in names.values()}
+    for name, (bundle, policy_id) in origins.items():
+        agents, trained = [agent for agent in sources if policy_of[agent] == name], bundle.agents_of(policy_id)
+        if bundle.processing[policy_id].settings.agent_indicator and agents != trained:
+            words = f"policy {policy_id!r} observes which agent it acts for (agent_indicator)"
+            words += f": it acts for {', '.join(agents)}; accepted: {', '.join(trained)}, in this order"
+            raise ConfigError(f"combine_policies: {words}", key="policies")
+    return PolicyBundle(
+        policies={name: bundle.policies[policy_id] for name, (bundle, policy_id) in origins.items()},
+        policy_of=policy_of,
+        spaces={name: bundle.spaces[policy_id] for name, (bundle, policy_id) in origins.items()},
+        processing={name: bundle.processing[policy_id] for name, (bundle, policy_id) in origins.items()},
+        evaluation_deterministic={
+            name: by_policy(bundle.evaluation_deterministic, bundle.policies)[policy_id]
+            for name, (bundle, policy_id) in origins.items()
+        },
+        custom_metrics={
+            name: metric for bundle, _ in origins.values() for name, metric in bundle.custom_metrics.items()
+        },
+    )
+
+
+def _chosen(agent: AgentID, source: Source) -> tuple[PolicyBundle, PolicyID]:
+    bundle, policy_id = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
+    if not isinstance(bundle, PolicyBundle):
+        raise ConfigError(
+            f"combine_policies: agent {agent!r} has {source!r:.200}; accepted: {_SOURCES}", key="policies"
+        )
+    meant = bundle.policy_of.get(agent) if policy_id is None else policy_id
+    if meant is None or meant not in bundle.policies:
+        missing = f"no agent {agent!r}" if meant is None else f"no policy {meant!r}"
+        there = ", ".join(map(repr, bundle.policies))
+        words = f"the policies for agent {agent!r} have {missing}; accepted: a pair of them and one of {there}"
+        raise ConfigError(f"combine_policies: {words}", key="policies")
+    return bundle, meant

@@ -16,18 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch as th
 
-from marl_sb3.core.acting import (
-    RANDOM,
-    Acted,
-    ActingWatcher,
-    Against,
-    OpponentRows,
-    PolicyBundle,
-    PolicySpaces,
-    bundle_of,
-    opponent_name,
-    opponents_of,
-)
+from marl_sb3.core.acting import Acted, ActingWatcher, PolicyBundle, PolicySpaces
 from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
@@ -36,6 +25,7 @@ from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation.opponents import RANDOM, Against, OpponentRows, bundle_of, opponent_name, opponents_of
 from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
@@ -87,7 +77,7 @@ def evaluate_policies(
         algo, env, n_episodes, deterministic, seed, n_env_steps: see `play_episodes`.
         against: who plays the other agents: `random` (uniformly among the actions that masks allow); `MODULE:CLASS` or
             a class, which is called once for each agent, with `agent=` its id if it has a parameter of this name, else
-            without arguments; an object with `act(observation, mask, rng)`, see `acting.opponents.Opponent`; or
+            without arguments; an object with `act(observation, mask, rng)`, see `evaluation.opponents.Opponent`; or
             policies of another run: what `load_policies` or `load_run` returns, or an algorithm. None: all agents are
             played by their policies.
         seats: see `play_seats`.
