@@ -85,6 +85,9 @@ WITHOUT_A_FACE = {
     "tools.serving": 10,
 }
 
+# The same of tests, which may take names from inside the room whose folder they are in: this may only fall, too.
+TESTS_WITHOUT_A_FACE = 94
+
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.
 MOST_LINES_OF_CORE = (15_800, 17_100)
@@ -211,6 +214,21 @@ def test_rooms_take_names_from_faces(imports: dict[str, list[Import]]) -> None:
 def test_a_name_from_inside_another_room_is_found() -> None:
     inside = imports_of("from marl_sb3.core.acting.actor import Actor\nfrom marl_sb3.core.acting import Observed\n")
     assert without_a_face({"marl_sb3.runs.build": inside}) == {"core.acting": 1}
+
+
+def test_tests_take_names_from_faces() -> None:
+    """Code that moves within its room takes along the tests of that room alone."""
+    tests = Path(__file__).parent
+    found = {
+        (str(path.relative_to(tests)), each.module, each.name)
+        for path in tests.rglob("*.py")
+        for each in imports_of(path.read_text(encoding="utf-8"))
+        if not each.face
+        and MODULES[each.module].name != "__init__.py"
+        and each.module.count(".") > 1
+        and not path.is_relative_to(tests / room_of(each.module).replace(".", "/"))
+    }
+    assert len(found) <= TESTS_WITHOUT_A_FACE, sorted(found)
 
 
 def test_faces_name_what_is_there() -> None:

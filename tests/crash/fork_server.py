@@ -55,8 +55,8 @@ def warm_up() -> None:
 
     import marl_sb3.evaluate
     import marl_sb3.tune  # noqa: F401
+    from marl_sb3 import tune
     from marl_sb3.envs.arena import ArenaEnv
-    from marl_sb3.tools.tuning.api import tune
     from marl_sb3.train import main
 
     class Own(ArenaEnv):

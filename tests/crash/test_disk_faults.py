@@ -23,8 +23,7 @@ from trials import Case
 from marl_sb3.core.state import Checkpoint
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder, checkpoint_format
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store import CheckpointFolder, checkpoint_format, read_checkpoint, write_checkpoint
 from marl_sb3.train import main
 
 References = Callable[[Case], Path]

@@ -17,8 +17,7 @@ from shims import GENERATORS
 from trained_processes import wait
 from trials import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial
 
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store import CheckpointFolder, read_checkpoint, write_checkpoint
 
 References = Callable[[Case], Path]
 BATCHED = Case("shared", "batched")

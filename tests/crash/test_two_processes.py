@@ -17,8 +17,8 @@ from trained_processes import wait
 from trials import N_STEPS, Case
 from waiting import wait_for
 
+from marl_sb3 import load_policies
 from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.runs import RunFolder, resume_run
 from marl_sb3.train import main
 

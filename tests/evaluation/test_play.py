@@ -13,7 +13,7 @@ from playing import PAY, STAGGERED, make, without_clock
 from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import ConfigError, InfoMetric, MultiAgentAlgorithm, MultiAgentVecEnv, make_vec_env
+from marl_sb3 import ConfigError, InfoMetric, MultiAgentAlgorithm, MultiAgentVecEnv, load_policies, make_vec_env
 from marl_sb3.core.metrics import flatten
 from marl_sb3.evaluation import (
     episodes_of_env,
@@ -21,7 +21,6 @@ from marl_sb3.evaluation import (
     metric_names,
     play_episodes,
 )
-from marl_sb3.extensions.store.load import load_policies
 
 
 def test_metrics_are_those_of_the_episodes_played() -> None:

@@ -10,11 +10,11 @@ import pytest
 from odd_files import PUT, content, in_time, put
 
 import marl_sb3
+from marl_sb3 import load_policies
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.files import open_regular, read_regular
 from marl_sb3.train import main as train
 

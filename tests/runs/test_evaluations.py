@@ -8,8 +8,8 @@ import pytest
 from small_runs import assert_same_runs, broken, rows, start
 
 import marl_sb3
+from marl_sb3 import load_run
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs.run import load_run
 
 EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 3, "learning_rate": 1e-3}
 NAME = "evaluation/env_runners/episode_return_mean"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small_runs import rows, start
 
+from marl_sb3 import load_run
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.runs.run import load_run
 
 
 def test_the_best_and_the_newest_are_kept_and_can_be_asked_for(in_tmp: Path) -> None:

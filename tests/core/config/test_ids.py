@@ -11,13 +11,12 @@ import pytest
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_run, make_vec_env
 from marl_sb3.core.config import file_names, id_fault
 from marl_sb3.core.config.ids import MAX_ID_BYTES
 from marl_sb3.core.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import load_config, prepare
-from marl_sb3.runs.run import load_run
 
 TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
 

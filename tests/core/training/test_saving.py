@@ -17,7 +17,7 @@ from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
 from marl_sb3.core.metrics import flatten
 from marl_sb3.core.state import Checkpoint, ProcessRandomness, SavedPart, StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
+from marl_sb3.extensions.store import read_checkpoint
 
 
 class Results(MultiAgentCallback):

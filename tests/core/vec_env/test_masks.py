@@ -17,7 +17,7 @@ from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv, episode_seed
 from marl_sb3.doors import VECTORIZERS
 from marl_sb3.errors import CheckpointError, EnvError
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 
 ALL = [name for name in VECTORIZERS.names() if name != "auto"]
 ACTIONS = 3

@@ -18,7 +18,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv, slot_states
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 

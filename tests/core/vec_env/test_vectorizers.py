@@ -22,7 +22,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv, SyncVecEnv, VecEnvRequest, V
 from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs

@@ -24,7 +24,7 @@ from test_dataset import BOX, TWO
 from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
-from marl_sb3 import MultiAgentCallback
+from marl_sb3 import MultiAgentCallback, estimate_policies
 from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
@@ -40,7 +40,6 @@ from marl_sb3.extensions.data import (
 from marl_sb3.extensions.data import store as store_module
 from marl_sb3.extensions.data.recorder import Timeline
 from marl_sb3.extensions.data.store import PolicyKind
-from marl_sb3.runs.estimates import estimate_policies
 from marl_sb3.train import main as train_command
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}

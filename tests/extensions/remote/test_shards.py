@@ -25,7 +25,7 @@ from marl_sb3.extensions.remote.processes.pool import InProcessPool
 from marl_sb3.extensions.remote.shard import ShardHost
 from marl_sb3.extensions.remote.shard_runners import ShardRunners, balanced
 from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
+from marl_sb3.extensions.store import read_checkpoint
 
 E, SHARDS, STEPS = 4, 2, 8
 SMALL: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}, "device": "cpu", "n_steps": STEPS}

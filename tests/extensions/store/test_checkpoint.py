@@ -23,10 +23,11 @@ from marl_sb3.extensions.store import (
     checkpoint_folder,
     checkpoint_format,
     find_checkpoint,
+    read_checkpoint,
     tensor_file,
     with_checkpoint,
+    write_checkpoint,
 )
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
 TENSORS = {"policy-000": {"w": np.eye(3, dtype=np.float32)}, "optimizer-000": {"step": np.array(3.0, np.float32)}}

@@ -13,8 +13,7 @@ from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.core.sb3 import read_optimizers
 from marl_sb3.core.state import TensorFile
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
+from marl_sb3.extensions.store import CheckpointFolder, read_checkpoint
 from marl_sb3.extensions.store.tensor_file import StoredTensors
 
 
