@@ -61,7 +61,11 @@ async def talk(websocket: WebSocket) -> None:
     await websocket.close()
 
 
+ASKED = threading.Event()
+
+
 async def slow(_: Request) -> Response:
+    ASKED.set()
     await asyncio.sleep(0.3)
     return json_response("done")
 
@@ -375,7 +379,7 @@ def test_requests_in_flight_are_answered_when_the_server_ends() -> None:
     with served() as server:
         asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{server.address}/slow").json()))
         asking.start()
-        time.sleep(0.1)
+        assert ASKED.wait(30)
     asking.join()
     assert answers == ["done"]
 
