@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import runpy
 import stat
 import subprocess
 import sys
@@ -183,29 +182,6 @@ def raw_of(result: Any) -> list[Any]:
     return [point["raw"] for point in result] if isinstance(result, list) else [result["raw"]]
 
 
-@pytest.mark.parametrize("name", [*RUNS, *WITH_ANOTHER_PYTHON])
-def test_help_tells_the_options(
-    name: str, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
-    assert stopped.value.code == 0
-    assert "--json FILE" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "option"), [("growth", "--only"), ("update_vs_limit", "--cases"), ("fused_accuracy", "--cases")]
-)
-def test_an_unknown_name_is_a_usage_error(
-    name: str, option: str, load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        load(name).main([option, "nonsense"])
-    assert stopped.value.code == 2
-    assert "unknown 'nonsense'; accepted: " in capsys.readouterr().err
-
-
 def test_rllibs_environment_is_made_with_what_the_arena_imports(load: Load) -> None:
     code = "import sys; import marl_sb3.envs.arena; print(*{name.partition('.')[0] for name in sys.modules})"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -239,18 +215,7 @@ def test_ratio_is_how_many_times_as_fast(less_is_better: bool, expected: float, 
     assert comparison.ratios() == {"base": 1.0, "other": expected}
 
 
-def test_spread_names_median_and_range(load: Load) -> None:
-    assert load("measure").spread([1234.5, 5.25, 12.34]) == "12.3 (5.250 to 1,234)"
-
-
 # --- many_agents -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:The old environment creation API has been deprecated:DeprecationWarning")
-def test_many_agents_is_a_parallel_env(load: Load) -> None:
-    import pettingzoo.test
-
-    pettingzoo.test.parallel_api_test(load("many_agents").ManyAgents(agents=3), num_cycles=250)
 
 
 def test_many_agents_batched_and_single_agree(load: Load) -> None:
@@ -371,16 +336,6 @@ def test_rllib_comparison_measures_both_sides(
     assert "agent steps trained per env step: RLlib 20.0, marl_sb3 20.0" in capsys.readouterr().out
 
 
-def test_rllib_comparison_gives_up_in_time(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = stub(in_tmp, behaviour="time.sleep(60)")
-    arguments = ["--only", "reach", "--repeats", "1", "--timeout-s", "0.4", "--json", "figures.json"]
-    assert load("arena_vs_rllib").main(["--rllib-python", python, *arguments]) == 0
-    assert "> 0.400 (0.400 to 0.400), 1 of 1 did not reach it" in capsys.readouterr().out
-    runs = written()["results"]["reach"]["runs"]
-    assert [runs[side][0]["reached"] for side in ("RLlib", "marl_sb3")] == [False, False]
-    assert runs["RLlib"][0]["env_steps"] in (2000, None)  # None if it had not come so far in 0.4 s
-
-
 @pytest.mark.parametrize("measurement", ["throughput", "reach"])
 def test_a_crash_of_rllibs_side_is_shown(
     measurement: str, load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]
@@ -390,56 +345,6 @@ def test_a_crash_of_rllibs_side_is_shown(
     errors = capsys.readouterr().err
     assert "rllib_side.py" in errors
     assert "ended with exit code 1:\nno module named ray" in errors
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("#!/bin/sh\necho hello\n", "did not print JSON lines that begin with versions, but:\nhello"),
-        ("#!/bin/sh\necho '{{\"versions\": {{}}}}'\n", "rllib_side.py printed 0 iterations, not 6"),
-    ],
-)
-def test_a_side_that_prints_something_else_is_an_error(
-    text: str, expected: str, load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = stub(in_tmp, text=text)
-    assert load("arena_vs_rllib").main(["--rllib-python", python, "--only", "throughput"]) == 1
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--rllib-python", "nowhere/python"], "there is no Python at nowhere/python; --make-venv DIR makes one"),
-        ([], "one of the arguments --rllib-python --make-venv is required"),
-    ],
-)
-def test_without_rllibs_python_the_command_line_is_wrong(
-    arguments: list[str], expected: str, load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        load("arena_vs_rllib").main(arguments)
-    assert stopped.value.code == 2
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_make_venv_runs_pip_in_it(
-    exit_code: int, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = load("arena_vs_rllib")
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, exit_code if "pip" in command else 0)
-
-    monkeypatch.setattr(module.subprocess, "run", run)
-    assert module.main(["--make-venv", "rllib"]) == exit_code
-    assert commands[0][1:] == ["-m", "venv", "rllib"]
-    assert commands[1][:4] == ["rllib/bin/python", "-m", "pip", "install"]
-    assert "ray[rllib]==2.60.0" in commands[1]
-    assert ("ended with exit code 1" in capsys.readouterr().err) == bool(exit_code)
 
 
 # --- waterworld_vs_pettingzoo, with a stand-in for PettingZoo's Python ----------------------------------------------
@@ -469,12 +374,6 @@ def test_waterworld_is_compared_with_pettingzoos(load: Load, in_tmp: Path, capsy
     assert set(found["numbers"]) == {"return", "food_encounters", "captures", "poison_hits", "episode length"}
     assert len(found["observations"]) == 10
     assert "touched poison" in capsys.readouterr().out
-
-
-def test_a_crash_of_pettingzoos_side_is_shown(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = stub(in_tmp, text="#!/bin/sh\necho no module named pymunk >&2; exit 1\n")
-    assert load("waterworld_vs_pettingzoo").main(["--pettingzoo-python", python]) == 1
-    assert "ended with exit code 1:\nno module named pymunk" in capsys.readouterr().err
 
 
 def test_equal_distributions_look_equal_and_others_do_not(load: Load) -> None:

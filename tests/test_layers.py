@@ -18,7 +18,8 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 
-PACKAGE = Path(__file__).parent.parent / "marl_sb3"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "marl_sb3"
 NAME = PACKAGE.name
 
 GROUND = (("types",), ("errors",), ("doors",), ("output", "signals", "stacks", "startup", "files"))
@@ -216,17 +217,26 @@ def test_a_name_from_inside_another_room_is_found() -> None:
     assert without_a_face({"marl_sb3.runs.build": inside}) == {"core.acting": 1}
 
 
+def _is_of(folder: Path) -> bool:
+    """Whether the package has a folder, or a module in its place, or it is one of those for the whole package."""
+    return (PACKAGE / folder).is_dir() or f"{NAME}.{folder}" in MODULES or str(folder) in ("crash", "hostile")
+
+
+def test_tests_stand_in_the_folders_of_what_they_test() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")}
+    assert [str(folder) for folder in folders if not _is_of(folder)] == []
+
+
 def test_tests_take_names_from_faces() -> None:
     """Code that moves within its room takes along the tests of that room alone."""
-    tests = Path(__file__).parent
     found = {
-        (str(path.relative_to(tests)), each.module, each.name)
-        for path in tests.rglob("*.py")
+        (str(path.relative_to(TESTS)), each.module, each.name)
+        for path in TESTS.rglob("*.py")
         for each in imports_of(path.read_text(encoding="utf-8"))
         if not each.face
         and MODULES[each.module].name != "__init__.py"
         and each.module.count(".") > 1
-        and not path.is_relative_to(tests / room_of(each.module).replace(".", "/"))
+        and not path.is_relative_to(TESTS / room_of(each.module).replace(".", "/"))
     }
     assert len(found) <= TESTS_WITHOUT_A_FACE, sorted(found)
 
