@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_run, add_verbosity, found_run, named_env
-from marl_sb3.errors import path_is_usable
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
-from marl_sb3.files import require_own
+from marl_sb3.files import path_is_usable, require_own
 from marl_sb3.startup import without_collections
 
 # --- The command line ------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.metrics import Opposition, Result, RunningEpisode, flatten
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.errors import as_path
 from marl_sb3.extensions.store import CheckpointFolder
+from marl_sb3.files import as_path
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from typing_extensions import override
 from marl_sb3.core.config import PositiveInt, require
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm, MultiAgentCallback
-from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data import EpisodeStore, recorder_of, require_recordable
+from marl_sb3.files import as_path
 
 
 class RecordEpisodes(MultiAgentCallback):

@@ -11,3 +11,5 @@ from .external_vec_env import ExternalVecEnv as ExternalVecEnv
 from .finding import factory_id as factory_id
 from .finding import importable_id as importable_id
 from .finding import named_factory as named_factory
+from .gymnasium_wrappers import named_wrappers as named_wrappers
+from .gymnasium_wrappers import wrapping_factory as wrapping_factory

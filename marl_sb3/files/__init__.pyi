@@ -11,6 +11,9 @@ from .atomic import temporary_folder as temporary_folder
 from .atomic import unfinished_path as unfinished_path
 from .atomic import with_filename as with_filename
 from .atomic import write_whole as write_whole
+from .paths import as_path as as_path
+from .paths import path_is_usable as path_is_usable
+from .paths import require_text as require_text
 from .plain_yaml import parse_value as parse_value
 from .plain_yaml import plain_data as plain_data
 from .plain_yaml import read_yaml as read_yaml

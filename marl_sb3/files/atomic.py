@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from marl_sb3.errors import path_is_usable
+from marl_sb3.files.paths import path_is_usable
 
 UNFINISHED = ".unfinished-"  # how the names of temporary files and folders begin
 

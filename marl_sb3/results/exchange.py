@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, path_is_usable
-from marl_sb3.files import write_whole
+from marl_sb3.errors import ConfigError
+from marl_sb3.files import path_is_usable, write_whole
 from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, Groups, RunRecord
 
 # Ours -> theirs: what BenchMARL and Mava call the sum of the agents' returns.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marl_sb3.core.metrics import Result
-from marl_sb3.errors import ConfigError, path_is_usable
-from marl_sb3.files import read_regular
+from marl_sb3.errors import ConfigError
+from marl_sb3.files import path_is_usable, read_regular
 
 RESULT_FILE = "result.jsonl"
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from marl_sb3.core.config import algorithm_info, counted
-from marl_sb3.core.envs import EnvFactory, env_factory, named_wrappers, wrapping_factory
+from marl_sb3.core.envs import EnvFactory, env_factory
 from marl_sb3.core.learners import (
     PolicySpec,
     hyperparameter_defaults,
@@ -21,18 +21,19 @@ from marl_sb3.core.learners import (
     named_algorithm,
     parallel_updates,
     resolve_hyperparameters,
-    start_without_dynamo,
 )
 from marl_sb3.core.mapping import policy_of_agents, resolve_policies
 from marl_sb3.core.metrics import info_metrics
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
+from marl_sb3.envs import named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
+from marl_sb3.startup import start_without_dynamo
 from marl_sb3.types import AgentID, PolicyID
 
 

@@ -23,7 +23,7 @@ from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import SampleStats, sample_stats
 from marl_sb3.core.sb3 import initial_states, takes_masks
 from marl_sb3.core.vec_env import AgentGroup, taken
-from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.extensions.data import (
     RECORDING,
@@ -46,6 +46,7 @@ from marl_sb3.extensions.data import (
 )
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.display import number, standard_console
+from marl_sb3.files import as_path
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 

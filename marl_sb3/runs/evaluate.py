@@ -15,7 +15,6 @@ from marl_sb3.core.acting import Acted, ActingWatcher
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env
-from marl_sb3.errors import as_path
 from marl_sb3.evaluation import (
     Evaluation,
     EvaluationPlan,
@@ -28,6 +27,7 @@ from marl_sb3.evaluation import (
 )
 from marl_sb3.extensions.data import recorder_of
 from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
+from marl_sb3.files import as_path
 from marl_sb3.runs.build import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID

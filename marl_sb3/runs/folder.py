@@ -18,9 +18,17 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from marl_sb3.core.config import EXTERNAL, shown
-from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable, require_text
+from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.store import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
-from marl_sb3.files import is_regular, require_regular, unfinished_path, write_whole
+from marl_sb3.files import (
+    as_path,
+    is_regular,
+    path_is_usable,
+    require_regular,
+    require_text,
+    unfinished_path,
+    write_whole,
+)
 from marl_sb3.results import RESULT_FILE
 from marl_sb3.runs.files import entry_of, to_yaml
 from marl_sb3.runs.schema import TrainConfig

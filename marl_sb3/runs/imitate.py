@@ -20,10 +20,10 @@ from marl_sb3.core.state import State, StateReader, read_states, states_of
 from marl_sb3.core.training import IterationReport, ResultLogger, iteration_result
 from marl_sb3.core.vec_env import derived_seed
 from marl_sb3.envs import named_factory
-from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data import Cloning, CloningOptions, EpisodesOfSpaces, read_data, require_episodes
 from marl_sb3.extensions.display import number, progress_bars, standard_console
-from marl_sb3.files import read_regular
+from marl_sb3.files import as_path, path_is_usable, read_regular, require_text
 from marl_sb3.runs.build import import_algorithms, source_named
 from marl_sb3.runs.execute import save_policies_of_complete
 from marl_sb3.runs.files import Hparams

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import TEXT_IDS, canonical_algorithm, kinds_of, shown
+from marl_sb3.core.config import canonical_algorithm, kinds_of, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
@@ -69,7 +69,7 @@ class MergedSettings:
         self._count += 1
         try:
             for key, (written, value) in canonical_settings(given).items():
-                whole = TEXT_IDS[key](value) if is_yaml and key in TEXT_IDS else value
+                whole = _TEXT_IDS[key](value) if is_yaml and key in _TEXT_IDS else value
                 self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
                 if key in BY_POLICY and isinstance(whole, Mapping):
                     whole = self._of_policies(written, whole, where)
@@ -314,3 +314,41 @@ _OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers", "callbacks"
 def _option(key: str) -> str:
     name = key.partition(".")[0]
     return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+
+
+# --- Ids in YAML -----------------------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _texts(values: Any) -> Any:
+    return [_text(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter for a mapping of ids to mappings: it converts the ids, and one field of the inner mappings."""
+
+    def converted(outer: Any) -> Any:
+        if not isinstance(outer, Mapping):
+            return outer
+        texts: dict[Any, Any] = {}
+        for each, inner in outer.items():
+            if _text(each) is not each and _text(each) in outer:
+                raise ConfigError(f"{each!r} and {_text(each)!r} are the same id; accepted: each id once")
+            has_field = isinstance(inner, Mapping) and field in inner
+            texts[_text(each)] = {**inner, field: read(inner[field])} if has_field else inner
+        return texts
+
+    return converted
+
+
+# Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a
+# `ConfigError` if the same id is there as an integer and as a string.
+_TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
+    "policies": _by_text("agents", _texts),
+    "policy_settings": _by_text("agents", _texts),
+    "policies_to_train": _texts,
+    "custom_metrics": _by_text("agent", _text),
+}

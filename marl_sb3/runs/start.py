@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,17 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
 from marl_sb3.callbacks.curriculum import curriculum_of
-from marl_sb3.core.config import as_bytes, counted, shown
+from marl_sb3.core.config import counted, shown
 from marl_sb3.core.envs import EnvFactory, attribute_from_here
 from marl_sb3.core.metrics import require_metric
 from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.training import named_callbacks
-from marl_sb3.errors import ConfigError, NumericError, path_is_usable, require_text
+from marl_sb3.core.training import accepted_callbacks
+from marl_sb3.errors import ConfigError, NumericError, described
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import RUN_CONFIG
 from marl_sb3.extensions.transfer import parse_init_from
 from marl_sb3.extensions.transfer.init_from import init_from as start_from
-from marl_sb3.files import parse_value, read_regular, require_own, write_whole
+from marl_sb3.files import parse_value, path_is_usable, read_regular, require_own, require_text, write_whole
 from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
@@ -60,7 +61,26 @@ class Recording:
         Raises:
             ConfigError: the folder or the limit is not accepted.
         """
-        return RecordEpisodes(self.directory, as_bytes(self.limit), continues=continues, name=env)
+        return RecordEpisodes(self.directory, _as_bytes(self.limit), continues=continues, name=env)
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def _as_bytes(size: Any, key: str = "record_limit") -> int | None:
+    """Convert a size such as `2GB` to bytes; None stays.
+
+    Raises:
+        ConfigError: it is no size of at least one byte.
+    """
+    if size is None:
+        return None
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", str(size).strip().upper())
+    unit = None if parts is None else _UNITS.get(parts[2] if parts[2] in _UNITS else f"{parts[2]}B")
+    found = 0 if parts is None or unit is None else int(float(parts[1]) * unit)
+    if found < 1 or isinstance(size, (bool, float)):
+        raise ConfigError(f"{key} is {shown(size)}; accepted: a size, such as 500MB or 2GB, or bytes", key=key)
+    return found
 
 
 # --- Anew -------------------------------------------------------------------------------------------------------------
@@ -252,6 +272,38 @@ def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[Base
         words = "the run had callbacks that a run folder cannot import; to have them, add"
         _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(name)}" for name in missing))
     return named_callbacks(entries)
+
+
+_NAMES = "MODULE:CLASS, the name of a callback's class"
+
+
+def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
+    """Make the callbacks that a user has named; nothing else may name them: to import a module runs its code.
+
+    Args:
+        entries: `MODULE:CLASS` or `{MODULE:CLASS: arguments}` each.
+
+    Raises:
+        ConfigError: a name cannot be imported, is no callback, or does not take the arguments.
+    """
+    return [_named_callback(entry) for entry in entries or ()]
+
+
+def _named_callback(entry: Any) -> BaseCallback:
+    name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
+    where = f"callback {shown(name)}"
+    if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
+        raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
+    found = attribute_from_here(name, where, _NAMES, "callbacks")
+    if not (isinstance(found, type) and issubclass(found, BaseCallback)):
+        module_name, _, attribute = name.partition(":")
+        words = f"{module_name} has no class {attribute!r} that is a callback"
+        raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
+    try:
+        made = found(**(arguments or {}))
+    except Exception as error:  # code of the user's
+        raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
+    return accepted_callbacks(made)[0]
 
 
 def remark_on_changes(run: Run) -> str | None:

@@ -18,14 +18,12 @@ from .algorithms import saved_class as saved_class
 from .algorithms import saved_name as saved_name
 from .algorithms import takes_integers as takes_integers
 from .ids import EXTERNAL as EXTERNAL
-from .ids import TEXT_IDS as TEXT_IDS
 from .ids import file_names as file_names
 from .ids import id_fault as id_fault
 from .ids import require_ids as require_ids
 from .ids import shown_id as shown_id
 from .networks import CLASSES as CLASSES
 from .networks import EXTRACTOR_KWARGS as EXTRACTOR_KWARGS
-from .networks import IN_PYTHON as IN_PYTHON
 from .networks import POLICY_KWARGS as POLICY_KWARGS
 from .networks import STORED_POLICY_KWARGS as STORED_POLICY_KWARGS
 from .settings import DATA as DATA
@@ -50,7 +48,6 @@ from .values import Seed as Seed
 from .values import Strings as Strings
 from .values import accepts as accepts
 from .values import alternatives_of as alternatives_of
-from .values import as_bytes as as_bytes
 from .values import at_least as at_least
 from .values import base_of as base_of
 from .values import counted as counted

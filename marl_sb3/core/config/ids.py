@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from marl_sb3.core.config.values import shown
 from marl_sb3.errors import ConfigError
@@ -72,38 +71,3 @@ def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
     unique = {each: folded.count(name.casefold()) == 1 for each, name in plain.items()}
     digests = {each: "" if unique[each] else f"-{hashlib.sha256(each.encode()).hexdigest()[:8]}" for each in plain}
     return {each: f"{name}{digests[each]}{suffix}" for each, name in plain.items()}
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _texts(values: Any) -> Any:
-    return [_text(value) for value in values] if isinstance(values, (list, tuple)) else values
-
-
-def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a converter for a mapping of ids to mappings: it converts the ids, and one field of the inner mappings."""
-
-    def converted(outer: Any) -> Any:
-        if not isinstance(outer, Mapping):
-            return outer
-        texts: dict[Any, Any] = {}
-        for each, inner in outer.items():
-            if _text(each) is not each and _text(each) in outer:
-                raise ConfigError(f"{each!r} and {_text(each)!r} are the same id; accepted: each id once")
-            has_field = isinstance(inner, Mapping) and field in inner
-            texts[_text(each)] = {**inner, field: read(inner[field])} if has_field else inner
-        return texts
-
-    return converted
-
-
-# Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a
-# `ConfigError` if the same id is there as an integer and as a string.
-TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
-    "policies": _by_text("agents", _texts),
-    "policy_settings": _by_text("agents", _texts),
-    "policies_to_train": _texts,
-    "custom_metrics": _by_text("agent", _text),
-}

@@ -48,20 +48,6 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-_PREFIXES = {"torch.nn": ("nn", "th.nn", "torch.nn"), "torch.optim": ("optim", "th.optim", "torch.optim")}
-
-
-def _written(place: str) -> list[str]:
-    """The ways in which Python code writes a class: `nn.ReLU`, `torch.nn.ReLU`; the class alone where it is SB3's."""
-    module, _, cls = place.partition(":")
-    return [f"{prefix}.{cls}" for prefix in _PREFIXES[module]] if module in _PREFIXES else [cls]
-
-
-# Entry -> a class as Python code writes it -> its name here.
-IN_PYTHON: Mapping[str, Mapping[str, str]] = {
-    entry: {text: name for name, place in names.items() for text in _written(place)} for entry, names in CLASSES.items()
-}
-
 # --- Kinds of entries ------------------------------------------------------------------------------------------------
 
 Width = Annotated[int, Meta(ge=1, le=2**20)]

@@ -171,22 +171,3 @@ def documented(cls: type) -> dict[str, str]:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 env`, `1,000 envs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def as_bytes(size: Any, key: str = "record_limit") -> int | None:
-    """Convert a size such as `2GB` to bytes; None stays.
-
-    Raises:
-        ConfigError: it is no size of at least one byte.
-    """
-    if size is None:
-        return None
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", str(size).strip().upper())
-    unit = None if parts is None else _UNITS.get(parts[2] if parts[2] in _UNITS else f"{parts[2]}B")
-    found = 0 if parts is None or unit is None else int(float(parts[1]) * unit)
-    if found < 1 or isinstance(size, (bool, float)):
-        raise ConfigError(f"{key} is {shown(size)}; accepted: a size, such as 500MB or 2GB, or bytes", key=key)
-    return found

@@ -10,9 +10,7 @@ from .faults import raise_in_words as raise_in_words
 from .gymnasium_envs import AGENT as AGENT
 from .gymnasium_envs import MASK as MASK
 from .gymnasium_envs import SingleAgentEnv as SingleAgentEnv
-from .gymnasium_envs import named_wrappers as named_wrappers
 from .gymnasium_envs import resize as resize
-from .gymnasium_envs import wrapping_factory as wrapping_factory
 from .registry import EnvFactory as EnvFactory
 from .registry import attribute_from_here as attribute_from_here
 from .registry import batched_factory as batched_factory

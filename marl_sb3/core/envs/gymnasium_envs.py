@@ -1,14 +1,8 @@
-"""Gymnasium envs: as a `ParallelEnv` of one agent, in wrappers that settings name, and images resized by areas.
-
-The wrappers are those of rl-baselines3-zoo's key `env_wrapper`, by a fixed table: nothing is imported because a file
-says so. Wrappers with statistics or weights of their own are not in it: no checkpoint would hold these.
-"""
+"""Gymnasium envs as a `ParallelEnv` of one agent, and images resized by areas."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -17,7 +11,6 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array
 
 AGENT: AgentID = "agent"
@@ -109,137 +102,3 @@ def _weights(old: int, new: int) -> Array:
     overlap = np.maximum(upper - lower, 0.0)
     weights: Array = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float64)
     return weights
-
-
-Env = gymnasium.Env[Any, Any]
-
-
-class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action, and adds up what the steps pay.
-
-    Args:
-        env: the env.
-        skip: steps for each action.
-    """
-
-    def __init__(self, env: Env, skip: int = 4) -> None:
-        super().__init__(env)
-        self._skip = skip
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take up to `skip` steps; the end of an episode is the last one."""
-        total = 0.0
-        for _ in range(self._skip):
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
-                break
-        return observation, total, terminated, truncated, info
-
-
-class ResizeImage(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Resizes images by averaging over areas, as Gymnasium's `ResizeObservation` does, without OpenCV.
-
-    Args:
-        env: the env; it observes images, (height, width, channels) or (height, width), of uint8.
-        shape: new height and width.
-    """
-
-    def __init__(self, env: Env, shape: Sequence[int]) -> None:
-        super().__init__(env)
-        old = env.observation_space
-        if not isinstance(old, spaces.Box) or old.dtype != np.uint8 or len(old.shape) not in (2, 3):
-            raise ConfigError(
-                f"ResizeObservation: the env observes {old}; accepted: images of uint8", key="env_wrapper"
-            )
-        self._size = int(shape[0]), int(shape[1])
-        self.observation_space = spaces.Box(0, 255, (*self._size, *old.shape[2:]), np.uint8)
-
-    def observation(self, observation: Any) -> Any:
-        """Resize an image."""
-        image = np.asarray(observation)
-        return resize(image.reshape(1, *image.shape[:2], -1), *self._size).reshape(self.observation_space.shape)
-
-
-_ATARI = "stable_baselines3.common.atari_wrappers"
-_OF_ATARI = ("AtariWrapper", "ClipRewardEnv", "EpisodicLifeEnv", "FireResetEnv", "MaxAndSkipEnv", "NoopResetEnv",
-             "StickyActionEnv", "WarpFrame")  # fmt: skip
-_GYMNASIUM = "gymnasium.wrappers"
-_OF_GYMNASIUM = ("AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "FilterObservation",
-                 "FlattenObservation", "FrameStackObservation", "GrayscaleObservation", "MaxAndSkipObservation",
-                 "RescaleAction", "RescaleObservation", "ReshapeObservation", "StickyAction", "TimeAwareObservation",
-                 "TimeLimit")  # fmt: skip
-_OF_MINIGRID = ("FlatObsWrapper", "FullyObsWrapper", "ImgObsWrapper", "OneHotPartialObsWrapper", "RGBImgObsWrapper",
-                "RGBImgPartialObsWrapper")  # fmt: skip
-_TIME_FEATURE = "sb3_contrib.common.wrappers:TimeFeatureWrapper"
-
-# Name in a file -> the class, or `module:class` of what is imported when it is used.
-WRAPPERS: Mapping[str, type[Any] | str] = {
-    **{f"{_ATARI}.{name}": f"{_ATARI}:{name}" for name in _OF_ATARI},
-    **{f"{_GYMNASIUM}.{name}": f"{_GYMNASIUM}:{name}" for name in _OF_GYMNASIUM},
-    f"{_GYMNASIUM}.transform_observation.GrayscaleObservation": f"{_GYMNASIUM}:GrayscaleObservation",
-    f"{_GYMNASIUM}.ResizeObservation": ResizeImage,
-    f"{_GYMNASIUM}.transform_observation.ResizeObservation": ResizeImage,
-    **{f"minigrid.wrappers.{name}": f"minigrid.wrappers:{name}" for name in _OF_MINIGRID},
-    "sb3_contrib.common.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
-    "rl_zoo3.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
-    "rl_zoo3.wrappers.FrameSkip": FrameSkip,
-    "rl_zoo3.wrappers.YAMLCompatResizeObservation": ResizeImage,
-}
-
-Named = tuple[str, dict[str, Any]]  # a wrapper's name and its arguments
-
-
-def named_wrappers(given: Any) -> list[Named]:
-    """Read what `env_wrapper` says: a name, `{name: arguments}`, or a list of these, the innermost first.
-
-    Raises:
-        ConfigError: something else, or a name that is not in the table.
-    """
-    named: list[Named] = []
-    for each in given if isinstance(given, (list, tuple)) else [given] if given else []:
-        name, arguments = next(iter(each.items())) if isinstance(each, Mapping) and len(each) == 1 else (each, {})
-        if name not in WRAPPERS or not isinstance(arguments or {}, Mapping):
-            accepted = f"a name, {{name: arguments}} or a list of these; the names are {', '.join(WRAPPERS)}"
-            raise ConfigError(f"env_wrapper is {each!r:.200}; accepted: {accepted}", key="env_wrapper")
-        named.append((name, dict(arguments or {})))
-    return named
-
-
-def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> Callable[..., Any]:
-    """Return a factory of the same envs in wrappers; the factory itself without any.
-
-    Args:
-        factory: of Gymnasium envs.
-        wrappers: the innermost first.
-    """
-    if not wrappers:
-        return factory
-
-    @functools.wraps(factory, updated=())  # it has the signature of the factory, but no `make_batched`
-    def make(**arguments: Any) -> Env:
-        env = factory(**arguments)
-        if not isinstance(env, gymnasium.Env):
-            words = f"env_wrapper: the env is a {type(env).__name__}; accepted: a Gymnasium env"
-            raise ConfigError(f"{words}; processing has settings for envs of several agents", key="env_wrapper")
-        for name, own in wrappers:
-            env = _wrapped(env, name, own)
-        return env
-
-    return make
-
-
-def _wrapped(env: Env, name: str, arguments: Mapping[str, Any]) -> Env:
-    try:
-        wrapper: Any = WRAPPERS[name]
-        if isinstance(wrapper, str):
-            module, _, attribute = wrapper.partition(":")
-            wrapper = getattr(importlib.import_module(module), attribute)
-        wrapped: Env = wrapper(env, **arguments)
-    except ConfigError:
-        raise
-    except ImportError as error:
-        raise ConfigError(f"env_wrapper: {name} needs a package that is missing: {error}", key="env_wrapper") from error
-    except Exception as error:  # a wrapper may raise anything of an env that does not suit it
-        raise ConfigError(f"env_wrapper: {name} raised: {type(error).__name__}: {error}", key="env_wrapper") from error
-    return wrapped

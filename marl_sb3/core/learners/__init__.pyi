@@ -34,4 +34,3 @@ from .threads import limited_threads as limited_threads
 from .threads import load_blas as load_blas
 from .threads import parallel_updates as parallel_updates
 from .threads import run_in_threads as run_in_threads
-from .threads import start_without_dynamo as start_without_dynamo

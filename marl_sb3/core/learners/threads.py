@@ -1,4 +1,4 @@
-"""How many threads a training uses; and keep PyTorch's compiler from being imported."""
+"""How many threads a training uses."""
 
 from __future__ import annotations
 
@@ -69,18 +69,3 @@ def run_in_threads(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
     with ThreadPoolExecutor(min(len(jobs), at_once)) as pool:
         for running in [pool.submit(job) for job in jobs]:
             running.result()
-
-
-def start_without_dynamo() -> None:
-    """Keep PyTorch from importing its compiler when an optimizer is made: this saves over a second of every start.
-
-    PyTorch wraps some methods of optimizers to hide them from its compiler, and the wrappers import the compiler when
-    they are first called. They skip the import on a method that has the attribute set here.
-    """
-    if "torch._dynamo" in sys.modules:
-        return
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(th.optim.Optimizer, name)
-        inner = getattr(method, "__wrapped__", None)
-        if inner is not None:
-            inner.__dict__["__dynamo_disable"] = inner

@@ -4,7 +4,6 @@ from .algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .algorithm import MultiAgentCallback as MultiAgentCallback
 from .callback import TrainingCallback as TrainingCallback
 from .callback import accepted_callbacks as accepted_callbacks
-from .callback import named_callbacks as named_callbacks
 from .loop import IterationReport as IterationReport
 from .results import ResultLogger as ResultLogger
 from .results import ResultWriter as ResultWriter

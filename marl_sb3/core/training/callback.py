@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,6 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.config import shown
-from marl_sb3.core.envs import attribute_from_here
 from marl_sb3.core.experience import Trajectory
 from marl_sb3.core.metrics import Result, RunningEpisode
 from marl_sb3.core.sb3 import all_callbacks
@@ -198,40 +196,6 @@ def _require_usable(callback: Any) -> None:
             raise ConfigError(
                 f"SB3's {type(callback).__name__} does not work on a MultiAgentAlgorithm; use {instead}", key="callback"
             )
-
-
-# --- By name ---------------------------------------------------------------------------------------------------------
-
-_NAMES = "MODULE:CLASS, the name of a callback's class"
-
-
-def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
-    """Make the callbacks that a user has named; nothing else may name them: to import a module runs its code.
-
-    Args:
-        entries: `MODULE:CLASS` or `{MODULE:CLASS: arguments}` each.
-
-    Raises:
-        ConfigError: a name cannot be imported, is no callback, or does not take the arguments.
-    """
-    return [_named_callback(entry) for entry in entries or ()]
-
-
-def _named_callback(entry: Any) -> BaseCallback:
-    name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
-    where = f"callback {shown(name)}"
-    if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
-        raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
-    found = attribute_from_here(name, where, _NAMES, "callbacks")
-    if not (isinstance(found, type) and issubclass(found, BaseCallback)):
-        module_name, _, attribute = name.partition(":")
-        words = f"{module_name} has no class {attribute!r} that is a callback"
-        raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
-    try:
-        made = found(**(arguments or {}))
-    except Exception as error:  # code of the user's
-        raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
-    return accepted_callbacks(made)[0]
 
 
 # --- States ----------------------------------------------------------------------------------------------------------

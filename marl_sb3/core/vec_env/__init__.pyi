@@ -48,7 +48,6 @@ from .step import ArrayInfos as ArrayInfos
 from .step import ChosenAction as ChosenAction
 from .step import DictInfos as DictInfos
 from .step import FinalObservations as FinalObservations
-from .step import JoinedInfos as JoinedInfos
 from .step import StepInfos as StepInfos
 from .step import VecStep as VecStep
 from .step import first_step as first_step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -55,27 +54,6 @@ class ArrayInfos:
         """See `StepInfos.values`."""
         found = self.columns.get(agent, {}).get(key)
         return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
-
-
-class JoinedInfos:
-    """The infos of several vec envs, one after the other.
-
-    Args:
-        parts: of each vec env.
-        starts: index of the first env of each.
-    """
-
-    def __init__(self, parts: Sequence[StepInfos], starts: Sequence[int]) -> None:
-        self._parts = parts
-        self._starts = starts
-
-    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
-        number = bisect_right(self._starts, env_index) - 1
-        return self._parts[number][env_index - self._starts[number]]
-
-    def values(self, agent: AgentID, key: str) -> Array:
-        """See `StepInfos.values`."""
-        return np.concatenate([part.values(agent, key) for part in self._parts])
 
 
 class FinalObservations(Mapping[tuple[int, int], Any]):

@@ -21,10 +21,11 @@ from marl_sb3.core.off_policy import replay_buffer
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Fields, Stateful, integer, optional
-from marl_sb3.errors import ConfigError, as_path
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
 from marl_sb3.extensions.data.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
 from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
+from marl_sb3.files import as_path
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

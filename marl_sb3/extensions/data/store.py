@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.state import State, StateReader
-from marl_sb3.errors import ConfigError, path_is_usable, require_text
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import (
     ACTION_MASK,
     AGENT,
@@ -47,7 +47,16 @@ from marl_sb3.extensions.data.dataset import (
     recording_counts,
 )
 from marl_sb3.extensions.data.episode_files import MAIN, SHARD
-from marl_sb3.files import read_regular, replaced_file, replaced_folder, require_own, sync_to_disk, write_whole
+from marl_sb3.files import (
+    path_is_usable,
+    read_regular,
+    replaced_file,
+    replaced_folder,
+    require_own,
+    require_text,
+    sync_to_disk,
+    write_whole,
+)
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)

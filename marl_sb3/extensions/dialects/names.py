@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import (
-    IN_PYTHON,
     OF_POLICIES,
     Named,
     canonical_algorithm,
@@ -37,7 +36,7 @@ from marl_sb3.extensions.dialects.rllib import (
     unnested,
 )
 from marl_sb3.extensions.dialects.rllib_names import NETWORK, NO_COUNTERPART, RENAMED, Context
-from marl_sb3.extensions.dialects.zoo import KEYS, action_noise, is_noise, parse_literal
+from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec

@@ -8,11 +8,25 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config import IN_PYTHON, shown
+from marl_sb3.core.config import CLASSES, shown
 from marl_sb3.errors import ConfigError
 
 # --- Literals such as dict(net_arch=[64, 64], activation_fn=nn.ReLU), which are read without evaluating them ---------
 
+
+_PREFIXES = {"torch.nn": ("nn", "th.nn", "torch.nn"), "torch.optim": ("optim", "th.optim", "torch.optim")}
+
+
+def _written(place: str) -> list[str]:
+    """The ways in which Python code writes a class: `nn.ReLU`, `torch.nn.ReLU`; the class alone where it is SB3's."""
+    module, _, cls = place.partition(":")
+    return [f"{prefix}.{cls}" for prefix in _PREFIXES[module]] if module in _PREFIXES else [cls]
+
+
+# Entry -> a class as Python code writes it -> its name here.
+IN_PYTHON: Mapping[str, Mapping[str, str]] = {
+    entry: {text: name for name, place in names.items() for text in _written(place)} for entry, names in CLASSES.items()
+}
 
 _LONGEST = 4_000  # characters of a text; Python's own parser fails on what is nested very deeply
 _SHOWN_TEXT = 120  # characters of a text in a message

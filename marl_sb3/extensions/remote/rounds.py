@@ -13,10 +13,11 @@ from marl_sb3.core.learners import PolicySpec
 from marl_sb3.core.metrics import Episode, InfoMetric
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import State
-from marl_sb3.core.vec_env import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, JoinedInfos, StepInfos, VecStep
+from marl_sb3.core.vec_env import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
 from marl_sb3.errors import VecEnvOrderError
 from marl_sb3.extensions.remote.shard_experience import PolicyOrder, PolicyRollout
 from marl_sb3.extensions.remote.sharded_vec_env import EnvPlan
+from marl_sb3.extensions.remote.workers.steps import JoinedInfos
 from marl_sb3.types import AgentID, Array, PolicyID
 
 Inexact = dict[int, str]  # env index -> the reason why an env could not be restored exactly

@@ -14,7 +14,7 @@ import numpy as np
 import torch as th
 
 from marl_sb3.core.envs import import_modules
-from marl_sb3.core.learners import LearnerOptions, limited_threads, start_without_dynamo
+from marl_sb3.core.learners import LearnerOptions, limited_threads
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.sb3 import Progress
@@ -26,6 +26,7 @@ from marl_sb3.extensions.remote.processes.messages import known_error
 from marl_sb3.extensions.remote.processes.pool import versions
 from marl_sb3.extensions.remote.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
 from marl_sb3.extensions.remote.shard_experience import OfCopy, ShardPolicy
+from marl_sb3.startup import start_without_dynamo
 from marl_sb3.types import PolicyID
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
 from marl_sb3.doors import Store
-from marl_sb3.errors import CheckpointError, ConfigError, as_path
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST, read_checkpoint, read_manifest, write_checkpoint
-from marl_sb3.files import is_regular, remove_folder, remove_unfinished, require_folder
+from marl_sb3.files import as_path, is_regular, remove_folder, remove_unfinished, require_folder
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from marl_sb3.errors import ConfigError, ExportError, path_is_usable
-from marl_sb3.files import UNFINISHED, temporary_folder, with_filename
+from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.files import UNFINISHED, path_is_usable, temporary_folder, with_filename
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:

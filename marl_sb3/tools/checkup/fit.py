@@ -9,11 +9,12 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.core.learners import PolicySpec, build_for_acting, start_without_dynamo
+from marl_sb3.core.learners import PolicySpec, build_for_acting
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.vec_env import BatchedVecEnv, MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.checkup.finding import Evidence, Seen
 from marl_sb3.tools.checkup.player import random_action
 from marl_sb3.types import Array

@@ -16,11 +16,11 @@ from typing import Any, Unpack
 
 from marl_sb3.core.config import Named, plain_numbers, require
 from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import named_algorithm, start_without_dynamo
+from marl_sb3.core.learners import named_algorithm
 from marl_sb3.envs import factory_id
-from marl_sb3.errors import ConfigError, as_path, path_is_usable, require_text
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer, canonical_settings
-from marl_sb3.files import plain_data
+from marl_sb3.files import as_path, path_is_usable, plain_data, require_text
 from marl_sb3.runs import (
     Run,
     RunFolder,
@@ -35,6 +35,7 @@ from marl_sb3.runs import (
     resolved,
 )
 from marl_sb3.runs.build import build
+from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.jobs.workers import study_lock
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.search import Search, read_search

@@ -14,8 +14,8 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from marl_sb3.errors import ConfigError, path_is_usable
-from marl_sb3.files import require_own, require_readable, with_filename
+from marl_sb3.errors import ConfigError
+from marl_sb3.files import path_is_usable, require_own, require_readable, with_filename
 
 _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.

@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import pickle
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.core.vec_env import AgentGroup, JoinedInfos, StepInfos, VecStep, map_arrays, put, zero_observations
+from marl_sb3.core.vec_env import AgentGroup, StepInfos, VecStep, map_arrays, put, zero_observations
 from marl_sb3.extensions.remote.processes.channel import PAGE
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
@@ -239,3 +240,24 @@ class _PickledInfos:
 
     def values(self, agent: AgentID, key: str) -> Array:
         return self._infos.values(agent, key)
+
+
+class JoinedInfos:
+    """The infos of several vec envs, one after the other.
+
+    Args:
+        parts: of each vec env.
+        starts: index of the first env of each.
+    """
+
+    def __init__(self, parts: Sequence[StepInfos], starts: Sequence[int]) -> None:
+        self._parts = parts
+        self._starts = starts
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        number = bisect_right(self._starts, env_index) - 1
+        return self._parts[number][env_index - self._starts[number]]
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
+        return np.concatenate([part.values(agent, key) for part in self._parts])

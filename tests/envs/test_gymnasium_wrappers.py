@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 import marl_sb3
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.core.envs import named_wrappers, wrapping_factory
-from marl_sb3.core.envs.gymnasium_envs import WRAPPERS
+from marl_sb3.envs import named_wrappers, wrapping_factory
+from marl_sb3.envs.gymnasium_wrappers import WRAPPERS
 from marl_sb3.runs import env_of, load_config
 
 
