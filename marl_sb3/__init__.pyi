@@ -1,8 +1,6 @@
 """The public names, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .core.acting.bundle import PolicyBundle as PolicyBundle
-from .core.acting.exploration import Exploration as Exploration
-from .core.acting.exploration import SoftQ as SoftQ
 from .core.config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .core.envs.registry import register_env as register_env
 from .core.experience.trajectories import Trajectory as Trajectory
@@ -27,6 +25,8 @@ from .errors import NumericError as NumericError
 from .evaluation.opponents import combine_policies as combine_policies
 from .evaluation.playing import evaluate_against_random as evaluate_against_random
 from .evaluation.playing import evaluate_policies as evaluate_policies
+from .extensions.exploration import Exploration as Exploration
+from .extensions.exploration import SoftQ as SoftQ
 from .extensions.fast.contrib import QRDQN as QRDQN
 from .extensions.fast.contrib import TQC as TQC
 from .extensions.fast.contrib import TRPO as TRPO

@@ -46,6 +46,7 @@ EXTENSIONS = (
     "extensions.data",
     "extensions.dialects",
     "extensions.display",
+    "extensions.exploration",
     "extensions.fast",
     "extensions.remote",
     "extensions.store",
@@ -91,7 +92,7 @@ TESTS_WITHOUT_A_FACE = 94
 
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.
-MOST_LINES_OF_CORE = (15_400, 16_700)
+MOST_LINES_OF_CORE = (15_300, 16_600)
 
 
 class Import(NamedTuple):

@@ -11,11 +11,9 @@ from .asked_agent import Want as Want
 from .bundle import PolicyBundle as PolicyBundle
 from .by_agent import PolicyByAgent as PolicyByAgent
 from .by_agent import PolicySpaces as PolicySpaces
-from .exploration import Exploration as Exploration
-from .exploration import Explorer as Explorer
-from .exploration import choosing_policy as choosing_policy
 from .policy import Decision as Decision
 from .policy import ExploringPolicy as ExploringPolicy
+from .policy import Policy as Policy
 from .policy import PolicyInputs as PolicyInputs
 from .policy import RolloutPolicy as RolloutPolicy
 from .policy import RowNoise as RowNoise

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, Exploration, Explorer, choosing_policy
+from marl_sb3.core.acting import Actor
 from marl_sb3.core.config import info_of
 from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
@@ -119,7 +119,7 @@ class LearnerOptions:
 
 
 class LearnerPart:
-    """Takes part in the learning of one policy, beside its SB3 algorithm: by a loss, or by transitions.
+    """Takes part in the learning of one policy, beside its SB3 algorithm: by a loss, by transitions, or by how it acts.
 
     It is made, after the learner, for a policy whose settings ask for it; see `LEARNER_PARTS`.
 
@@ -135,6 +135,10 @@ class LearnerPart:
     metrics: Mapping[str, str] = MappingProxyType({})
     states: Mapping[str, Part] = MappingProxyType({})  # parts of checkpoints, by name in the state of the learner
     first_updates: int = 0  # gradient steps that the first update of the learner takes in addition
+
+    @classmethod
+    def check(cls, value: Any) -> None:
+        """Raise `ConfigError` if an object of Python that its setting was given is not accepted."""
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         """Raise `ConfigError` if the policy cannot learn so."""
@@ -217,6 +221,8 @@ class Learner(Stateful, ABC):
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
         learns_here = options.experience.learns_here
         parts = cls._parts_of(rows.policy_id, spec) if trained and learns_here else []
+        if spec.exploration is not None:
+            parts.append(LEARNER_PARTS["exploration"])
         engine: Engine | None = None
         if learns_here or not is_off_policy(spec.algorithm):
             more_losses = any(each.adds_loss for each in parts)
@@ -229,8 +235,6 @@ class Learner(Stateful, ABC):
         for part_class in parts:
             learner.take_part(part_class(learner, spec, seed, options))
         learner.schedules = coefficients(spec)
-        if spec.exploration is not None:
-            learner.explore_by(spec.exploration, seed, options)
         return learner
 
     @classmethod
@@ -255,23 +259,6 @@ class Learner(Stateful, ABC):
     @abstractmethod
     def pace(self) -> Pace:
         """How long an iteration is for this policy."""
-
-    def explore_by(self, exploration: Exploration, seed: int | None, options: LearnerOptions) -> None:
-        """Let an object choose the actions in training; it becomes a part of checkpoints.
-
-        Raises:
-            ConfigError: it cannot, for this algorithm and these actions, or in shards.
-        """
-        self.explorer = Explorer(exploration, seed, options.progress_remaining)
-        policy = choosing_policy(self.actor.policy, self.explorer) if options.experience.acts_here else None
-        if policy is None:
-            name, space = type(self.algorithm).__name__, self.algorithm.action_space
-            why = f"with {name} and actions {space}" if options.experience.acts_here else "in shards or on Ray"
-            accepted = "DQN, QRDQN, or an algorithm with rollouts and without memory, with Discrete actions; no shards"
-            words = f"policy {self.policy_id!r}: exploration is {type(exploration).__name__} {why}"
-            raise ConfigError(f"{words}; accepted: {accepted}", key="exploration")
-        self.actor.policy = policy
-        self._states["exploration"] = self.explorer
 
     def follow_schedules(self, progress_remaining: float) -> None:
         """Set what the algorithm's own schedules take, and the values of those that it does not have itself."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 
-from marl_sb3.core.acting import Exploration
 from marl_sb3.core.config import (
     ADDED,
     CLASSES,
@@ -41,9 +40,12 @@ from marl_sb3.core.learners.registry import info_of_class, named_algorithm
 from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
-from marl_sb3.doors import DIALECTS, SETTINGS
+from marl_sb3.doors import DIALECTS, LEARNER_PARTS, SETTINGS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.exploration import Exploration
 
 
 class PolicySpec:
@@ -81,10 +83,9 @@ class PolicySpec:
         exploration: Exploration | None = None,
         **hyperparameters: Any,
     ) -> None:
-        if not isinstance(exploration, Exploration | None):
-            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
-            raise ConfigError(f"exploration is {shown(exploration)}; accepted: {accepted}", key="exploration")
-        self.exploration = exploration
+        if exploration is not None:
+            LEARNER_PARTS["exploration"].check(exploration)
+        self.exploration: Any = exploration
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
         for section in {*OF_POLICIES.values()} & hyperparameters.keys():

@@ -95,7 +95,7 @@ def in_turns(kind: str) -> Any:
 
 
 def explored_by(algorithm: MultiAgentAlgorithm) -> Any:
-    return algorithm.parts.learners["p"].explorer.exploration
+    return algorithm.parts.learners["p"].parts[0].exploration
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,11 +153,11 @@ def test_each_policy_has_a_copy_and_seeds_of_its_own() -> None:
     given = SoftQ()
     env = make_vec_env("arena", n_envs=2, seed=1)
     algorithm = MultiAgentAlgorithm(env, "per_agent", algorithm="dqn", exploration=given, seed=1, buffer_size=99)
-    one, other = (each.explorer.exploration for each in algorithm.parts.learners.values())
+    one, other = (learner.parts[0].exploration for learner in algorithm.parts.learners.values())
     assert one is not given is not other
     assert one.rng.random() != other.rng.random()
     again = MultiAgentAlgorithm(env, "per_agent", algorithm="dqn", exploration=given, seed=1, buffer_size=99)
-    assert again.parts.learners["agent1"].explorer.exploration.rng.random() != one.rng.random()  # the second draw
+    assert again.parts.learners["agent1"].parts[0].exploration.rng.random() != one.rng.random()  # the second draw
 
 
 def test_envs_in_workers_give_the_same_training(server: Any, forked_workers: Any) -> None:

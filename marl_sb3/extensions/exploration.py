@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.acting.policy import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
+from marl_sb3.core.acting import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
 from marl_sb3.core.config import Decay, Points, PositiveFloat, shown
+from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
 from marl_sb3.errors import ConfigError
@@ -70,25 +71,38 @@ class SoftQ(Exploration):
         return actions
 
 
-class Explorer:
-    """An `Exploration` in a training, a part of a checkpoint.
-
-    Args:
-        exploration: is copied.
-        seed: of the policy; None: its random numbers are not seeded.
-        progress: returns the progress of the training.
+class Explorer(LearnerPart):
+    """A copy of an `Exploration`, which chooses the actions of a learner's policy, and is a part of checkpoints.
 
     Raises:
-        ConfigError: a checkpoint could not hold its state.
+        ConfigError: a checkpoint could not hold its state; or it cannot choose for this algorithm and these actions, or
+            in shards.
     """
 
-    def __init__(self, exploration: Exploration, seed: int | None, progress: Callable[[], Progress]) -> None:
-        self.exploration, self._progress = deepcopy(exploration), progress
+    @classmethod
+    @override
+    def check(cls, value: Any) -> None:
+        if not isinstance(value, Exploration):
+            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
+            raise ConfigError(f"exploration is {shown(value)}; accepted: {accepted}", key="exploration")
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        self.exploration, self._progress = deepcopy(spec.exploration), options.progress_remaining
+        name = type(self.exploration).__name__
         # Four numbers: no other key has so many.
         self.exploration.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0, 0, 0, 0)))
         if not is_plain(self.exploration.get_state()):
             words = "does not return plain data: numbers, strings, NumPy arrays, and lists and mappings of these"
-            raise ConfigError(f"{type(exploration).__name__}.get_state() {words}", key="exploration")
+            raise ConfigError(f"{name}.get_state() {words}", key="exploration")
+        policy = _choosing_policy(learner.actor.policy, self) if options.experience.acts_here else None
+        if policy is None:
+            algorithm = learner.algorithm
+            why = f"with {type(algorithm).__name__} and actions {algorithm.action_space}"
+            words = f"exploration is {name} {why if options.experience.acts_here else 'in shards or on Ray'}"
+            accepted = "DQN, QRDQN, or an algorithm with rollouts and without memory, with Discrete actions; no shards"
+            raise ConfigError(f"policy {learner.policy_id!r}: {words}; accepted: {accepted}", key="exploration")
+        learner.actor.policy = policy
+        self.states = {"exploration": self}
 
     def choose(self, outputs: FloatArray, masks: BoolArray | None) -> Array:
         """Return (rows,) int64 actions for (rows, choices) outputs.
@@ -96,12 +110,12 @@ class Explorer:
         Raises:
             ConfigError: the object returned something else.
         """
-        (rows, choices), own = outputs.shape, self.exploration
-        actions: Array = np.asarray(own.choose(outputs, masks, self._progress()))
+        rows, choices = outputs.shape
+        actions: Array = np.asarray(self.exploration.choose(outputs, masks, self._progress()))
         right = actions.shape == (rows,) and actions.dtype.kind in "iu"
         if not right or (rows and not 0 <= actions.min() <= actions.max() < choices):
             accepted = f"an array of {rows} integers from 0 to {choices - 1}"
-            words = f"{type(own).__name__}.choose() returned {shown(actions)}; accepted: {accepted}"
+            words = f"{type(self.exploration).__name__}.choose() returned {shown(actions)}; accepted: {accepted}"
             raise ConfigError(words, key="exploration")
         return actions.astype(np.int64)
 
@@ -121,7 +135,7 @@ class Explorer:
 # --- Policies --------------------------------------------------------------------------------------------------------
 
 
-class ChoosingByValues(ExploringPolicy):
+class _ChoosingByValues(ExploringPolicy):
     """Acts as DQN and QRDQN do, but an `Explorer` chooses the actions after `learning_starts`."""
 
     needs_masks = False
@@ -143,7 +157,7 @@ class ChoosingByValues(ExploringPolicy):
         return self._explorer.choose(q_values(self.algorithm, inputs.observations, None), inputs.masks)
 
 
-class ChoosingByLogits(RolloutPolicy):
+class _ChoosingByLogits(RolloutPolicy):
     """Acts in rollouts; an `Explorer` chooses the actions, whose log-probabilities are those of the policy."""
 
     def __init__(self, replaced: RolloutPolicy, explorer: Explorer) -> None:
@@ -154,20 +168,20 @@ class ChoosingByLogits(RolloutPolicy):
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
         masks = inputs.masks if self.needs_masks else None
-        found = distribution(self.algorithm, inputs.observations, (), inputs.starts, masks)
-        of_choices: Any = found.distribution
+        of_policy = distribution(self.algorithm, inputs.observations, (), inputs.starts, masks)
+        of_choices: Any = of_policy.distribution
         actions = self._explorer.choose(of_choices.logits.cpu().numpy(), inputs.masks)
-        log_probs = log_prob(self.algorithm, found, actions)
+        log_probs = log_prob(self.algorithm, of_policy, actions)
         return Decision(actions, (), actions, self.values(inputs), log_probs)
 
 
-def choosing_policy(policy: Policy, explorer: Explorer) -> Policy | None:
+def _choosing_policy(policy: Policy, explorer: Explorer) -> Policy | None:
     """Return a policy like this one whose actions the explorer chooses; None if its outputs are not one per action."""
     network = policy.algorithm.policy
     if not isinstance(policy.algorithm.action_space, spaces.Discrete):
         return None
     if isinstance(policy, ExploringPolicy) and (hasattr(network, "q_net") or hasattr(network, "quantile_net")):
-        return ChoosingByValues(policy, explorer)
+        return _ChoosingByValues(policy, explorer)
     if type(policy) is RolloutPolicy and hasattr(network, "get_distribution"):
-        return ChoosingByLogits(policy, explorer)
+        return _ChoosingByLogits(policy, explorer)
     return None
