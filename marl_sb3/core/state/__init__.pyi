@@ -46,11 +46,12 @@ from .process_rng import ProcessRandomness as ProcessRandomness
 from .process_rng import get_rng as get_rng
 from .process_rng import preserve_rng as preserve_rng
 from .process_rng import set_rng as set_rng
+from .space_data import DTYPES_OF_BOXES as DTYPES_OF_BOXES
+from .space_data import INTEGERS as INTEGERS
 from .space_data import generator as generator
 from .space_data import generator_state as generator_state
 from .space_data import generators as generators
 from .space_data import set_generator_state as set_generator_state
-from .space_data import space_from_plain as space_from_plain
 from .space_data import space_to_plain as space_to_plain
 from .state import MAX_COUNT as MAX_COUNT
 from .state import MAX_NUMBER as MAX_NUMBER

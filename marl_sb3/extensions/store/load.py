@@ -12,9 +12,10 @@ from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, pr
 from marl_sb3.core.mapping import PolicyRows, policy_of_agents, read_deterministic, resolve_policies
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining
-from marl_sb3.core.state import Checkpoint, StateReader, find_file, find_files, preserve_rng, space_from_plain, store_of
+from marl_sb3.core.state import Checkpoint, StateReader, find_file, find_files, preserve_rng, store_of
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.store.spaces import space_from_plain
 from marl_sb3.types import AgentID, PolicyID
 
 

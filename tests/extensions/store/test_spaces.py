@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_sb3.core.state import StateReader, space_from_plain, space_to_plain
+from marl_sb3.core.state import StateReader, space_to_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.spaces import space_from_plain
 
 MIXED = np.array([-np.inf, -1.5, 0.0], np.float32)
 SPACES = [
