@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.callbacks import BaseCallback
 
     from marl_sb3.core.acting import PolicyByAgent
     from marl_sb3.core.config import AlgorithmTable
-    from marl_sb3.core.experience import LearnedExperience
+    from marl_sb3.core.experience import ExperienceHook, LearnedExperience
     from marl_sb3.core.learners import Learner, LearnerPart, PolicySpec
     from marl_sb3.core.metrics import EpisodeTracker, Result
     from marl_sb3.core.processing import Processing
     from marl_sb3.core.sb3 import Progress
     from marl_sb3.core.state import Checkpoint, State, Tensors
-    from marl_sb3.core.training import Runner, Setup
+    from marl_sb3.core.training import MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
     from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
     from marl_sb3.types import Array, PolicyID
 
@@ -349,6 +350,29 @@ LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")
 
 
 # --- What is seen of a training --------------------------------------------------------------------------------------
+
+
+class WatcherMaker(Protocol):
+    """Watches trainings: it sees what all policies do, and the episodes that end; callbacks see less, and later.
+
+    Its name is that of its state in checkpoints. `tests/core/training/test_watchers.py` checks what each of them keeps.
+    """
+
+    def __call__(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback, /) -> TrainingWatcher | None:
+        """Return what watches a training that begins; None: nothing does, at no cost.
+
+        Args:
+            algorithm: is about to train.
+            callback: all callbacks of the training.
+
+        Raises:
+            ConfigError: it cannot, for example in shards; see `MultiAgentAlgorithm.require_watchable`.
+        """
+
+
+WATCHERS: Door[WatcherMaker] = Door("watcher of trainings")
+# For all callbacks of a training: what changes the experience of its policies before they learn from it; or None.
+EXPERIENCE_HOOKS: Door[Callable[[BaseCallback], ExperienceHook | None]] = Door("hook of experience")
 
 
 class View(Protocol):

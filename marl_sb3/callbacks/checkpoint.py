@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.core.config import Count, PositiveInt, require
-from marl_sb3.core.metrics import Opposition, Result, RunningEpisode, flatten
+from marl_sb3.core.metrics import Opposition, Result, flatten
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.extensions.hooks import RunningEpisode
 from marl_sb3.extensions.store import CheckpointFolder
 from marl_sb3.files import as_path
 

@@ -10,6 +10,7 @@ from marl_sb3.doors import (
     ENV_FINDERS,
     ENV_KINDS,
     EXECUTIONS,
+    EXPERIENCE_HOOKS,
     FILMS,
     LEARNER_PARTS,
     POLICY_FILES,
@@ -17,6 +18,7 @@ from marl_sb3.doors import (
     STEPPED_ELSEWHERE,
     STORES,
     VIEWS,
+    WATCHERS,
 )
 
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
@@ -29,6 +31,7 @@ ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
 ENV_FINDERS.add("installed", "marl_sb3.envs.finding:FINDER")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.extensions.remote.sharded:IN_SHARDS")
+EXPERIENCE_HOOKS.add("trajectories", "marl_sb3.extensions.hooks.trajectories:trajectory_hooks")
 FILMS.add("gif", "marl_sb3.extensions.display.video:write_film")
 LEARNER_PARTS.add("exploration", "marl_sb3.extensions.exploration:Explorer")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:ImitationData")
@@ -39,3 +42,4 @@ STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:wit
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")
 VIEWS.add("terminal", "marl_sb3.extensions.display.training_view:standard_view")
+WATCHERS.add("episodes", "marl_sb3.extensions.hooks.episodes:episode_hooks")

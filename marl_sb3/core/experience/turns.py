@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from marl_sb3.core.acting import Acted, Actor, Observed
-from marl_sb3.core.experience.trajectories import NEVER, TrajectoryRewriter
+from marl_sb3.core.acting import Acted, ActingWatcher, Actor, Observed
 from marl_sb3.core.state import Stateful
 from marl_sb3.core.vec_env import VecStep
 from marl_sb3.types import Array, BoolArray
+
+if TYPE_CHECKING:
+    from marl_sb3.core.off_policy import HeldTransitions, ReplayExperience
+    from marl_sb3.core.on_policy import RolloutExperience, RolloutNotes
+
+NEVER = np.iinfo(np.int64).max  # number of an env step that is not needed
+
+
+class ExperienceHook(Protocol):
+    """What may change the experience of policies before they learn from it; see the door `EXPERIENCE_HOOKS`.
+
+    It is pickled where the envs are stepped in shards, and sent to these.
+    """
+
+    def rewriter(self, actors: Sequence[Actor], *, first_env: int, first_step: int) -> Rewriter:
+        """Return what shows the experience of these actors to the hook.
+
+        Args:
+            actors: of all policies.
+            first_env: index of the first env among those of all shards.
+            first_step: number of the next step of each env, counted for each env from the start of the training.
+        """
+
+
+class Rewriter(ActingWatcher, Protocol):
+    """Shows what policies experience to an `ExperienceHook`; it sees every step of the envs before."""
+
+    hook: Any  # it may be replaced
+
+    def of_rollouts(self, experience: RolloutExperience) -> RolloutNotes:
+        """Return what notes the transitions in the rollouts of a policy from now on, and shows them."""
+
+    def of_replay(self, experience: ReplayExperience) -> HeldTransitions:
+        """Return what holds the transitions of a policy with a replay buffer back from now on, and shows them."""
+
+    def forget(self, needed: Array) -> None:
+        """Forget the env steps before these, (E,) numbers, of which nothing will be shown any more."""
 
 
 class LearnedExperience(Stateful, ABC):
@@ -44,9 +80,6 @@ class Experience(LearnedExperience):
         actor: acts for the rows of the policy.
     """
 
-    # shows what is complete to a hook before it is learned from; None: there is no hook
-    rewriter: TrajectoryRewriter | None = None
-
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
         self.algorithm: Any = actor.policy.algorithm
@@ -71,12 +104,12 @@ class Experience(LearnedExperience):
     def complete(self, step: VecStep) -> None:
         """Complete the rollout after its last step."""
 
-    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
+    @abstractmethod
+    def show_to(self, rewriter: Rewriter | None) -> None:
         """Show what will be complete to a hook from now on; None: there is none any more.
 
         Of what has already been recorded of running episodes, the hook does not see anything.
         """
-        self.rewriter = rewriter
 
     def held_from(self) -> Array:
         """Return the (rows,) numbers of the first env steps that a hook has yet to see; `NEVER`: it has seen all."""

@@ -9,8 +9,6 @@ from .names import finite_or_none as finite_or_none
 from .names import flatten as flatten
 from .names import require_metric as require_metric
 from .opposition import Opposition as Opposition
-from .running_episode import LatestStep as LatestStep
-from .running_episode import RunningEpisode as RunningEpisode
 from .statistics import SampleStats as SampleStats
 from .statistics import bootstrap_interval as bootstrap_interval
 from .statistics import difference_interval as difference_interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Observed
-from marl_sb3.core.experience import NEVER, Experience, TrajectoryRewriter
+from marl_sb3.core.experience import Experience, Rewriter
 from marl_sb3.core.sb3 import after_step, set_progress_remaining
 from marl_sb3.core.state import (
     MAX_COUNT,
@@ -331,6 +331,25 @@ def index_of(rows: BoolArray) -> Any:
     return slice(None) if np.count_nonzero(rows) == len(rows) else rows
 
 
+class HeldTransitions(Protocol):
+    """Transitions that are over and that a hook is to see before they are recorded."""
+
+    def begin(self, acting: BoolArray) -> None:
+        """Called when these rows, (rows,) bool, have begun a transition."""
+
+    def add(self, transitions: Transitions, truncated: BoolArray) -> None:
+        """Take transitions that are over, and record them sooner or later; (rows,) bool: agents that were truncated."""
+
+    def give_up(self, rows: BoolArray, are_open: BoolArray) -> None:
+        """Called before the open transitions of rows, (rows,) bool, are given up; (rows,) bool: those that have one."""
+
+    def release(self) -> None:
+        """Record all that is held as it is: there is no hook any more."""
+
+    def held_from(self) -> Array:
+        """See `Experience.held_from`."""
+
+
 class ReplayExperience(Experience):
     """See `Experience`; transitions that are over are added to `algorithm.replay_buffer`.
 
@@ -357,10 +376,7 @@ class ReplayExperience(Experience):
         self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
         self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
-        self._began_in = np.zeros(actor.rows.num_rows, dtype=np.int64)  # env step of the open transition, for a hook
-        self._held: dict[int, list[tuple[int, Transitions]]] = {}  # row -> its episode so far, with those steps
-        self._held_from = np.full(actor.rows.num_rows, NEVER)  # first of those steps
-        self._unseen = np.zeros(actor.rows.num_rows, dtype=np.bool_)  # rows whose episode began before the hook
+        self._held: HeldTransitions | None = None  # for a hook
         self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
         self._advanced = 0  # steps of all envs that the latest one has completed
 
@@ -382,19 +398,14 @@ class ReplayExperience(Experience):
         self.give_up(np.ones(self.actor.rows.num_rows, dtype=np.bool_))
 
     def give_up(self, rows: BoolArray) -> None:
-        """See `Experience.give_up`; returns over several steps are given up too.
-
-        What was held back for a hook is shown: it is over, and would have been recorded without the hook.
-        """
-        if self._held and self.rewriter is not None:
-            numbers = np.where(self._open.rows, self._began_in, self.rewriter.numbers(self.actor))
-            for row in np.flatnonzero(rows).tolist():
-                self._show_held(row, int(numbers[row]), self.rewriter)
+        """See `Experience.give_up`; returns over several steps are given up too."""
+        if self._held is not None:
+            self._held.give_up(rows, self._open.rows)
         self._open.rows = self._open.rows & ~rows
-        self._held_from[rows], self._unseen[rows] = NEVER, False
-        self._break_off(rows)
+        self.break_returns(rows)
 
-    def _break_off(self, rows: BoolArray) -> None:
+    def break_returns(self, rows: BoolArray) -> None:
+        """Let no return of these rows, (rows,) bool, run on over what will be recorded next."""
         self.algorithm.replay_buffer.break_off(rows)
 
     def begin_rollout(self) -> None:
@@ -405,10 +416,8 @@ class ReplayExperience(Experience):
     def begin(self, acted: Acted) -> None:
         assert acted.decision.learned is not None
         self._open.begin(acted.acting, acted.seen, acted.decision.learned)
-        if self.rewriter is not None:
-            self._began_in[acted.acting] = self.rewriter.numbers(self.actor)[acted.acting]
-            first = acted.acting & ~self._unseen & (self._held_from == NEVER)
-            self._held_from[first] = self._began_in[first]
+        if self._held is not None:
+            self._held.begin(acted.acting)
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
@@ -449,75 +458,23 @@ class ReplayExperience(Experience):
             timeouts[chosen],
             np.flatnonzero(over),
         )
-        if self.rewriter is None:
-            self._record(transitions)
+        if self._held is None:
+            self.record(transitions)
         else:
-            truncated = self.actor.rows.of_agents(step.truncated)
-            self._hold(transitions, truncated, self.rewriter)
-
-    def _hold(self, transitions: Transitions, truncated: BoolArray, rewriter: TrajectoryRewriter) -> None:
-        """Hold transitions back until their episodes end; then show these to the hook, and record what it leaves."""
-        for number, row in enumerate(transitions.rows.tolist()):
-            one = transitions.at(slice(number, number + 1))
-            if self._unseen[row]:
-                self._record(one)
-                self._unseen[row] = not one.dones[0]
-                continue
-            self._held.setdefault(row, []).append((int(self._began_in[row]), one))
-            if one.dones[0]:
-                end = int(rewriter.numbers(self.actor)[row])
-                self._show_held(row, end, rewriter, has_ended=True, truncated=bool(truncated[row]))
-                self._held_from[row] = NEVER
-
-    def _show_held(
-        self, row: int, end: int, rewriter: TrajectoryRewriter, has_ended: bool = False, truncated: bool = False
-    ) -> None:
-        """Show what is held of a row to the hook, until step `end`, and record it.
-
-        Where transitions are missing, nothing is added up over the gap: the one before it counts as truncated.
-        """
-        if row not in self._held:
-            return
-        steps, parts = zip(*self._held.pop(row), strict=True)
-        episode = joined_transitions(parts)
-        experience: dict[str, Any] = {
-            "observations": map_arrays(np.array, episode.observations),
-            "actions": episode.actions,
-            "rewards": np.array(episode.rewards, np.float32),
-            "values": None,
-            "log_probs": None,
-            "has_ended": has_ended,
-            "truncated": truncated,
-        }
-        shown = rewriter.shown(self.actor, row, np.array(steps), end, experience)
-        for own, given in pairs(episode.next_observations, shown.observations):
-            own[:-1] = given[1:]
-        episode = episode._replace(observations=shown.observations, rewards=shown.rewards)
-        of_row = np.arange(len(self._unseen)) == row
-        for number, kept in enumerate(np.asarray(shown.keep, dtype=np.bool_).tolist()):
-            if kept:
-                self._record(episode.at(slice(number, number + 1)))
-            else:
-                self._break_off(of_row)
+            self._held.add(transitions, self.actor.rows.of_agents(step.truncated))
 
     @override
-    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
-        """See `Experience.show_to`; what was held back for a hook that is gone is recorded as it is."""
-        if self.rewriter is None:
-            self._unseen = ~self.actor.starts
-        super().show_to(rewriter)
-        for held in self._held.values() if rewriter is None else ():
-            for _, transition in held:
-                self._record(transition)
-        if rewriter is None:
-            self._held.clear()
-            self._held_from.fill(NEVER)
+    def show_to(self, rewriter: Rewriter | None) -> None:
+        if rewriter is None and self._held is not None:
+            self._held.release()
+        self._held = None if rewriter is None else rewriter.of_replay(self)
 
     @override
     def held_from(self) -> Array:
-        return self._held_from
+        return super().held_from() if self._held is None else self._held.held_from()
 
-    def _record(self, transitions: Transitions) -> None:
+    def record(self, transitions: Transitions) -> None:
+        """Add transitions to the replay buffer."""
         self.algorithm.replay_buffer.add_transitions(transitions)
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch as th
@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
-from marl_sb3.core.experience import NEVER, Experience, TrajectoryRewriter, TransitionNotes, rewrite_rollout
+from marl_sb3.core.experience import Experience, Rewriter
 from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, computed, in_order, integer
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
 from marl_sb3.types import Array, BoolArray, Observations
@@ -21,6 +21,42 @@ if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
 else:
     _Base = object
+
+
+class RolloutNotes(Protocol):
+    """What is noted of the transitions in a rollout while a hook is to see them; places are (lines, rows) of these."""
+
+    def reset(self) -> None:
+        """Called when the buffer is emptied."""
+
+    def begin(self, acting: BoolArray) -> None:
+        """Called when these rows, (rows,) bool, have opened a transition."""
+
+    def finish(self, observed: Observed) -> None:
+        """Called before the open transitions of agents that have ended are closed."""
+
+    def drop(self, dropped: tuple[Any, Any], before: tuple[Any, Any], value: Any) -> None:
+        """Called before the transition in front of a dropped one is bootstrapped with a value; one place each."""
+
+    def take_open(self, places: tuple[Array, Array]) -> None:
+        """Called before the open transitions of rows that wait leave the buffer; a place for each row."""
+
+    def put_open(self, rows: BoolArray) -> None:
+        """Called when these rows, (rows,) bool, have their open transitions in the first line of the next rollout."""
+
+    def rewrite(self, ended: BoolArray) -> BoolArray:
+        """Show a complete rollout to the hook, before returns are computed.
+
+        Args:
+            ended: (rows,) bool; where the last transition ended the agent's episode.
+
+        Returns:
+            (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
+            episode, or was dropped.
+        """
+
+    def held_from(self) -> Array:
+        """See `Experience.held_from`."""
 
 
 class TurnAwareRollout(_Base):
@@ -40,7 +76,7 @@ class TurnAwareRollout(_Base):
     # whether each env fills the columns of its rows from the first line on, so that a line holds different steps: for
     # envs that step at different times. The buffer is full when the rows of one env are.
     packs_rows: bool = False
-    notes: TransitionNotes | None = None  # of the transitions, while a hook is to see them
+    notes: RolloutNotes | None = None  # of the transitions, while a hook is to see them
     # (buffer_size, n_envs) bool; True where a transition does not follow from the row's one before it, though no
     # episode starts: a hook has dropped those between. None: nowhere.
     breaks: BoolArray | None = None
@@ -160,8 +196,7 @@ class TurnAwareRollout(_Base):
             if len(before) and not self.episode_starts[lost, row]:
                 place, value = (before[-1], row), self.gamma * self.values[lost, row]
                 if self.notes is not None:
-                    end = self.notes.began[lost, row]
-                    self.notes.set(place, end=end, paid=self.rewards[place], bootstrap=value)
+                    self.notes.drop((lost, row), place, value)
                 self.rewards[place] += value
             self.acted[lost, row] = False
             self._open_at[row] = -1
@@ -173,8 +208,9 @@ class TurnAwareRollout(_Base):
         if not rows.any():
             return None
         places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
-        began = None if self.notes is None else self.notes.began[places]
-        taken = CarriedTransitions(rows, *self._at(places), began)
+        if self.notes is not None:
+            self.notes.take_open(places)
+        taken = CarriedTransitions(rows, *self._at(places))
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
 
@@ -187,8 +223,8 @@ class TurnAwareRollout(_Base):
             getattr(self, name)[0][rows] = array[rows]
         self.acted[0] |= rows
         self._open_at[rows] = 0
-        if self.notes is not None and waited.began is not None:
-            self.notes.began[0][rows] = waited.began[rows]
+        if self.notes is not None:
+            self.notes.put_open(rows)
         if self.packs_rows:
             self._fill(rows, np.maximum(self._filled[rows], 1))
 
@@ -342,9 +378,6 @@ class CarriedTransitions:
     rows: BoolArray  # (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
     observations: Observations  # (rows, ...) what the agent saw when it acted
     columns: Mapping[str, Array]  # name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far
-    # (rows,) numbers of the env steps in which they began, for a hook; -1: it does not see them. A checkpoint has none:
-    # it leaves out episodes that a hook has yet to see.
-    began: Array | None = None
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------
@@ -360,7 +393,7 @@ class RolloutExperience(Experience):
     fields: ClassVar[Fields] = {
         "steps": integer("steps", 0, lambda own: own.algorithm.n_steps),
         "carried": Field(
-            lambda own: None if own.carried is None else {n: v for n, v in vars(own.carried).items() if n != "began"},
+            lambda own: None if own.carried is None else vars(own.carried),
             lambda own, state, name: None if state.value(name) is None else own.buffer.read_carried(state.fields(name)),
             lambda own, carried: setattr(own, "carried", carried),
         ),
@@ -413,9 +446,8 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             buffer.put_open(self.carried)
             self.carried = None
-        if self.rewriter is not None and buffer.notes is not None:
-            places = buffer.open_places(acted.acting)
-            buffer.notes.set(places, began=self.rewriter.numbers(self.actor)[places[1]])
+        if buffer.notes is not None:
+            buffer.notes.begin(acted.acting)
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
         self.steps = buffer.pos
 
@@ -424,18 +456,9 @@ class RolloutExperience(Experience):
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.add_rewards(observed.rewards)
         if np.count_nonzero(observed.ended):
-            if self.rewriter is not None and buffer.notes is not None:
-                self._note_ends(observed, buffer.notes, self.rewriter)
+            if buffer.notes is not None:
+                buffer.notes.finish(observed)
             buffer.end(observed.ended)
-
-    def _note_ends(self, observed: Observed, notes: TransitionNotes, rewriter: TrajectoryRewriter) -> None:
-        """Note which transitions end with a step, and how, before they are closed."""
-        places = self.buffer.open_places(observed.ended)
-        rows, truncated = places[1], self.actor.rows.of_agents(observed.step.truncated)
-        notes.set(places, end=rewriter.numbers(self.actor)[rows], ended=True, truncated=truncated[rows])
-        bootstrapped = self.actor.processing.take_bootstrapped()
-        if bootstrapped is not None:
-            notes.set(self.buffer.open_places(bootstrapped.rows), paid=bootstrapped.paid, bootstrap=bootstrapped.added)
 
     @override
     def break_off(self) -> None:
@@ -453,32 +476,18 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             values = np.where(self.carried.rows, self.carried.columns["values"], values)
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
-        if self.rewriter is not None and self.buffer.notes is not None:
-            next_steps = self.rewriter.numbers(self.actor)
-            if self.carried is not None and self.carried.began is not None:
-                next_steps = np.where(self.carried.rows, self.carried.began, next_steps)
-            starts = rewrite_rollout(self.rewriter, self.actor, self.buffer, next_steps, starts)
+        if self.buffer.notes is not None:
+            starts = self.buffer.notes.rewrite(starts)
         self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
 
     @override
-    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
-        super().show_to(rewriter)
+    def show_to(self, rewriter: Rewriter | None) -> None:
         self.actor.processing.take_bootstrapped()  # that of a step before
-        buffer = self.buffer
-        if rewriter is None:
-            buffer.notes = None
-        elif buffer.notes is None:
-            buffer.notes = TransitionNotes(buffer.buffer_size, buffer.n_envs)
+        self.buffer.notes = None if rewriter is None else rewriter.of_rollouts(self)
 
     @override
     def held_from(self) -> Array:
-        held, notes = np.full(self.actor.rows.num_rows, NEVER), self.buffer.notes
-        if notes is not None and self.is_under_way(self.steps):
-            held = np.where(notes.began >= 0, notes.began, NEVER).min(axis=0)
-        if self.carried is not None and self.carried.began is not None:
-            seen = self.carried.rows & (self.carried.began >= 0)
-            held = np.where(seen, np.minimum(self.carried.began, held), held)
-        return held
+        return super().held_from() if self.buffer.notes is None else self.buffer.notes.held_from()
 
     def recorded(self) -> dict[str, Any] | None:
         """Return the arrays of a complete rollout by name, with returns and advantages; None if it is not complete."""

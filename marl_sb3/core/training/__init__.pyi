@@ -3,7 +3,11 @@
 from .algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .algorithm import MultiAgentCallback as MultiAgentCallback
 from .callback import TrainingCallback as TrainingCallback
+from .callback import TrainingWatcher as TrainingWatcher
 from .callback import accepted_callbacks as accepted_callbacks
+from .callback import has_hook as has_hook
+from .callback import named_errors as named_errors
+from .callback import with_hook as with_hook
 from .loop import IterationReport as IterationReport
 from .results import ResultLogger as ResultLogger
 from .results import ResultWriter as ResultWriter

@@ -23,8 +23,7 @@ from marl_sb3.core.learners import PolicySpec, limited_threads, parallel_updates
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, store_of, versions
-from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, named_errors
-from marl_sb3.core.training.hooks import with_hook
+from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
@@ -243,12 +242,13 @@ class MultiAgentAlgorithm(PolicyByAgent):
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
         self._loop.begin(joined)
-        self.parts.callbacks.begin(joined, self._loop.episode_hooks)
+        self.parts.callbacks.begin(joined, self._loop.watchers)
         while self.num_timesteps < total_timesteps:
             result = self._iterate(joined, total_timesteps)
             if result is None:
                 break
-            self._loop.log_episodes(self.logger)
+            for watcher in self._loop.watchers.values():
+                watcher.log(self.logger, self.iteration)
             write = log_interval is not None and self.iteration % log_interval == 0
             if not self._reporter.report(result, joined, self.num_timesteps, write=write):
                 break
@@ -391,8 +391,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
     def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of the callbacks of the present training, in their order."""
         for each in with_hook(self.parts.callbacks.callback, hook):
-            with named_errors(each, hook):
-                getattr(each, hook)(*arguments)
+            call_hook(each, hook, *arguments)
 
     def keep_callback_states(self) -> None:
         """Give the states of the callbacks of the last `learn` to those of the next one."""

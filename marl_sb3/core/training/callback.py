@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -17,15 +18,20 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.experience import Trajectory
-from marl_sb3.core.metrics import Result, RunningEpisode
+from marl_sb3.core.acting import ActingWatcher
+from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import all_callbacks
 from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.vec_env import Health, MultiAgentVecEnv
+from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
+from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3 import RunningEpisode, Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +144,30 @@ def training_callbacks(callback: Any) -> Iterator[TrainingCallback]:
     return (each for each in all_callbacks(callback) if isinstance(each, TrainingCallback))
 
 
+def with_hook(callback: BaseCallback | None, *names: str) -> list[TrainingCallback]:
+    """Return the callbacks that have one of these hooks, in order: that of the list, as given to `learn`."""
+    return [each for each in training_callbacks(callback) if any(has_hook(each, name) for name in names)]
+
+
+def has_hook(callback: TrainingCallback, name: str) -> bool:
+    """Whether a callback has a hook of the user's; those of this package are called without `RunningEpisode`s."""
+    is_ours = getattr(type(callback), name).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_ours or name in vars(callback)
+
+
+def call_hook(callback: TrainingCallback, hook: str, *arguments: Any, where: str = "") -> Any:
+    """Call a hook and return what it returns; an exception of one of the user's is named.
+
+    Args:
+        where: see `named_errors`.
+
+    Raises:
+        HookError: instead of an exception of a user's hook. Those of this package's own callbacks stay as they are.
+    """
+    with named_errors(callback, hook, where) if has_hook(callback, hook) else nullcontext():
+        return getattr(callback, hook)(*arguments)
+
+
 # --- SB3's own callbacks ---------------------------------------------------------------------------------------------
 
 # Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
@@ -203,17 +233,24 @@ def _require_usable(callback: Any) -> None:
 _PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
 
 
-_OF_EPISODES = "episodes"  # beside the names of callbacks, which end with a number
+class TrainingWatcher(ActingWatcher, Protocol):
+    """Watches one training; see the door `WATCHERS`. A subclass overrides the methods that it needs.
 
+    Where the envs are stepped together it also sees their steps, see `ActingWatcher`; in shards nobody does.
+    """
 
-class EpisodeStates(Protocol):
-    """What hooks have put into the episodes that run."""
+    def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
+        """Called after each step of all envs with the episodes that it ended, before callbacks hear of the step."""
+
+    def log(self, logger: Logger, iteration: int) -> None:
+        """Record what is to be logged with an iteration, which has just been completed."""
 
     def get_state(self) -> State:
-        """Return it, as plain data and arrays."""
+        """Return what a checkpoint needs of it, as plain data and arrays."""
+        return {}
 
     def restore(self, state: StateReader) -> None:
-        """Give it to the episodes that go on.
+        """Called before the first step of a training that goes on from a checkpoint, with what `get_state` returned.
 
         Raises:
             CheckpointError: the state does not fit.
@@ -221,22 +258,22 @@ class EpisodeStates(Protocol):
 
 
 class CallbackStates:
-    """The part of a checkpoint with the states of the callbacks of `learn`.
+    """The part of a checkpoint with the states of the callbacks of `learn`, and of what watches the training.
 
     A state that is loaded before a training is kept until the training starts, when its callbacks are known.
     """
 
     def __init__(self) -> None:
         self._callback: BaseCallback | None = None
-        self._episodes: EpisodeStates | None = None
+        self._watchers: Mapping[str, TrainingWatcher] = {}
         self._waiting: State | None = None
         self._was_loaded = False
 
-    def begin(self, callback: BaseCallback, episodes: EpisodeStates | None = None) -> None:
+    def begin(self, callback: BaseCallback, watchers: Mapping[str, TrainingWatcher] = MappingProxyType({})) -> None:
         """Start a training with this callback, and give it the state that was loaded before.
 
         Args:
-            episodes: what its hooks put into the episodes at hand; None: it has no hooks of episodes.
+            watchers: of the training, by their names at the door; those of callbacks end with a number.
 
         Raises:
             ConfigError: a checkpoint cannot hold the state of a callback.
@@ -247,13 +284,14 @@ class CallbackStates:
             if not is_plain(own) or not isinstance(own, Mapping | None):
                 words = f"{type(each).__name__}.get_state() does not return a mapping of names to {_PLAIN}"
                 raise ConfigError(words, key="callback")
-        self._callback, self._episodes = callback, episodes
+        self._callback, self._watchers = callback, watchers
         if self._waiting is not None:
             waiting, self._waiting = dict(self._waiting), None
-            of_episodes = waiting.pop(_OF_EPISODES, None)
+            of_watchers = {name: waiting.pop(name) for name in WATCHERS.names() if name in waiting}
             _set_states(callback, waiting)
-            if of_episodes is not None and episodes is not None:
-                episodes.restore(StateReader(of_episodes["own"] or {}, f"state/callbacks/{_OF_EPISODES}/own"))
+            for name, saved in of_watchers.items():
+                if name in watchers:
+                    watchers[name].restore(StateReader(saved["own"] or {}, f"state/callbacks/{name}/own"))
         if self._was_loaded:
             self._was_loaded = False
             for each in training_callbacks(callback):
@@ -279,9 +317,7 @@ class CallbackStates:
             return self._waiting
         named = {} if self._callback is None else _by_name(self._callback)
         states: State = {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
-        if self._episodes is not None:
-            states[_OF_EPISODES] = {"n_calls": 0, "own": self._episodes.get_state()}
-        return states
+        return states | {name: {"n_calls": 0, "own": each.get_state()} for name, each in self._watchers.items()}
 
     def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; callbacks check their own states when the next training starts."""

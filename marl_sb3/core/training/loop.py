@@ -10,23 +10,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
 
 from marl_sb3.core.learners import Learner, run_in_threads
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import Progress, has_step_hook, parameter_addresses
 from marl_sb3.core.state import Fields, Stateful, counts, integer, number, optional
-from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
-from marl_sb3.core.training.hooks import (
-    OF_EPISODES,
-    EpisodeHooks,
+from marl_sb3.core.training.callback import (
+    TrainingCallback,
+    TrainingWatcher,
+    call_hook,
     has_hook,
-    require_possible,
-    trajectory_hooks,
+    training_callbacks,
     with_hook,
 )
 from marl_sb3.core.training.runner import Runner
 from marl_sb3.core.vec_env import Health, VecStep
+from marl_sb3.doors import EXPERIENCE_HOOKS, WATCHERS
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, PolicyID
 
 
@@ -123,7 +123,7 @@ class TrainingLoop:
         at_once: number of updates that run in parallel, if possible.
 
     Attributes:
-        episode_hooks: of the training's callbacks; None: they have none.
+        watchers: of the training, by their names at the door.
     """
 
     def __init__(
@@ -141,37 +141,33 @@ class TrainingLoop:
         self.n_steps, self._at_once = n_steps, at_once
         self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
         self._steps_of_envs: Array | None = None
-        self.episode_hooks: EpisodeHooks | None = None
+        self.watchers: Mapping[str, TrainingWatcher] = {}
         self._update_hooks: Sequence[TrainingCallback] = ()
         self._restart_hooks: Sequence[TrainingCallback] = ()
 
     def begin(self, callback: BaseCallback) -> None:
-        """Find the hooks of the callbacks with which a training begins.
+        """Find the hooks of the callbacks with which a training begins, and what watches it.
 
         Raises:
-            ConfigError: a hook cannot run where the envs are stepped.
+            ConfigError: a hook cannot run where the envs are stepped, or two would change the same experience.
         """
         env, runner = self._model.env, self._runner
-        watchers = runner.watchers
-        require_possible(callback, sharded=watchers is None)
-        runner.rewrite_trajectories(trajectory_hooks(callback), self._counters.env_steps // env.num_envs)
+        made = {name: WATCHERS[name](self._model, callback) for name in WATCHERS.names()}
+        changing = {name: EXPERIENCE_HOOKS[name](callback) for name in EXPERIENCE_HOOKS.names()}
+        changing = {name: hook for name, hook in changing.items() if hook is not None}
+        if len(changing) > 1:
+            words = f"{' and '.join(changing)} would change the same experience; accepted: one of them"
+            raise ConfigError(words, key="callback")
+        runner.show_experience(next(iter(changing.values()), None), self._counters.env_steps // env.num_envs)
         self._update_hooks = with_hook(callback, "on_update_start")
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
-        if watchers is not None and self.episode_hooks in watchers:
-            watchers.remove(self.episode_hooks)
-        self.episode_hooks = None
-        if with_hook(callback, *OF_EPISODES):
-            self.episode_hooks = EpisodeHooks(env, self._model.tracker, callback)
-            if watchers is not None:
-                watchers.append(self.episode_hooks)
+        for before in self.watchers.values():
+            self._model.remove_watcher(before)
+        self.watchers = {name: watcher for name, watcher in made.items() if watcher is not None}
+        if runner.watchers is not None:
+            runner.watchers.extend(self.watchers.values())
         for each in with_hook(callback, "on_envs_created"):
-            with named_errors(each, "on_envs_created"):
-                each.on_envs_created(env)
-
-    def log_episodes(self, logger: Logger) -> None:
-        """Record what hooks have added to the episodes of the iteration."""
-        if self.episode_hooks is not None:
-            self.episode_hooks.log(logger, self._counters.iteration)
+            call_hook(each, "on_envs_created", env)
 
     def iterate(self, callback: BaseCallback, budget: float = math.inf) -> IterationReport | None:
         """Run one iteration; returns None if the callback stopped it.
@@ -217,8 +213,8 @@ class TrainingLoop:
             self._steps_of_envs += step.stepped
         counters.agent_steps += step.acted.sum(axis=0)
         counters.episodes += len(episodes)
-        if self.episode_hooks is not None:
-            self.episode_hooks.finished(episodes, step)
+        for watcher in self.watchers.values():
+            watcher.finished(episodes, step)
         for episode in episodes:
             for each in training_callbacks(self._callback):
                 if not has_hook(each, "on_episode_end"):
@@ -239,8 +235,7 @@ class TrainingLoop:
         now = None if before is None else self._runner.health
         if now is not None and before is not None and now.num_worker_restarts > before.num_worker_restarts:
             for each in self._restart_hooks:
-                with named_errors(each, "on_workers_restarted"):
-                    each.on_workers_restarted(now)
+                call_hook(each, "on_workers_restarted", now)
 
     def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""
@@ -248,8 +243,8 @@ class TrainingLoop:
         for learners in _without_shared_parameters(due):
             for each in self._update_hooks:
                 for learner in learners:
-                    with named_errors(each, "on_update_start", f"policy {learner.policy_id!r}"):
-                        each.on_update_start(learner.policy_id, experience_of(learner.algorithm))
+                    policy_id, batch = learner.policy_id, experience_of(learner.algorithm)
+                    call_hook(each, "on_update_start", policy_id, batch, where=f"policy {policy_id!r}")
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():
                 if not job.parallel:

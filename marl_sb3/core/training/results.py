@@ -20,8 +20,7 @@ from stable_baselines3.common.logger import (
 
 from marl_sb3.core.learners import joined_metrics
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.training.callback import TrainingCallback, training_callbacks
-from marl_sb3.core.training.hooks import call_hook
+from marl_sb3.core.training.callback import TrainingCallback, call_hook, training_callbacks
 from marl_sb3.core.training.loop import IterationReport
 from marl_sb3.core.training.setup import TrainingParts
 from marl_sb3.doors import View

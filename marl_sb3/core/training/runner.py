@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, ActingWatcher, Actor
-from marl_sb3.core.experience import NEVER, Experience, TrajectoryHook, TrajectoryRewriter
+from marl_sb3.core.experience import NEVER, Experience, ExperienceHook, Rewriter
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import Part, SavedPart, State, StateReader, is_plain
@@ -90,7 +90,7 @@ class Runner(Part, Protocol):
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes in all envs."""
 
-    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0) -> None:
+    def show_experience(self, hook: ExperienceHook | None, first_step: int = 0) -> None:
         """Show what policies have experienced to a hook, before they learn from it; None: to no hook any more.
 
         Args:
@@ -169,7 +169,7 @@ class LocalRunner(Runner):
         self.env = env
         self.tracker = tracker
         self.watchers: list[ActingWatcher] = []
-        self._rewriter: TrajectoryRewriter | None = None
+        self._rewriter: Rewriter | None = None
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience) for each in policies.values()
         ]
@@ -270,8 +270,8 @@ class LocalRunner(Runner):
             actor.policy.refresh()
 
     @override
-    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0, first_env: int = 0) -> None:
-        """See `Runner.rewrite_trajectories`.
+    def show_experience(self, hook: ExperienceHook | None, first_step: int = 0, first_env: int = 0) -> None:
+        """See `Runner.show_experience`.
 
         Args:
             first_env: index of the first env among those of all shards.
@@ -286,7 +286,7 @@ class LocalRunner(Runner):
             self._rewriter = None
         elif hook is not None:
             actors = [actor for actor, _ in self._pairs]
-            self._rewriter = TrajectoryRewriter(hook, actors, first_env=first_env, first_step=first_step)
+            self._rewriter = hook.rewriter(actors, first_env=first_env, first_step=first_step)
             self.watchers.append(self._rewriter)
         for _, experience in self._pairs:
             if experience is not None:

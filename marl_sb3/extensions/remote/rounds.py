@@ -69,7 +69,7 @@ class RoundOrder:
         policies: policy id -> its weights and statistics.
         seed: the random numbers of a shard in this round follow from it and the shard.
         progress: what is left of the training before and after each step, from 1 to 0.
-        trajectory_hook: pickled; what it keeps in itself is forgotten after the round. None: there is none.
+        experience_hook: pickled; what it keeps in itself is forgotten after the round. None: there is none.
     """
 
     env_steps: int
@@ -78,7 +78,7 @@ class RoundOrder:
     policies: Mapping[PolicyID, PolicyOrder]
     seed: int
     progress: Sequence[Progress]
-    trajectory_hook: bytes | None = None
+    experience_hook: bytes | None = None
 
 
 @dataclass(frozen=True)

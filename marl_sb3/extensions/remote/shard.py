@@ -100,10 +100,10 @@ class Shard:
         random.seed(of_python)
         for number, (policy_id, policy) in enumerate(self._policies.items()):
             policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
-        hook = None if order.trajectory_hook is None else pickle.loads(order.trajectory_hook)
+        hook = None if order.experience_hook is None else pickle.loads(order.experience_hook)
         envs = self._plan.envs
         first_step = self._order.progress[0].env_steps // envs.n_envs
-        self._runner.rewrite_trajectories(hook, first_step, envs.envs_of(self._index)[0])
+        self._runner.show_experience(hook, first_step, envs.envs_of(self._index)[0])
         if order.new_episodes:
             self._runner.forget_episodes()
         self._runner.begin_rollouts()

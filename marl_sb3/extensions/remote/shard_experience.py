@@ -142,11 +142,13 @@ class RecordingExperience(ReplayExperience):
         super().begin_rollout()
         self._transitions, self._steps = [], []
 
-    def _record(self, transitions: Transitions) -> None:
+    @override
+    def record(self, transitions: Transitions) -> None:
         self._transitions.append(transitions)
         self._steps.append(np.full(len(transitions.rows), self.steps - 1))
 
-    def _break_off(self, rows: BoolArray) -> None:
+    @override
+    def break_returns(self, rows: BoolArray) -> None:
         self._broken_off = self._broken_off | rows
 
     def recorded(self) -> RecordedTransitions:

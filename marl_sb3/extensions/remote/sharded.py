@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.envs import imported_modules
-from marl_sb3.core.experience import TrajectoryHook
+from marl_sb3.core.experience import ExperienceHook
 from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.sb3 import Progress
@@ -65,7 +65,7 @@ class ShardedRunner(Runner):
         self._progress_after = progress_after
         self._anew = True
         self._new_episodes = True
-        self._trajectory_hook: bytes | None = None
+        self._experience_hook: bytes | None = None
 
     @property
     @override
@@ -117,7 +117,7 @@ class ShardedRunner(Runner):
             {policy_id: source.order() for policy_id, source in self._sources.items()},
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
             [self._progress_after(self._plan.envs.n_envs * step) for step in range(env_steps + 1)],
-            self._trajectory_hook,
+            self._experience_hook,
         )
         self._new_episodes = True  # if a shard fails, nobody knows where its envs are
         try:
@@ -147,13 +147,13 @@ class ShardedRunner(Runner):
     def forget_episodes(self) -> None:
         self._new_episodes = True
 
-    def rewrite_trajectories(self, hook: TrajectoryHook | None, first_step: int = 0) -> None:
-        """See `Runner.rewrite_trajectories`: the hook runs in the shards, which get it anew in each round.
+    def show_experience(self, hook: ExperienceHook | None, first_step: int = 0) -> None:
+        """See `Runner.show_experience`: the hook runs in the shards, which get it anew in each round.
 
         Raises:
             ConfigError: policies have replay buffers or rollouts of different lengths, or the hook cannot be sent.
         """
-        self._trajectory_hook = None
+        self._experience_hook = None
         if hook is None:
             return
         trained = [source for source in self._sources.values() if source.records]
@@ -162,7 +162,7 @@ class ShardedRunner(Runner):
             words = "on_trajectory over shards needs policies with rollouts, all of the same n_steps"
             raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
         try:
-            self._trajectory_hook = by_value(hook)
+            self._experience_hook = by_value(hook)
         except Exception as error:  # pickling calls code of the user's
             words = f"on_trajectory runs in the shards, and its callback cannot be sent there: {described(error)}"
             raise ConfigError(words, key="callback") from error

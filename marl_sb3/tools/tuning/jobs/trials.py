@@ -12,9 +12,10 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from marl_sb3.core.metrics import Opposition, Result, RunningEpisode
+from marl_sb3.core.metrics import Opposition, Result
 from marl_sb3.core.training import TrainingCallback
 from marl_sb3.errors import ConfigError, is_disk_full
+from marl_sb3.extensions.hooks import RunningEpisode
 from marl_sb3.extensions.store import checkpoints_of
 from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, write_traceback
 from marl_sb3.tools.tuning import trial as key

@@ -1,13 +1,12 @@
-"""What hooks of callbacks get within a training: the episode at hand, and trajectories that they may rewrite."""
+"""The hooks of episodes: callbacks see the episode at hand, and what they add to it is logged and resumed."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -15,49 +14,40 @@ from stable_baselines3.common.logger import Image, Logger
 
 from marl_sb3.core.acting import Acted
 from marl_sb3.core.config import file_names, shown
-from marl_sb3.core.experience import Trajectory
-from marl_sb3.core.metrics import Episode, EpisodeTracker, LatestStep, RunningEpisode
+from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.training.callback import TrainingCallback, named_errors, training_callbacks
+from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.doors import FILMS
 from marl_sb3.errors import ConfigError, HookError
+from marl_sb3.extensions.hooks.running_episode import LatestStep, RunningEpisode
 from marl_sb3.types import Array, PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.core.training import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 
-OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end")
 _OF_STEPS = ("on_episode_start", "on_episode_step")
-_TRAJECTORY = "on_trajectory"
-_LEFT_IN_SHARDS = ("model", "parent", "training_env", "locals", "globals", "_logger")  # BaseCallback's own attributes
+_OF_EPISODES = (*_OF_STEPS, "on_episode_end")
 
 
-def with_hook(callback: BaseCallback | None, *names: str) -> list[TrainingCallback]:
-    """Return the callbacks that have one of these hooks, in order: that of the list, as given to `learn`."""
-    return [each for each in training_callbacks(callback) if any(has_hook(each, name) for name in names)]
-
-
-def has_hook(callback: TrainingCallback, name: str) -> bool:
-    """Whether a callback has a hook of the user's; those of this package are called without `RunningEpisode`s."""
-    is_ours = getattr(type(callback), name).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return not is_ours or name in vars(callback)
-
-
-def call_hook(callback: TrainingCallback, hook: str, *arguments: Any) -> Any:
-    """Call a hook and return what it returns; an exception of one of the user's is named.
+def episode_hooks(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> EpisodeHooks | None:
+    """Return what calls the hooks of episodes; None if there are none. See `WatcherMaker`.
 
     Raises:
-        HookError: instead of an exception of a user's hook. Those of this package's own callbacks stay as they are.
+        ConfigError: hooks of steps where the steps are taken in shards, whose observations stay there.
     """
-    with named_errors(callback, hook) if has_hook(callback, hook) else nullcontext():
-        return getattr(callback, hook)(*arguments)
+    for each in with_hook(callback, *_OF_STEPS) if algorithm.parts.runner.watchers is None else ():
+        name = next(name for name in _OF_STEPS if has_hook(each, name))
+        words = f"{type(each).__name__}.{name}() needs every step as it is taken, and shards take theirs elsewhere"
+        raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
+    has_any = with_hook(callback, *_OF_EPISODES)
+    return EpisodeHooks(algorithm.env, algorithm.tracker, callback) if has_any else None
 
 
-# --- Episodes ---------------------------------------------------------------------------------------------------------
-
-
-class EpisodeHooks:
-    """Calls the hooks of episodes; an `ActingWatcher`. There is none in a training without such hooks.
+class EpisodeHooks(TrainingWatcher):
+    """Calls the hooks of episodes. There is none in a training without such hooks.
 
     Args:
         env: the envs.
@@ -67,7 +57,7 @@ class EpisodeHooks:
 
     def __init__(self, env: MultiAgentVecEnv, tracker: EpisodeTracker, callback: BaseCallback) -> None:
         self._env, self._tracker = env, tracker
-        self._of = {name: with_hook(callback, name) for name in OF_EPISODES}
+        self._of = {name: with_hook(callback, name) for name in _OF_EPISODES}
         self._numbers = np.zeros(env.num_envs, dtype=np.int64)
         self._running: dict[int, RunningEpisode] = {}
         self._saved: dict[int, StateReader] = {}  # of the episodes that a checkpoint has interrupted
@@ -108,10 +98,10 @@ class EpisodeHooks:
             episode.custom, episode.duration_s = each.custom, each.duration_s
             self._call("on_episode_step", episode)
             self._call("on_episode_end", episode)
-            self._tracker.add_custom(each, custom_numbers(episode))
+            self._tracker.add_custom(each, _custom_numbers(episode))
             for name, numbers in episode.hist_data.items():
-                self._histograms.setdefault(name, []).extend(checked_numbers(episode, name, numbers))
-            self._media.update({name: checked_frames(episode, name) for name in episode.media})
+                self._histograms.setdefault(name, []).extend(_checked_numbers(episode, name, numbers))
+            self._media.update({name: _checked_frames(episode, name) for name in episode.media})
             del self._running[each.env_index]
         self._begin([each.env_index for each in finished], step)
 
@@ -154,7 +144,7 @@ class EpisodeHooks:
                 _give_back(episode, saved)
 
     def get_state(self) -> State:
-        """See `EpisodeStates.get_state`; what a checkpoint cannot hold exactly is named in a warning, once."""
+        """See `TrainingWatcher.get_state`; what a checkpoint cannot hold exactly is named in a warning, once."""
         return {str(index): self._state_of(episode) for index, episode in self._running.items()}
 
     def _state_of(self, episode: RunningEpisode) -> State:
@@ -175,7 +165,7 @@ class EpisodeHooks:
         return state
 
     def restore(self, state: StateReader) -> None:
-        """See `EpisodeStates.restore`; an episode gets it with its start hook."""
+        """See `TrainingWatcher.restore`; an episode gets it with its start hook."""
         for name in state.names():
             if name not in map(str, range(self._env.num_envs)):
                 raise state.error(name, name, f"the index of an env, below {self._env.num_envs}")
@@ -222,7 +212,7 @@ def _give_back(episode: RunningEpisode, saved: StateReader) -> None:
         setattr(episode, field, {**copy.deepcopy(state.value("held")), **left_out})
 
 
-def custom_numbers(episode: RunningEpisode) -> dict[str, float]:
+def _custom_numbers(episode: RunningEpisode) -> dict[str, float]:
     """Return the custom metrics of an episode, checked."""
     for name, value in episode.custom_metrics.items():
         is_number = isinstance(name, str) and isinstance(value, (int, float, np.number)) and np.isfinite(value)
@@ -232,7 +222,7 @@ def custom_numbers(episode: RunningEpisode) -> dict[str, float]:
     return {name: float(value) for name, value in episode.custom_metrics.items()}
 
 
-def checked_numbers(episode: RunningEpisode, name: Any, numbers: Any) -> list[float]:
+def _checked_numbers(episode: RunningEpisode, name: Any, numbers: Any) -> list[float]:
     """Return a histogram's numbers of an episode, checked; there may be none."""
     try:
         array = np.asarray(numbers)
@@ -245,7 +235,7 @@ def checked_numbers(episode: RunningEpisode, name: Any, numbers: Any) -> list[fl
     return [float(number) for number in array]
 
 
-def checked_frames(episode: RunningEpisode, name: Any) -> Array:
+def _checked_frames(episode: RunningEpisode, name: Any) -> Array:
     """Return pictures of an episode as an array, checked."""
     try:
         frames = np.asarray(episode.media[name])
@@ -256,52 +246,3 @@ def checked_frames(episode: RunningEpisode, name: Any) -> Array:
         words = f"media[{name!r}] is an array {frames.shape} of {frames.dtype}"
         raise HookError(f"episode {episode.id}: {words}; accepted: (T, H, W, 3) of uint8, of one size, under a text")
     return frames
-
-
-def require_possible(callback: BaseCallback, *, sharded: bool) -> None:
-    """Refuse hooks of steps where the steps are taken in shards, whose observations stay there.
-
-    Raises:
-        ConfigError: the message names the callback.
-    """
-    for each in with_hook(callback, *_OF_STEPS) if sharded else ():
-        name = next(name for name in _OF_STEPS if has_hook(each, name))
-        words = f"{type(each).__name__}.{name}() needs every step as it is taken, and shards take theirs elsewhere"
-        raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
-
-
-# --- Trajectories -----------------------------------------------------------------------------------------------------
-
-
-class TrajectoryHooks:
-    """Shows a trajectory to all callbacks with the hook `on_trajectory`, one after the other; it can be pickled.
-
-    Args:
-        callbacks: those with the hook.
-    """
-
-    def __init__(self, callbacks: Sequence[TrainingCallback]) -> None:
-        self.callbacks = callbacks
-
-    def __call__(self, trajectory: Trajectory) -> None:
-        """Call them."""
-        for callback in self.callbacks:
-            where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
-            with named_errors(callback, _TRAJECTORY, f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"):
-                before = trajectory.as_it_was()
-                callback.on_trajectory(trajectory)
-                trajectory.require_fitting(before)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the callbacks without the algorithm and the envs."""
-        alone = [copy.copy(callback) for callback in self.callbacks]
-        for callback in alone:
-            for name in _LEFT_IN_SHARDS:
-                vars(callback).pop(name, None)
-        return TrajectoryHooks, (alone,)
-
-
-def trajectory_hooks(callback: BaseCallback) -> TrajectoryHooks | None:
-    """Return what shows trajectories to the callbacks; None if none has the hook."""
-    callbacks = with_hook(callback, _TRAJECTORY)
-    return TrajectoryHooks(callbacks) if callbacks else None

@@ -14,10 +14,8 @@ from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, RunningEpisode, Trajectory, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback
-from marl_sb3.core.experience import Trajectory
-from marl_sb3.core.metrics import RunningEpisode
 from marl_sb3.core.training import LocalRunner
 from marl_sb3.core.vec_env import Health
 from marl_sb3.errors import ConfigError, HookError

@@ -31,10 +31,10 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.core.experience import TrajectoryRewriter, rewrite_rollout, trajectories
-from marl_sb3.core.off_policy import ReplayExperience
-from marl_sb3.core.on_policy.rollout import RolloutExperience, TurnAwareRollout
+from marl_sb3.core.on_policy.rollout import TurnAwareRollout
 from marl_sb3.envs import EpisodeRefusedError, StepReport
+from marl_sb3.extensions.hooks.experience import HeldEpisodes, NotedRollouts
+from marl_sb3.extensions.hooks.trajectories import TrajectoryRewriter, _EnvSteps
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
 NET = {"net_arch": []}
@@ -700,23 +700,23 @@ def test_many_trajectories_are_those_of_the_envs(name: str) -> None:
 # Function, what its source says, and a mistake instead.
 FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "until the next rollout": (
-        rewrite_rollout, "notes.end[last] if notes.end[last] >= 0 else next_steps[row]", "next_steps[row]"
+        NotedRollouts.rewrite, "self.end[last] if self.end[last] >= 0 else next_steps[row]", "next_steps[row]"
     ),
-    "bootstrap shown": (trajectories._paid, "return apart", "return buffer.rewards[places, row]"),
-    "bootstrap dropped": (trajectories._write_back, "rewards + bootstrap)", "rewards)"),
-    "no value of what is dropped": (trajectories._write_back, "np.float32(buffer.gamma) *", "0 *"),
-    "returns run over gaps": (trajectories._write_back, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
-    "returns run on after a dropped end": (rewrite_rollout, "stops[row] = True", "pass"),
+    "bootstrap shown": (NotedRollouts.paid_in, "return apart", "return rewards"),
+    "bootstrap dropped": (NotedRollouts._write_back, "rewards + bootstrap)", "rewards)"),
+    "no value of what is dropped": (NotedRollouts._write_back, "np.float32(buffer.gamma) *", "0 *"),
+    "returns run over gaps": (NotedRollouts._write_back, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
+    "returns run on after a dropped end": (NotedRollouts.rewrite, "stops[row] = True", "pass"),
     "line of the latest step": (
-        RolloutExperience.begin, "buffer.notes.set(places,", "buffer.notes.set((buffer.pos - 1, places[1]),"
+        NotedRollouts.begin, "self.began[places]", "self.began[self._experience.buffer.pos - 1, places[1]]"
     ),
     "carried ones begin anew": (
-        TurnAwareRollout.put_open, "= waited.began[rows]", "= self.notes.began[0].max(initial=0)"
+        NotedRollouts.put_open, "= self._carried[rows]", "= self.began[0].max(initial=0)"
     ),
-    "carried ones are forgotten": (RolloutExperience.complete, "if self.carried is not None and", "if False and"),
-    "gaps are joined": (ReplayExperience._show_held, "self._break_off(of_row)", "pass"),
-    "terminated for truncated": (RolloutExperience._note_ends, "observed.step.truncated", "observed.step.terminated"),
-    "ends are not noted": (RolloutExperience._note_ends, "ended=True", "ended=False"),
+    "carried ones are forgotten": (NotedRollouts.rewrite, "if carried is not None", "if False"),
+    "gaps are joined": (HeldEpisodes._show, "self._experience.break_returns(of_row)", "pass"),
+    "terminated for truncated": (NotedRollouts.finish, "observed.step.truncated", "observed.step.terminated"),
+    "ends are not noted": (NotedRollouts.finish, "[rows], True", "[rows], False"),
     "first info": (TrajectoryRewriter._infos, "infos[-1]", "infos[0]"),
     "others act on after their end": (TrajectoryRewriter.of_other, "next((n + 1 for", "next((end for"),
     "steps of all envs": (
@@ -725,11 +725,11 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "actions of the latest step": (
         TrajectoryRewriter.before_step, "env.acted is None or step.to_act[index].any()", "True"
     ),
-    "given up, not shown": (ReplayExperience.give_up, "if self._held and", "if False and"),
+    "given up, not shown": (HeldEpisodes.give_up, "if self._held:", "if False:"),
     "bootstrap of what is given up shown": (TurnAwareRollout.break_off, "if self.notes is not None", "if False"),
-    "forgotten too early": (trajectories._EnvSteps.forget, "< needed", "<= needed"),
-    "old observations": (ReplayExperience._show_held, "own[:-1] = given[1:]", "pass"),
-    "truncated unknown": (ReplayExperience._show_held, '"truncated": truncated', '"truncated": False'),
+    "forgotten too early": (_EnvSteps.forget, "< needed", "<= needed"),
+    "old observations": (HeldEpisodes._show, "own[:-1] = given[1:]", "pass"),
+    "truncated unknown": (HeldEpisodes._show, '"truncated": truncated', '"truncated": False'),
 }  # fmt: skip
 
 

@@ -8,20 +8,28 @@ wait, or where clients step their envs apart. Nothing of this runs in a training
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.core.acting import Acted, Actor, PolicyInputs
-from marl_sb3.core.vec_env import VecStep, map_arrays, pairs
+from marl_sb3.core.acting import Acted, Actor
+from marl_sb3.core.experience import ExperienceHook, Rewriter
+from marl_sb3.core.training import TrainingCallback, named_errors, with_hook
+from marl_sb3.core.vec_env import VecStep, map_arrays
 from marl_sb3.errors import HookError
+from marl_sb3.extensions.hooks.experience import HeldEpisodes, NotedRollouts
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.core.off_policy import ReplayExperience
+    from marl_sb3.core.on_policy import RolloutExperience
 
 
 @dataclass
@@ -142,10 +150,52 @@ def _short(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return str(shapes[""] if list(shapes) == [""] else dict(shapes))
 
 
-TrajectoryHook = Callable[[Trajectory], object]
+# --- Hooks ------------------------------------------------------------------------------------------------------------
+
+_LEFT_IN_SHARDS = ("model", "parent", "training_env", "locals", "globals", "_logger")  # BaseCallback's own attributes
 
 
-NEVER = np.iinfo(np.int64).max  # number of a step that is not needed
+class TrajectoryHooks(ExperienceHook):
+    """Shows a trajectory to all callbacks with the hook `on_trajectory`, one after the other; it can be pickled.
+
+    Args:
+        callbacks: those with the hook.
+    """
+
+    def __init__(self, callbacks: Sequence[TrainingCallback]) -> None:
+        self.callbacks = callbacks
+
+    def __call__(self, trajectory: Trajectory) -> None:
+        """Call them."""
+        for callback in self.callbacks:
+            where = f"policy {trajectory.policy_id!r}, agent {trajectory.agent!r}, env {trajectory.env_index}"
+            with named_errors(
+                callback, "on_trajectory", f"{where}, steps {trajectory.steps[0]} to {trajectory.steps[-1]}"
+            ):
+                before = trajectory.as_it_was()
+                callback.on_trajectory(trajectory)
+                trajectory.require_fitting(before)
+
+    def rewriter(self, actors: Sequence[Actor], *, first_env: int, first_step: int) -> TrajectoryRewriter:
+        """See `ExperienceHook.rewriter`."""
+        return TrajectoryRewriter(self, actors, first_env=first_env, first_step=first_step)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the callbacks without the algorithm and the envs."""
+        alone = [copy.copy(callback) for callback in self.callbacks]
+        for callback in alone:
+            for name in _LEFT_IN_SHARDS:
+                vars(callback).pop(name, None)
+        return TrajectoryHooks, (alone,)
+
+
+def trajectory_hooks(callback: BaseCallback) -> TrajectoryHooks | None:
+    """Return what shows trajectories to the callbacks; None if none has the hook."""
+    callbacks = with_hook(callback, "on_trajectory")
+    return TrajectoryHooks(callbacks) if callbacks else None
+
+
+# --- Rewriting --------------------------------------------------------------------------------------------------------
 
 
 class _Step(NamedTuple):
@@ -184,7 +234,7 @@ class _EnvSteps:
             self.steps.popleft()
 
 
-class TrajectoryRewriter:
+class TrajectoryRewriter(Rewriter):
     """Shows trajectories to a hook; an `ActingWatcher`, because trajectories tell what the other agents did.
 
     Args:
@@ -198,7 +248,7 @@ class TrajectoryRewriter:
     """
 
     def __init__(
-        self, hook: TrajectoryHook, actors: Sequence[Actor], *, first_env: int = 0, first_step: int = 0
+        self, hook: TrajectoryHooks, actors: Sequence[Actor], *, first_env: int = 0, first_step: int = 0
     ) -> None:
         self.hook, self._first_env = hook, first_env
         self._place_of = {
@@ -240,13 +290,21 @@ class TrajectoryRewriter:
         ends = step.terminated | step.truncated
         copies = step.rewards.copy(), ends, step.truncated.copy()
         for index in np.flatnonzero(step.stepped).tolist():
-            env, infos = self._envs[index], deepcopy(dict(step.infos[index]))
+            env, infos = self._envs[index], copy.deepcopy(dict(step.infos[index]))
             env.add(_Step(env.acted or {}, index, *copies, infos))
 
     def forget(self, needed: Array) -> None:
-        """Forget the steps before these, (E,) numbers, which no trajectory will tell of."""
+        """See `Rewriter.forget`."""
         for env, number in zip(self._envs, needed.tolist(), strict=True):
             env.forget(number)
+
+    def of_rollouts(self, experience: RolloutExperience) -> NotedRollouts:
+        """See `Rewriter.of_rollouts`."""
+        return NotedRollouts(experience, self)
+
+    def of_replay(self, experience: ReplayExperience) -> HeldEpisodes:
+        """See `Rewriter.of_replay`."""
+        return HeldEpisodes(experience, self)
 
     # --- Trajectories ------------------------------------------------------------------------------------------------
 
@@ -351,113 +409,3 @@ def _stacked(observations: Sequence[Any]) -> Observations:
     if isinstance(observations[0], Mapping):
         return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
     return np.stack(observations)
-
-
-# --- Rollouts ---------------------------------------------------------------------------------------------------------
-
-
-class TransitionNotes:
-    """What is noted of each transition in a rollout buffer while there is a hook; (lines, rows) arrays.
-
-    Attributes:
-        began: number of the env step in which it began; -1: before there was a hook, or there is no transition.
-        end: number of the env step after its last one, if the agent's episode ended there or was given up; else -1.
-        ended: whether the agent's episode ended with it.
-        truncated: whether it was truncated there.
-        paid: what the agent was paid, where the buffer's reward is more than that.
-        bootstrap: that part of the buffer's reward which the agent was not paid: a value that its return goes on with.
-    """
-
-    def __init__(self, lines: int, rows: int) -> None:
-        self.began, self.end = np.full((lines, rows), -1), np.full((lines, rows), -1)
-        self.ended, self.truncated = np.zeros((lines, rows), np.bool_), np.zeros((lines, rows), np.bool_)
-        self.paid, self.bootstrap = np.zeros((lines, rows), np.float32), np.zeros((lines, rows), np.float32)
-
-    def reset(self) -> None:
-        """Forget all transitions."""
-        for name, array in vars(self).items():
-            array.fill(-1 if name in ("began", "end") else 0)
-
-    def set(self, places: Any, **noted: Any) -> None:
-        """Note these attributes of the transitions at some places."""
-        for name, values in noted.items():
-            getattr(self, name)[places] = values
-
-
-def rewrite_rollout(
-    rewriter: TrajectoryRewriter, actor: Actor, buffer: Any, next_steps: Array, ended: BoolArray
-) -> BoolArray:
-    """Show the trajectories in a complete rollout to the hook, before returns are computed.
-
-    Args:
-        rewriter: has seen its steps.
-        actor: acts for the rows.
-        buffer: the rollout, a `TurnAwareRollout` with notes.
-        next_steps: (rows,) number of the step with which the next transition of each row begins.
-        ended: (rows,) bool; where the last transition ended the agent's episode.
-
-    Returns:
-        (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
-        episode, or was dropped.
-    """
-    notes: TransitionNotes = buffer.notes
-    stops, buffer.breaks = ended.copy(), np.zeros_like(buffer.acted)
-    for row in range(buffer.n_envs):
-        known = np.flatnonzero(buffer.acted[:, row])
-        starts = np.flatnonzero(buffer.episode_starts[known[1:], row]) + 1
-        for places in np.split(known, starts) if len(known) else ():
-            last = places[-1], row
-            if notes.began[places[0], row] < 0:  # its first transitions were recorded before there was a hook
-                continue
-            experience = {
-                "observations": map_arrays(partial(_taken, index=(places, row)), buffer.observations),
-                "estimate": None if actor.states else partial(_estimated, actor),  # states are not those of then
-                **{name: _taken(getattr(buffer, name), (places, row)) for name in ("actions", "values", "log_probs")},
-                "rewards": _paid(buffer, places, row),
-                "has_ended": bool(notes.ended[last]),
-                "truncated": bool(notes.truncated[last]),
-            }
-            end = int(notes.end[last] if notes.end[last] >= 0 else next_steps[row])
-            shown = rewriter.shown(actor, row, notes.began[places, row], end, experience)
-            keep = _write_back(buffer, row, places, shown)
-            if places[-1] == known[-1] and not keep[-1]:
-                stops[row] = True
-    return stops
-
-
-def _taken(array: Array, index: Any) -> Array:
-    """Return a copy of a part of an array."""
-    return np.array(array[index])
-
-
-def _estimated(actor: Actor, observations: Observations) -> Array:
-    first = next(iter(observations.values())) if isinstance(observations, dict) else observations
-    inputs = PolicyInputs(observations, np.zeros(len(first), dtype=np.bool_), None, ())
-    return actor.policy.values(inputs)
-
-
-def _paid(buffer: Any, places: Array, row: int) -> Array:
-    """Return the (T,) rewards of a row without what they are bootstrapped with."""
-    notes: TransitionNotes = buffer.notes
-    apart: Array = np.where(notes.bootstrap[places, row] != 0, notes.paid[places, row], buffer.rewards[places, row])
-    return apart
-
-
-def _write_back(buffer: Any, row: int, places: Array, changed: Trajectory) -> BoolArray:
-    """Write what a hook has left into the buffer, and bootstrap it; returns which transitions were kept.
-
-    A transition before a dropped one goes on with the value of the observation that the dropped one began with, as in
-    `TurnAwareRollout.break_off`. The one that was truncated goes on with the value of the final observation.
-    """
-    keep, bootstrap = np.asarray(changed.keep, dtype=np.bool_), buffer.notes.bootstrap[places, row]
-    for own, given in pairs(buffer.observations, changed.observations):
-        own[places, row] = given
-    rewards, values = np.asarray(changed.rewards, np.float32), np.asarray(changed.values, np.float32)
-    same = rewards == _paid(buffer, places, row)  # to the last bit, if the hook has changed nothing
-    rewards = np.where(same, buffer.rewards[places, row], rewards + bootstrap)
-    before_dropped = np.flatnonzero(keep[:-1] & ~keep[1:])
-    rewards[before_dropped] += np.float32(buffer.gamma) * values[before_dropped + 1]
-    buffer.rewards[places, row], buffer.values[places, row] = rewards, values
-    buffer.acted[places[~keep], row] = False
-    buffer.breaks[places[1:][keep[1:] & ~keep[:-1]], row] = True
-    return keep
