@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.callbacks import BaseCallback
 
     from marl_sb3.core.acting import PolicyByAgent
-    from marl_sb3.core.config import AlgorithmTable
+    from marl_sb3.core.config import AlgorithmTable, PolicySection
     from marl_sb3.core.experience import ExperienceHook, LearnedExperience
     from marl_sb3.core.learners import Learner, LearnerPart, PolicySpec
     from marl_sb3.core.metrics import EpisodeTracker, Result
@@ -344,6 +344,9 @@ ENGINES: Door[EngineMaker] = Door("engine")
 
 # Read when an algorithm is first looked up.
 ALGORITHM_TABLES: Door[AlgorithmTable] = Door("table of algorithms")
+
+# Sections of settings of policies beside `processing`, such as those of parts of learners, by name.
+POLICY_SECTIONS: Door[type[PolicySection]] = Door("section of settings of policies")
 
 # By the setting of a policy that asks for the part, such as `replay_data`.
 LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")

@@ -14,6 +14,7 @@ from marl_sb3.doors import (
     FILMS,
     LEARNER_PARTS,
     POLICY_FILES,
+    POLICY_SECTIONS,
     SETTINGS,
     STEPPED_ELSEWHERE,
     STORES,
@@ -37,6 +38,7 @@ LEARNER_PARTS.add("exploration", "marl_sb3.extensions.exploration:Explorer")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
 POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
+POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
 SETTINGS.add("run", "marl_sb3.runs.schema:ACCEPTED")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:with_workers")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")

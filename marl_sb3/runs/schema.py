@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from marl_sb3.core.config import (
     Count,
-    DataSettings,
     FiniteFloat,
     Named,
     NumberOfEnvs,
@@ -29,6 +28,7 @@ from marl_sb3.core.config import (
     shown,
 )
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.data import DataSettings
 from marl_sb3.types import AgentID, PolicyID
 
 # --- Where a setting was given ---------------------------------------------------------------------------------------

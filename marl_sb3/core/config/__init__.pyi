@@ -26,13 +26,10 @@ from .networks import CLASSES as CLASSES
 from .networks import EXTRACTOR_KWARGS as EXTRACTOR_KWARGS
 from .networks import POLICY_KWARGS as POLICY_KWARGS
 from .networks import STORED_POLICY_KWARGS as STORED_POLICY_KWARGS
-from .settings import DATA as DATA
-from .settings import OF_POLICIES as OF_POLICIES
-from .settings import PROCESSING as PROCESSING
-from .settings import DataSettings as DataSettings
+from .settings import PolicySection as PolicySection
 from .settings import ProcessingSettings as ProcessingSettings
-from .settings import data_settings as data_settings
-from .settings import processing_settings as processing_settings
+from .settings import policy_sections as policy_sections
+from .settings import section_by_setting as section_by_setting
 from .values import SHOWN as SHOWN
 from .values import Count as Count
 from .values import FiniteFloat as FiniteFloat

@@ -4,21 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from functools import cache
+from typing import Annotated, Any, Self, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config.algorithms import Decay, Points
 from marl_sb3.core.config.values import (
-    Count,
-    Fraction,
-    NonNegativeFloat,
     PositiveFloat,
     Strings,
     require,
-    shown,
 )
-from marl_sb3.errors import ConfigError
+from marl_sb3.doors import POLICY_SECTIONS
+
+
+class PolicySection:
+    """Settings of a policy that are no hyperparameters, as a frozen dataclass with their kinds and their defaults."""
+
+    @classmethod
+    @cache
+    def kinds(cls) -> Mapping[str, Any]:
+        """The kinds of the settings by their names."""
+        return get_type_hints(cls, include_extras=True)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The settings with these values, by name.
+
+        Raises:
+            ConfigError: a value is not accepted, or needs another setting.
+        """
+        for name, value in values.items():
+            require(name, value, cls.kinds()[name])
+        return cls(**values)
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by name."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(cast("Any", self))}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def policy_sections() -> dict[str, type[PolicySection]]:
+    """Return the sections of settings that each policy may have, by name: processing, and those at the door."""
+    return {"processing": ProcessingSettings, **{name: POLICY_SECTIONS[name] for name in POLICY_SECTIONS.names()}}
+
+
+def section_by_setting() -> dict[str, str]:
+    """Return the section of each setting of a policy that is no hyperparameter."""
+    return {name: section for section, settings in policy_sections().items() for name in settings.kinds()}
+
 
 # --- Processing of observations, rewards and actions -----------------------------------------------------------------
 
@@ -30,7 +63,7 @@ _Steps = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 @dataclass(frozen=True)
-class ProcessingSettings:
+class ProcessingSettings(PolicySection):
     """What is done to the observations, rewards and actions of a policy, in the order in which it is done.
 
     Attributes:
@@ -70,79 +103,3 @@ class ProcessingSettings:
     clip_normalized_rewards: PositiveFloat = 10.0
     normalize_epsilon: PositiveFloat = 1e-8
     rescale_actions: bool = False
-
-    def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by name."""
-        return _changed(self)
-
-
-def _changed(settings: Any) -> dict[str, Any]:
-    values = {each.name: (getattr(settings, each.name), each.default) for each in fields(settings)}
-    return {name: value for name, (value, default) in values.items() if value != default}
-
-
-# The kinds of the settings by their names.
-PROCESSING: Mapping[str, Any] = dict(get_type_hints(ProcessingSettings, include_extras=True))
-
-
-def processing_settings(values: Mapping[str, Any]) -> ProcessingSettings:
-    """The settings with these values, by name.
-
-    Raises:
-        ConfigError: a value is not accepted.
-    """
-    for name, value in values.items():
-        require(name, value, PROCESSING[name])
-    return ProcessingSettings(**values)
-
-
-# --- Recorded data that policies learn from --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`.
-
-    Attributes:
-        imitation_data: path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None:
-            no such data.
-        imitation_coefficient: weight of that loss; a number or a schedule, as of learning_rate.
-        replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
-        replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
-            overwritten. None: they are in the replay buffer like all other transitions.
-        replay_data_updates: gradient steps that the first update takes in addition, mostly on that data.
-    """
-
-    imitation_data: str | None = None
-    imitation_coefficient: NonNegativeFloat | Decay | Points = 0.1
-    replay_data: str | None = None
-    replay_data_share: Fraction | None = None
-    replay_data_updates: Count = 0
-
-    def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by name."""
-        return _changed(self)
-
-
-# The kinds of the settings by their names.
-DATA: Mapping[str, Any] = dict(get_type_hints(DataSettings, include_extras=True))
-
-
-def data_settings(values: Mapping[str, Any]) -> DataSettings:
-    """The settings with these values, by name.
-
-    Raises:
-        ConfigError: a value is not accepted, or one needs another.
-    """
-    for name, value in values.items():
-        require(name, value, DATA[name])
-    made = DataSettings(**values)
-    for name in made.changed():
-        path = "imitation_data" if name.startswith("imitation") else "replay_data"
-        if getattr(made, path) is None:
-            raise ConfigError(f"{name} is {shown(values[name])}, but there is no {path}", key=name)
-    return made
-
-
-# The settings of a policy that are no hyperparameters -> the section that they have in a run.
-OF_POLICIES: Mapping[str, str] = {**dict.fromkeys(PROCESSING, "processing"), **dict.fromkeys(DATA, "data")}

@@ -287,7 +287,7 @@ class Learner(Stateful, ABC):
         Raises:
             ConfigError: they ask for one that this learner does not take.
         """
-        given = spec.data.changed()
+        given = spec.of_parts
         asked = [name for name in LEARNER_PARTS.names() if name in given]
         if given and (not asked or not set(asked) <= set(cls.takes_parts)):
             (why, accepted), names = cls.refusal, ", ".join(given)

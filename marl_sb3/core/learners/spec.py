@@ -13,12 +13,8 @@ from stable_baselines3.common.noise import ActionNoise
 from marl_sb3.core.config import (
     ADDED,
     CLASSES,
-    DATA,
-    OF_POLICIES,
-    PROCESSING,
     STORED_POLICY_KWARGS,
     AlgorithmInfo,
-    DataSettings,
     Decay,
     Named,
     ProcessingSettings,
@@ -26,21 +22,21 @@ from marl_sb3.core.config import (
     algorithm_info,
     alternatives_of,
     built_in,
-    data_settings,
     info_of,
     parameters_of,
     plain_numbers,
-    processing_settings,
+    policy_sections,
     require,
     saved_class,
     saved_name,
+    section_by_setting,
     shown,
 )
 from marl_sb3.core.learners.registry import info_of_class, named_algorithm
 from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
-from marl_sb3.doors import DIALECTS, LEARNER_PARTS, SETTINGS
+from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import PolicyID
 
@@ -58,7 +54,7 @@ class PolicySpec:
             class, or the name that `register_network` gave to one.
         exploration: chooses the actions in training, instead of the algorithm; None: the algorithm does.
         hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
-            `ProcessingSettings`, such as `normalize_observations=True`, and of `DataSettings`, such as
+            `ProcessingSettings`, such as `normalize_observations=True`, and of other sections, such as
             `replay_data="recorded"`: by themselves, or in mappings `processing` and `data`.
 
     Attributes:
@@ -68,12 +64,15 @@ class PolicySpec:
         hyperparameters: SB3's constructor arguments.
         values: the same, with SB3's defaults for those that are not given.
         processing: what is done to its observations, rewards and actions.
-        data: recorded episodes that it learns from.
+        of_parts: settings of other sections that differ from their defaults, by name; each section is an attribute,
+            too, such as `data`.
         has_own_network: whether the policy or its features extractor is a class of the user's.
 
     Raises:
         ConfigError: an unknown setting, or a value out of range.
     """
+
+    processing: ProcessingSettings
 
     def __init__(
         self,
@@ -88,22 +87,32 @@ class PolicySpec:
         self.exploration: Any = exploration
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
-        for section in {*OF_POLICIES.values()} & hyperparameters.keys():
+        sections, section_of = policy_sections(), section_by_setting()
+        for section in sections.keys() & hyperparameters.keys():
             hyperparameters |= require(section, hyperparameters.pop(section), Named)
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
         given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
-        self._processing = {name: value for name, value in given.items() if name in PROCESSING}
-        self._data = {name: value for name, value in given.items() if name in DATA}
-        self._given = {name: value for name, value in given.items() if name not in OF_POLICIES}
-        self.processing: ProcessingSettings = processing_settings(self._processing)
-        self.data: DataSettings = data_settings(self._data)
+        self._given = {name: value for name, value in given.items() if name not in section_of}
+        self._sections: dict[str, dict[str, Any]] = {section: {} for section in sections}
+        for name in filter(section_of.get, given):
+            self._sections[section_of[name]][name] = given[name]
+        made = {section: sections[section].of(values) for section, values in self._sections.items()}
+        vars(self).update(made)
+        self.of_parts = {
+            name: value for section in POLICY_SECTIONS.names() for name, value in made[section].changed().items()
+        }
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
         self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
         extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
         has_own_extractor = extractor is not None and extractor not in CLASSES["features_extractor_class"]
         self.has_own_network = has_own_extractor or self.policy not in getattr(algorithm, "policy_aliases", {})
+
+    @property
+    def _beside(self) -> dict[str, Any]:
+        """The given settings of all sections."""
+        return {name: value for values in self._sections.values() for name, value in values.items()}
 
     @property
     def policy_class(self) -> type[Any]:
@@ -118,8 +127,9 @@ class PolicySpec:
         Raises:
             ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
         """
-        own = {**self._given, **self._processing, **self._data}
-        more = {name: value for name, value in defaults.items() if name not in OF_POLICIES}
+        own = {**self._given, **self._beside}
+        section_of = section_by_setting()
+        more = {name: value for name, value in defaults.items() if name not in section_of}
         resolve_hyperparameters(self.algorithm, more)
         if defaults.keys() <= own.keys():
             return self
@@ -129,14 +139,13 @@ class PolicySpec:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
         name = saved_name(self.algorithm)
         is_named = name is not None and isinstance(self.policy, str) and self.exploration is None
-        if not is_named or not is_plain([self._given, self._processing]):
+        if not is_named or not is_plain([self._given, self._sections]):
             return None
         return {
             "algorithm": name,
             "policy": self.policy,
             "hyperparameters": self._given,
-            "processing": self._processing,
-            **({"data": self._data} if self._data else {}),
+            **{section: values for section, values in self._sections.items() if values or section == "processing"},
         }
 
     @classmethod
@@ -160,12 +169,15 @@ class PolicySpec:
             algorithm,
             plain.string("policy"),
             **values,
-            **_read_section(plain, "processing", PROCESSING),
-            **_read_section(plain, "data", DATA),
+            **{
+                name: value
+                for section, settings in policy_sections().items()
+                for name, value in _read_section(plain, section, settings.kinds()).items()
+            },
         )
 
     def __repr__(self) -> str:
-        given = {**self.hyperparameters, **self._processing, **self._data}
+        given = {**self.hyperparameters, **self._beside}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
         exploration = "" if self.exploration is None else f", exploration={type(self.exploration).__name__}"
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{exploration}{settings})"
@@ -187,7 +199,7 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
 
 
 def _read_section(plain: StateReader, section: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of processing or of data; none in checkpoints of versions that had none."""
+    """The settings of a section; none in checkpoints of versions that had none."""
     if section not in plain:
         return {}
     given = plain.fields(section)
@@ -323,7 +335,7 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
     of_runs = [setting for kinds in SETTINGS for setting in kinds]
     if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, [*known, *OF_POLICIES, *of_runs], n=3)
+    close = difflib.get_close_matches(name, [*known, *section_by_setting(), *of_runs], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
     given_as = f" ({', '.join(names)})" if names else ""

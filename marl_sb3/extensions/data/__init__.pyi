@@ -22,5 +22,6 @@ from .estimators import robust_values as robust_values
 from .importance import importances as importances
 from .recorded_data import read_data as read_data
 from .recorder import recorder_of as recorder_of
+from .settings import DataSettings as DataSettings
 from .store import EpisodeStore as EpisodeStore
 from .store import require_recordable as require_recordable

@@ -14,7 +14,6 @@ import numpy as np
 import torch as th
 from typing_extensions import override
 
-from marl_sb3.core.config import DATA
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec, policy_rows, stored_space
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy import replay_buffer
@@ -25,6 +24,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
 from marl_sb3.extensions.data.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
 from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
+from marl_sb3.extensions.data.settings import DataSettings
 from marl_sb3.files import as_path
 from marl_sb3.types import Array
 
@@ -162,10 +162,10 @@ class ImitationData(LearnerPart):
     metrics = MappingProxyType({name: f"train/{name}" for name in ("imitation_loss", "imitation_coefficient")})
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        name = "imitation_coefficient"
-        coefficient = make_schedule(spec.data.imitation_coefficient, name, DATA[name])
+        name, settings = "imitation_coefficient", vars(spec)["data"]
+        coefficient = make_schedule(settings.imitation_coefficient, name, DataSettings.kinds()[name])
         self._learner = learner
-        self._recorded = RecordedData(str(spec.data.imitation_data), "imitation_data", learner.rows)
+        self._recorded = RecordedData(str(settings.imitation_data), "imitation_data", learner.rows)
         self.takes_masks = learner.actor.policy.takes_masks
         self.loss = ImitationLoss(
             action_loss(learner.policy_id, learner.algorithm), coefficient, self.takes_masks, seed
@@ -200,9 +200,10 @@ class ReplayData(LearnerPart):
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         assert options.goal_rewards is not None
+        settings: DataSettings = vars(spec)["data"]
         self._learner = learner
-        self._recorded = RecordedData(str(spec.data.replay_data), "replay_data", learner.rows)
-        self._share, self.first_updates = spec.data.replay_data_share, spec.data.replay_data_updates
+        self._recorded = RecordedData(str(settings.replay_data), "replay_data", learner.rows)
+        self._share, self.first_updates = settings.replay_data_share, settings.replay_data_updates
         rows, algorithm = policy_rows(learner.rows, learner.processing), learner.algorithm
         stored = stored_space(learner.processing, algorithm)
         self._make_buffer = partial(replay_buffer, rows, spec, algorithm, stored, options.goal_rewards)

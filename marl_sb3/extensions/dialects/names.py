@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import (
-    OF_POLICIES,
     Named,
     canonical_algorithm,
     integer_in,
@@ -26,6 +25,7 @@ from marl_sb3.doors import SETTINGS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib import (
     LATER,
+    SECTION_OF,
     explanation,
     is_of_rllib,
     is_taken_apart,
@@ -62,12 +62,12 @@ FLAT_NAMES: Mapping[str, str] = {
         for section, names in _SECTIONS.items()
         for own in names
     },
-    **{name: f"{section}.{name}" for name, section in OF_POLICIES.items()},
+    **{name: f"{section}.{name}" for name, section in SECTION_OF.items()},
 }
 OF_NETWORK = "policy_kwargs."
 _TEXTS = ("policy_kwargs", "replay_buffer_kwargs")  # settings that may be the text of a mapping
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
-_SECTIONS_OF_RUN = {*_SECTIONS, HYPERPARAMETERS} - {*OF_POLICIES.values()}  # a policy has none of them
+_SECTIONS_OF_RUN = {*_SECTIONS, HYPERPARAMETERS} - {*SECTION_OF.values()}  # a policy has none of them
 _INTEGERS = {name.rpartition(".")[2] for name, kind in _KINDS.items() if takes_integers_only(kind)}
 
 
@@ -82,7 +82,7 @@ def canonical_name(name: str) -> str:
 def _without_section(name: str) -> str:
     """Return a setting that a policy may have by itself without the section that it has in a run."""
     section, _, own = name.partition(".")
-    return own if OF_POLICIES.get(own) == section else name
+    return own if SECTION_OF.get(own) == section else name
 
 
 def canonical_value(name: str, value: Any) -> Any:

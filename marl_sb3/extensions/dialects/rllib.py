@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config import OF_POLICIES, Count, Named, PositiveInt, require, shown
+from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
@@ -21,6 +21,8 @@ from marl_sb3.extensions.dialects.rllib_names import (
     Context,
 )
 
+SECTION_OF = section_by_setting()  # of each setting of a policy that is no hyperparameter
+
 OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
 # Names that are translated when the algorithm and the number of envs are known.
 LATER = OF_RUN.union(DEPENDENT, NETWORK)
@@ -35,7 +37,7 @@ def split_name(name: str) -> tuple[str, str]:
     outer, outer_dot, last = policy_id.rpartition(".")
     if name.startswith("env.") or last == "policy_kwargs":
         return "", name
-    if last == "replay_buffer_config" or OF_POLICIES.get(own) == last:
+    if last == "replay_buffer_config" or SECTION_OF.get(own) == last:
         return f"{outer}{outer_dot}", f"{last}.{own}"
     return f"{policy_id}{dot}", own
 

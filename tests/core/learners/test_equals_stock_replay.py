@@ -24,7 +24,7 @@ from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.config import PROCESSING, algorithm_info
+from marl_sb3.core.config import ProcessingSettings, algorithm_info
 
 SEED = 7
 SMALL = {
@@ -206,7 +206,7 @@ def train_ours(case: Case, update_path: str) -> Any:
 def train_stock(name: str) -> Any:
     case = CASES[name]
     settings = deepcopy({**SMALL, **case.hyperparameters, **case.stock})  # SB3 writes into policy_kwargs
-    settings = {name: value for name, value in settings.items() if name not in PROCESSING}
+    settings = {name: value for name, value in settings.items() if name not in ProcessingSettings.kinds()}
     env: VecEnv = case.envs().as_sb3_vec_env()
     if case.normalize is not None:
         env = VecNormalize(env, **case.normalize)

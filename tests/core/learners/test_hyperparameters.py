@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
-from marl_sb3.core.config import algorithm_info, info_of, takes_integers
+from marl_sb3.core.config import PolicySection, algorithm_info, info_of, takes_integers
 from marl_sb3.core.learners import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.core.state import StateReader
+from marl_sb3.doors import POLICY_SECTIONS
 from marl_sb3.extensions.fast import ALGORITHMS
 
 
@@ -273,3 +276,19 @@ def test_algorithms_have_names() -> None:
     with pytest.raises(ConfigError, match=r"unknown algorithm 'poo'; accepted: .*ppo") as caught:
         algorithm_info("poo")
     assert caught.value.key == "algo"
+
+
+@dataclass(frozen=True)
+class Curious(PolicySection):
+    """Settings of a part of learners, in the user's own code."""
+
+    bonus: float = 0.0
+
+
+def test_a_section_of_settings_at_the_door_is_checked_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(POLICY_SECTIONS, "_added", {**POLICY_SECTIONS.added(), "curiosity": Curious})
+    spec = PolicySpec(curiosity={"bonus": 0.5})
+    assert spec.of_parts == PolicySpec(bonus=0.5).with_defaults({"bonus": 1.0}).of_parts == {"bonus": 0.5}
+    assert PolicySpec.from_plain(StateReader(spec.to_plain())).of_parts == {"bonus": 0.5}
+    with pytest.raises(ConfigError, match=r"^bonus is 'much'; accepted: a number"):
+        PolicySpec(bonus="much")

@@ -14,7 +14,7 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.config import PROCESSING
+from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing import ORDER
 from marl_sb3.evaluation import play_episodes
@@ -119,7 +119,7 @@ def test_every_processor_is_tested_here() -> None:
     switches = {*ORDER, "clip_rewards", "normalize_rewards", "rescale_actions"}
     details = {"normalize_keys", "clip_observations", "clip_normalized_rewards", "normalize_epsilon"}
     assert switches <= set(PROCESSORS)
-    assert switches | details == set(PROCESSING)
+    assert switches | details == set(ProcessingSettings.kinds())
 
 
 @each_processor
