@@ -21,6 +21,13 @@ from marl_sb3.extensions.fast.kernels import ppo as kernel
 from marl_sb3.extensions.fast.kernels.cache import RebuildingCache, compiled, note_compiling
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where compiled code is kept in this test."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def one_more(number: int) -> int:
     return number + 1
 
@@ -49,7 +56,6 @@ def replace(path: Path) -> None:
 def test_damaged_files_are_compiled_again(
     kind: str, damage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert (called(), called()) == (0, 1)
     (file,) = tmp_path.rglob(f"*.{kind}")
     damage(file)
@@ -74,10 +80,9 @@ def aged(folder: Path, days: float, *names: str) -> Path:
     return folder
 
 
-def test_compiling_removes_what_was_not_used_for_a_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, sources = tmp_path / "base", "ppo-0123456789abcdef"
+def test_compiling_removes_what_was_not_used_for_a_month(folder: Path, tmp_path: Path) -> None:
+    base, sources = folder, "ppo-0123456789abcdef"
     files = "ppo.update-1.py311.nbi", "ppo.update-1.py311.1.nbc", "ppo.update-1.py311.nbi.0123456789abcdef"
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(base))
     ours = f"numba-{numba.__version__}"
     removed = [aged(base / "numba-0.1.0" / sources, 31, *files), aged(base / ours / sources, 31, *files)]
     kept = [
@@ -90,24 +95,23 @@ def test_compiling_removes_what_was_not_used_for_a_month(tmp_path: Path, monkeyp
     (base / "numba-0.3.0").symlink_to(tmp_path / "elsewhere")
     (base / ours / "sac-0123456789abcdef").symlink_to(kept[-1])
     assert called() == 0
-    assert not any(folder.exists() for folder in (*removed, base / "numba-0.1.0"))
-    assert all(any(folder.iterdir()) for folder in kept)
+    assert not any(path.exists() for path in (*removed, base / "numba-0.1.0"))
+    assert all(any(path.iterdir()) for path in kept)
     assert (base / ours / "sac-0123456789abcdef").is_symlink()
 
 
-def test_loading_counts_as_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+def test_loading_counts_as_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called()
-    (folder,) = tmp_path.glob("*/*")
+    (used,) = folder.glob("*/*")
     then_s = time.time() - 31 * DAYS_S
-    for path in (*folder.iterdir(), folder):
+    for path in (*used.iterdir(), used):
         os.utime(path, (then_s, then_s))
-    cache.remove_unused(tmp_path)  # this process uses it
+    cache.remove_unused(folder)  # this process uses it
     monkeypatch.setattr(cache, "_in_use", set())
     assert called() == 1
     monkeypatch.setattr(cache, "_in_use", set())
-    cache.remove_unused(tmp_path)
-    assert folder.is_dir()
+    cache.remove_unused(folder)
+    assert used.is_dir()
 
 
 def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
@@ -116,7 +120,6 @@ def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
     def refused(self: Any) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     called()
     for file in tmp_path.rglob("*.nbi"):
         truncate(file)
@@ -143,7 +146,6 @@ def outer(number):
 
 
 def test_a_change_of_a_kernel_in_another_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "changing_outer.py").write_text(OUTER)
     results = []
@@ -218,7 +220,6 @@ def test_without_a_writable_cache_folder_the_sources_have_it(
 def test_code_that_cannot_be_saved_is_used(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     copied_sources(tmp_path / "clone")
     if when == "from the start":
         (tmp_path / "cache").write_text("a file")
@@ -236,7 +237,6 @@ def test_code_that_cannot_be_saved_is_used(
 def test_processes_that_compile_for_different_types_at_the_same_time_keep_their_files_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     with monkeypatch.context() as patch:  # neither has seen the other's index
         patch.setattr(RebuildingCache, "load_overload", lambda *_: None)
         patch.setattr(IndexDataCacheFile, "_load_index", lambda _: {})
