@@ -54,6 +54,9 @@ class TrainHere:
 def budget(algorithm: Any, env_steps: int) -> int:
     """The env steps that a training gets instead of so many; searches have their own."""
     trained = getattr(algorithm, "policies", {"": algorithm}).values()
+    for each in trained:
+        if hasattr(each, "n_epochs"):
+            each.n_epochs = 1  # all of them do the same
     starts = [each.learning_starts for each in trained if hasattr(each, "learning_starts")]
     if starts:
         env_steps = min(env_steps, max(starts) + UPDATES)
