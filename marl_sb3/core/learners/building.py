@@ -219,9 +219,10 @@ def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | Non
     """Tell a features extractor with attention which frames its policy's observations have."""
     extractor = policy_kwargs.get("features_extractor_class")
     stack = None if processing is None else processing.processors.get("frame_stack")
-    if processing is None or not isinstance(stack, FrameStack) or not _is_attention(extractor):
+    if processing is None or not isinstance(stack, FrameStack):
         return
-    if WHOLE in stack.frame_shapes:
+    looks_at_frames = isinstance(extractor, type) and issubclass(extractor, AttentionFeatures)
+    if looks_at_frames and WHOLE in stack.frame_shapes:
         frames = {"frames": processing.settings.frame_stack, "frame_shape": stack.frame_shapes[WHOLE]}
         if WHOLE in stack.fillers:
             frames["filler"] = stack.fillers[WHOLE]
@@ -229,10 +230,6 @@ def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | Non
             **(policy_kwargs.get("features_extractor_kwargs") or {}),
             **frames,
         }
-
-
-def _is_attention(extractor: Any) -> bool:
-    return isinstance(extractor, type) and issubclass(extractor, AttentionFeatures)
 
 
 def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
