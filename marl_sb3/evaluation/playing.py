@@ -159,16 +159,16 @@ def play_episodes(
     def make_sides() -> list[_PolicySide]:
         sides = [_PolicySide(bundle, env, ours, deterministic, tells)]
         if theirs is not None and others:
-            own = deterministic if isinstance(deterministic, bool) else theirs.evaluation_deterministic
-            sides.append(_PolicySide(theirs, env, others, own))
+            likeliest = deterministic if isinstance(deterministic, bool) else theirs.evaluation_deterministic
+            sides.append(_PolicySide(theirs, env, others, likeliest))
         return sides
 
     tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
     counted: list[Episode] = []
     with preserve_training_state(theirs or bundle), preserve_training_state(bundle, seed):
-        for each in (algo, against):
-            if isinstance(each, MultiAgentAlgorithm) and env is each.env:
-                each.forget_episodes()
+        for trained in (algo, against):
+            if isinstance(trained, MultiAgentAlgorithm) and env is trained.env:
+                trained.forget_episodes()
         if seed is not None:
             env.seed(seed)
         by_step = _finished_by_step(env, tracker, make_sides, opponents, watchers)
@@ -207,10 +207,10 @@ class SeatEvaluations:
         the returns differ; elsewhere nothing is returned.
         """
         sides = {seat: _sides(seat, evaluation.episodes) for seat, evaluation in self.by_seat.items()}
-        own = [ours for of_seat in sides.values() for ours, _ in of_seat]
+        own_returns = [ours for of_seat in sides.values() for ours, _ in of_seat]
         sums = [total for evaluation in self.by_seat.values() for total in evaluation.returns()]
-        close = _ROUNDING * max(1.0, *map(abs, own), *map(abs, sums)) if own else 0.0
-        if not own or np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own) <= close):
+        close = _ROUNDING * max(1.0, *map(abs, own_returns), *map(abs, sums)) if own_returns else 0.0
+        if not own_returns or np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own_returns) <= close):
             return {}
         return {
             seat: {
@@ -237,13 +237,13 @@ _ROUNDING = 1e-4  # rewards are float32
 
 def _sides(seat: Collection[AgentID], episodes: Iterable[Episode]) -> list[tuple[float, float]]:
     """Return the mean return of the policies' agents and of the others, in the episodes in which both took part."""
-    found = []
+    sides = []
     for episode in episodes:
-        own = _mean(paid for agent, paid in episode.agent_returns.items() if agent in seat)
-        others = _mean(paid for agent, paid in episode.agent_returns.items() if agent not in seat)
-        if own is not None and others is not None:
-            found.append((own, others))
-    return found
+        ours = _mean(paid for agent, paid in episode.agent_returns.items() if agent in seat)
+        theirs = _mean(paid for agent, paid in episode.agent_returns.items() if agent not in seat)
+        if ours is not None and theirs is not None:
+            sides.append((ours, theirs))
+    return sides
 
 
 def seat_name(seat: Sequence[AgentID]) -> str:
@@ -321,9 +321,9 @@ def evaluate_against_random(
     options["deterministic"] = deterministic
     gains: dict[AgentID, float | None] = {}
     for agent in env.agents:
-        found = _mean(play_episodes(algo, env, acting=[agent], **options).agent_returns(agent))
+        played = _mean(play_episodes(algo, env, acting=[agent], **options).agent_returns(agent))
         without = alone[agent]
-        gains[agent] = None if found is None or without is None else found - without
+        gains[agent] = None if played is None or without is None else played - without
     policy_of = _bundle(algo).policy_of
     by_policy = {
         policy_id: _mean(gains[agent] for agent in env.agents if policy_of[agent] == policy_id)
@@ -345,8 +345,8 @@ def random_returns(
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
 
 
 def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
@@ -377,8 +377,8 @@ def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgen
         agents, ours = ", ".join(env.agents), ", ".join(spaces_of)
         raise ConfigError(f"the env has agents {agents}; the policies act for {ours}", key="env")
     for agent, trained in spaces_of.items():
-        found = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
-        for space, of_policy in zip(found, trained, strict=True):
+        of_env = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
+        for space, of_policy in zip(of_env, trained, strict=True):
             if space != of_policy:
                 raise ConfigError(f"the env has space {space} for agent {agent!r}; its policy: {of_policy}", key="env")
 
@@ -476,8 +476,8 @@ class _PolicySide:
             acted[actor.rows.policy_id] = actor.act(shown)
             actor.rows.put_actions(acted[actor.rows.policy_id].actions, chosen)
         for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
-            own = self._own[list(group.columns)]
-            to[:, own] = of_group[:, own]
+            columns = self._own[list(group.columns)]
+            to[:, columns] = of_group[:, columns]
         return acted
 
     def observe(self, step: VecStep) -> None:
@@ -523,7 +523,7 @@ def _finished_by_step(
 def _tracker(
     bundle: PolicyBundle, env: MultiAgentVecEnv, window: int, acting: Collection[AgentID] | None = None
 ) -> EpisodeTracker:
-    policy_of = {agent: own for agent, own in bundle.policy_of.items() if acting is None or agent in acting}
+    policy_of = {agent: policy_id for agent, policy_id in bundle.policy_of.items() if acting is None or agent in acting}
     return EpisodeTracker(env, policy_of, window, bundle.custom_metrics)
 
 

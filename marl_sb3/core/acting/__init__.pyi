@@ -5,8 +5,8 @@ from .actor import ActingWatcher as ActingWatcher
 from .actor import Actor as Actor
 from .actor import Observed as Observed
 from .actor import not_finite_refused as not_finite_refused
-from .asked_agent import Answer as Answer
-from .asked_agent import Inputs as Inputs
+from .asked_agent import AgentInputs as AgentInputs
+from .asked_agent import PolicyAnswer as PolicyAnswer
 from .asked_agent import Want as Want
 from .bundle import PolicyBundle as PolicyBundle
 from .by_agent import PolicyByAgent as PolicyByAgent

@@ -194,9 +194,9 @@ class Actor(Stateful):
             return decision
         rows = np.array(list(chosen))
         of_env = self.rows.zero_based_actions.from_env(np.stack([np.asarray(action) for action, _ in chosen.values()]))
-        own = of_env if self.processing.rescale is None else self.processing.rescale.reverse(of_env)
+        of_policy = of_env if self.processing.rescale is None else self.processing.rescale.reverse(of_env)
         actions = decision.actions.copy()
-        actions[rows] = own.reshape(len(rows), *actions.shape[1:])
+        actions[rows] = of_policy.reshape(len(rows), *actions.shape[1:])
         learned, log_probs = policy.learned(actions), decision.log_probs
         if decision.learned is None:
             return decision._replace(actions=actions)
@@ -263,8 +263,8 @@ class Actor(Stateful):
         for everywhere, of_acting in zip(self.states, decision.states, strict=True):
             everywhere[:, acting] = of_acting
         spread: list[Any] = [
-            None if own is None else with_rows(np.zeros((len(acting), *own.shape[1:]), own.dtype), acting, own)
-            for own in (decision.actions, *decision[2:])
+            None if part is None else with_rows(np.zeros((len(acting), *part.shape[1:]), part.dtype), acting, part)
+            for part in (decision.actions, *decision[2:])
         ]
         return Decision(spread[0], self.states, *spread[1:])
 

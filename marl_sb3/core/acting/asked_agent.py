@@ -30,7 +30,7 @@ ByAgent: TypeAlias = Mapping[AgentID, Any]
 Given: TypeAlias = ByAgent | None
 
 
-class Inputs(NamedTuple):
+class AgentInputs(NamedTuple):
     """What policies are asked with, by agent; the methods of `PolicyByAgent` describe the arguments of these names.
 
     An agent with `actions` has taken these: none is chosen for it.
@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
 
 
 class Want(NamedTuple):
-    """What is asked of policies, by the names of `Answer`."""
+    """What is asked of policies, by the names of `PolicyAnswer`."""
 
     actions: bool = False
     deterministic: bool = False  # the most likely actions instead of sampled ones
@@ -58,7 +58,7 @@ class Want(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """What policies answer, by agent, as the methods of `PolicyByAgent` return it; empty where it was not wanted."""
 
     actions: dict[AgentID, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class AskedAgent:
     processing: Processing
     observation_space: spaces.Space[Any]  # of the agent in the env, as the next one
     action_space: spaces.Space[Any]
-    given: Mapping[str, Any]  # by the names of `Inputs`; n rows each for a batch. None is the same as to leave it out
+    given: Mapping[str, Any]  # by the names of `AgentInputs`, with n rows for a batch; None: nothing is given
     want: Want
     chosen: tuple[Any, States] | None = None  # actions as the env takes them, and the state afterwards; None: not asked
     fault: ConfigError | None = None  # why none could be chosen
@@ -120,7 +120,7 @@ class AskedAgent:
         of_env = env_actions(actions, self.processing.rescale, ZeroBased(self.action_space))
         self.chosen = of_env.reshape((*self.shape, *actions.shape[1:])), (*recurrent, *memory.values())
 
-    def add_to(self, answer: Answer) -> None:
+    def add_to(self, answer: PolicyAnswer) -> None:
         """Put what is wanted of this agent into an answer.
 
         Raises:
@@ -341,7 +341,7 @@ class AskedAgent:
         return f"its policy {self.policy_id!r} ({type(self.algorithm).__name__})"
 
 
-def choose_together(asked: Sequence[AskedAgent]) -> None:
+def act_together(asked: Sequence[AskedAgent]) -> None:
     """Choose the actions of agents of one policy by one call of its network; all of them or none are deterministic.
 
     An observation that does not fit the policy becomes the `fault` of its agent.
@@ -362,7 +362,7 @@ def choose_together(asked: Sequence[AskedAgent]) -> None:
             asked[0].fault.__cause__ = error
         else:
             for one in asked:  # alone: the error then names its agent
-                choose_together([one])
+                act_together([one])
         return
     ends = np.cumsum([0, *(one.rows for one in asked)]).tolist()
     for one, (first, last) in zip(asked, pairwise(ends), strict=True):

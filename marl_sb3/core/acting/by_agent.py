@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.core.acting.asked_agent import Answer, AskedAgent, ByAgent, Given, Inputs, Want, choose_together
+from marl_sb3.core.acting.asked_agent import AgentInputs, AskedAgent, ByAgent, Given, PolicyAnswer, Want, act_together
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import States, reset_optimizers
@@ -116,7 +116,7 @@ class PolicyByAgent:
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
-        inputs = Inputs(observations, state, episode_starts, action_masks, rewards)
+        inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards)
         answer = self.ask(inputs, Want(actions=True, deterministic=deterministic))
         return answer.actions, answer.state
 
@@ -137,7 +137,7 @@ class PolicyByAgent:
             ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
                 as in `predict_with_state`.
         """
-        return self.ask(Inputs(observations, state, episode_starts, rewards=rewards), Want(values=True)).values
+        return self.ask(AgentInputs(observations, state, episode_starts, rewards=rewards), Want(values=True)).values
 
     def value_with_state(
         self,
@@ -162,7 +162,7 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy has no such values, or as in `predict_with_state`.
         """
-        inputs = Inputs(observations, state, episode_starts, rewards=rewards, critic_state=critic_state)
+        inputs = AgentInputs(observations, state, episode_starts, rewards=rewards, critic_state=critic_state)
         answer = self.ask(inputs, Want(values=True, critic_state=True))
         return answer.values, answer.critic_state
 
@@ -184,7 +184,7 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
         """
-        inputs = Inputs(observations, state, episode_starts, action_masks, rewards)
+        inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards)
         return self.ask(inputs, Want(distributions=True)).distributions
 
     def log_prob(
@@ -210,7 +210,7 @@ class PolicyByAgent:
             ConfigError: a policy has no distribution, an action does not fit the space, or as in
                 `predict_with_state`.
         """
-        inputs = Inputs(observations, state, episode_starts, action_masks, rewards, actions)
+        inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards, actions)
         return self.ask(inputs, Want(log_probs=True)).log_probs
 
     def q_values(
@@ -235,12 +235,12 @@ class PolicyByAgent:
         Raises:
             ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
         """
-        inputs = Inputs(observations, state, episode_starts, rewards=rewards, actions=actions)
+        inputs = AgentInputs(observations, state, episode_starts, rewards=rewards, actions=actions)
         return self.ask(inputs, Want(q_values=True)).q_values
 
     # --- Asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, inputs: Inputs, want: Want) -> Answer:
+    def ask(self, inputs: AgentInputs, want: Want) -> PolicyAnswer:
         """Answer what the other methods do, any of it in one call.
 
         Raises:
@@ -251,7 +251,7 @@ class PolicyByAgent:
             raise answer
         return answer
 
-    def ask_together(self, questions: Iterable[tuple[Inputs, Want]]) -> list[Answer | ConfigError]:
+    def ask_together(self, questions: Iterable[tuple[AgentInputs, Want]]) -> list[PolicyAnswer | ConfigError]:
         """Answer questions that know nothing of each other, such as those of the clients of a server.
 
         Agents that share a policy, in whichever questions, get their actions by one call of its network.
@@ -266,13 +266,13 @@ class PolicyByAgent:
                 if one.chooses:
                     choosing.setdefault((one.policy_id, one.want.deterministic), []).append(one)
         for of_policy in choosing.values():
-            choose_together(of_policy)
+            act_together(of_policy)
         return [
             asked if isinstance(asked, ConfigError) else _or_error(_answered, inputs, asked)
             for inputs, asked in all_asked
         ]
 
-    def _asked(self, inputs: Inputs, want: Want) -> list[AskedAgent]:
+    def _asked(self, inputs: AgentInputs, want: Want) -> list[AskedAgent]:
         """Return the agents of a question; the inputs of those that choose an action are checked."""
         given = {name: by_agent for name, by_agent in inputs._asdict().items() if by_agent is not None}
         for argument, by_agent in given.items():
@@ -397,8 +397,8 @@ def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
     return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}
 
 
-def _answered(inputs: Inputs, asked: Iterable[AskedAgent]) -> Answer:
-    answer = Answer(state=dict(inputs.state or {}), critic_state=dict(inputs.critic_state or {}))
+def _answered(inputs: AgentInputs, asked: Iterable[AskedAgent]) -> PolicyAnswer:
+    answer = PolicyAnswer(state=dict(inputs.state or {}), critic_state=dict(inputs.critic_state or {}))
     for one in asked:
         one.add_to(answer)
     return answer

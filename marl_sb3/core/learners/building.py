@@ -26,7 +26,7 @@ from marl_sb3.core.config import ProcessingSettings, counted, shown
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.policies import AttentionFeatures
-from marl_sb3.core.processing import WHOLE, FrameStack, Policy, Processing
+from marl_sb3.core.processing import WHOLE, FrameStack, ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces
 from marl_sb3.errors import ConfigError
 from marl_sb3.wrappers import choices_of
@@ -292,7 +292,7 @@ def processing_of(rows: PolicyRows, settings: ProcessingSettings) -> Processing:
     Raises:
         ConfigError: a setting does not fit the spaces.
     """
-    policy = Policy(rows.policy_id, rows.agents, rows.zero_based_actions.space)
+    policy = ProcessedPolicy(rows.policy_id, rows.agents, rows.zero_based_actions.space)
     return Processing(settings, policy, rows.zero_based_observations.space)
 
 

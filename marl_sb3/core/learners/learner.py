@@ -77,11 +77,11 @@ def joined_metrics(of_updates: Sequence[Result]) -> Result:
     if len(of_updates) == 1:
         return joined
     for name in joined.keys() - _LATEST:
-        known = [metrics[name] for metrics in of_updates if metrics[name] is not None]
+        values = [metrics[name] for metrics in of_updates if metrics[name] is not None]
         if name == "num_module_steps_trained":
-            joined[name] = sum(known)
+            joined[name] = sum(values)
         else:
-            joined[name] = sum(known) / len(known) if known else None
+            joined[name] = sum(values) / len(values) if values else None
     return joined
 
 
@@ -225,11 +225,11 @@ class Learner(Stateful, ABC):
             parts.append(LEARNER_PARTS["exploration"])
         engine: Engine | None = None
         if learns_here or not is_off_policy(spec.algorithm):
-            more_losses = any(each.adds_loss for each in parts)
+            more_losses = any(part_class.adds_loss for part_class in parts)
             made = (
                 make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses) for make in ENGINES
             )
-            engine = next((each for each in made if each is not None), None)
+            engine = next((one for one in made if one is not None), None)
         learner = cls(rows, algorithm, trained, processing, options)
         learner.engine = engine
         for part_class in parts:
@@ -339,7 +339,7 @@ class Learner(Stateful, ABC):
 
     @override
     def all_fields(self) -> Fields:
-        return {**self.fields, **{name: _of_part(each) for name, each in self._states.items()}}
+        return {**self.fields, **{name: _of_part(state) for name, state in self._states.items()}}
 
     def get_tensors(self) -> Mapping[str, Arrays]:
         """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""
@@ -350,13 +350,13 @@ class Learner(Stateful, ABC):
         return in_order([self.read_weights(saved.files), super().read_state(saved)])
 
     def _read_acting(
-        self, saved: SavedPart, name: str, own: Actor | LearnedExperience | None
+        self, saved: SavedPart, name: str, acting: Actor | LearnedExperience | None
     ) -> Callable[[], object] | None:
         """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
-        if own is None:
+        if acting is None:
             saved.null(name)
             return None
-        return own.begin_episodes if saved.num_envs != self.rows.num_envs else own.read_state(saved.fields(name))
+        return acting.begin_episodes if saved.num_envs != self.rows.num_envs else acting.read_state(saved.fields(name))
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""
@@ -380,8 +380,8 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
     """
     # The `n_steps` of others is that of n-step returns.
     on_policy = [spec.hyperparameters for spec in specs.values() if not is_off_policy(spec.algorithm)]
-    own = (given["n_steps"] for given in on_policy if "n_steps" in given)
-    return n_steps if n_steps is not None else next(own, None)
+    of_specs = (given["n_steps"] for given in on_policy if "n_steps" in given)
+    return n_steps if n_steps is not None else next(of_specs, None)
 
 
 def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:

@@ -127,13 +127,13 @@ class PolicySpec:
         Raises:
             ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
         """
-        own = {**self._given, **self._beside}
+        given = {**self._given, **self._beside}
         section_of = section_by_setting()
         more = {name: value for name, value in defaults.items() if name not in section_of}
         resolve_hyperparameters(self.algorithm, more)
-        if defaults.keys() <= own.keys():
+        if defaults.keys() <= given.keys():
             return self
-        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **{**defaults, **own})
+        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **{**defaults, **given})
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
@@ -188,14 +188,14 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
         return policy
     aliases = getattr(algorithm, "policy_aliases", {})
     meant = info.policy.replace("Mlp", policy.removesuffix("Policy"), 1)  # CnnPolicy may mean CnnLstmPolicy
-    found = next((name for name in (policy, meant) if name in aliases), None)
-    if found is None:
+    alias = next((name for name in (policy, meant) if name in aliases), None)
+    if alias is None:
         accepted = ", ".join([*aliases, OF_THE_USER])
         kind = re.sub("^(Cnn|MultiInput)", "Mlp", policy)
         if others := [shown(name) for name, other in built_in().items() if other.policy == kind]:
             accepted += f"; or algorithm={' or '.join(others)}, which has it (in commands and files, algo)"
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
-    return found
+    return alias
 
 
 def _read_section(plain: StateReader, section: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,10 +218,10 @@ def _check_network(network: StateReader, *, own_policy: bool) -> None:
     """
     values = {name: network.value(name) for name in network.names()}
     resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
-    own = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
+    of_the_user = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
     if is_registered("features_extractor_class", values.get("features_extractor_class")):
-        own.add("features_extractor_kwargs")
-    for name in values.keys() - own:
+        of_the_user.add("features_extractor_kwargs")
+    for name in values.keys() - of_the_user:
         if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], values[name]):
             words = f"one of {', '.join(STORED_POLICY_KWARGS)}, as SB3 describes them; or pass `policies`"
             raise network.error(name, values[name], words)
@@ -293,8 +293,8 @@ _RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"]
 def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
     """Return the hyperparameters of an algorithm with SB3's defaults."""
     parameters = parameters_of(algorithm_class)
-    known = {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
-    return known | {name: None for name, beside in ADDED.items() if beside in known}
+    defaults = {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
+    return defaults | {name: None for name, beside in ADDED.items() if beside in defaults}
 
 
 def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,9 +306,9 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
     Raises:
         ConfigError: an unknown name, or a value out of range.
     """
-    known, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
-    if unknown := [name for name in values if name not in known]:
-        raise ConfigError(_unknown_name(algorithm_class, unknown[0], known), key=unknown[0])
+    defaults, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
+    if unknown := [name for name in values if name not in defaults]:
+        raise ConfigError(_unknown_name(algorithm_class, unknown[0], defaults), key=unknown[0])
     resolved = dict(values)
     for name, value in values.items():
         # A subclass of the user's own may take arguments that no table has: they are not checked.
@@ -326,7 +326,7 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
     return resolved
 
 
-def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mapping[str, Any]) -> str:
+def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, defaults: Mapping[str, Any]) -> str:
     if name in _RESERVED:
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
     for dialect in DIALECTS:
@@ -335,8 +335,8 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
     of_runs = [setting for kinds in SETTINGS for setting in kinds]
     if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, [*known, *section_by_setting(), *of_runs], n=3)
-    hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
+    close = difflib.get_close_matches(name, [*defaults, *section_by_setting(), *of_runs], n=3)
+    hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(defaults)}"
     names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
     given_as = f" ({', '.join(names)})" if names else ""
     return f"unknown hyperparameter {shown(name)}{given_as} of {algorithm_class.__name__}; {hint}"

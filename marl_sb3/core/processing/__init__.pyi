@@ -10,7 +10,7 @@ from .processors import REWARD as REWARD
 from .processors import WHOLE as WHOLE
 from .processors import FrameStack as FrameStack
 from .processors import Memory as Memory
-from .processors import Policy as Policy
+from .processors import ProcessedPolicy as ProcessedPolicy
 from .processors import parts_of as parts_of
 from .rows import RowProcessing as RowProcessing
 from .rows import process_rows as process_rows

@@ -15,7 +15,7 @@ from marl_sb3.core.processing.processors import (
     WHOLE,
     Memory,
     ObservationProcessor,
-    Policy,
+    ProcessedPolicy,
     ProcessorInput,
     Space,
     map_parts,
@@ -81,7 +81,7 @@ class NormalizeObservations(ObservationProcessor):
         ConfigError: a key is unknown or no Box.
     """
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self.clip, self.epsilon, self.before = settings.clip_observations, settings.normalize_epsilon, space
         boxes = _boxes(space, settings.normalize_keys)
         self.statistics = {key: RunningStatistics(shape=box.shape) for key, box in boxes.items()}

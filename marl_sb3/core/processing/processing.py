@@ -16,9 +16,9 @@ from marl_sb3.core.processing.processors import (
     Grayscale,
     Memory,
     ObservationProcessor,
-    Policy,
     PreviousAction,
     PreviousReward,
+    ProcessedPolicy,
     ProcessorInput,
     Resize,
     Space,
@@ -67,7 +67,7 @@ class RescaleActions:
 # The order in which observations are processed; this is the one place that states it. Rewards are clipped, then
 # normalised. Frames are stacked after they are normalised, as rl-baselines3-zoo does it; numbers that are in order
 # already, such as one-hot codes, are appended last and stay as they are.
-ORDER: Mapping[str, Callable[[Space, ProcessingSettings, Policy], ObservationProcessor]] = {
+ORDER: Mapping[str, Callable[[Space, ProcessingSettings, ProcessedPolicy], ObservationProcessor]] = {
     "resize": Resize,
     "grayscale": Grayscale,
     "normalize_observations": NormalizeObservations,
@@ -103,7 +103,7 @@ class Processing:
         ConfigError: a setting does not fit the spaces; the message names the policy.
     """
 
-    def __init__(self, settings: ProcessingSettings, policy: Policy, observation_space: Space) -> None:
+    def __init__(self, settings: ProcessingSettings, policy: ProcessedPolicy, observation_space: Space) -> None:
         self.settings = settings
         self.env_observation_space = self.observation_space = observation_space
         self.processors: dict[str, ObservationProcessor] = {}

@@ -87,7 +87,7 @@ class ObservationProcessor(ABC):
         return {}
 
 
-class Policy(NamedTuple):
+class ProcessedPolicy(NamedTuple):
     """What a processor knows about its policy."""
 
     policy_id: str  # id of the policy, for messages
@@ -106,7 +106,7 @@ class Resize(ObservationProcessor):
         ConfigError: there is no image.
     """
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._size = settings.resize or (0, 0)
         self._images = _images_of(space, "resize", channels=None)
         bounds = {key: [self._resized(key, bound[None])[0] for bound in (box.low, box.high)]
@@ -130,7 +130,7 @@ class Grayscale(ObservationProcessor):
         ConfigError: there is no RGB image.
     """
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._images = _images_of(space, "grayscale", channels=len(_LUMINANCE))
         boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in self._images.items()}
         self.space = with_parts(space, boxes)
@@ -170,7 +170,7 @@ class FrameStack(ObservationProcessor):
         ConfigError: a part of the space is an array of choices with several axes, or a single number of a Box.
     """
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._axes: dict[str, int] = {}
         self._choices: dict[str, Array] = {}  # of each number of a frame
         self._before: dict[str, Array] = {}  # the stack before the first frame
@@ -338,7 +338,7 @@ class PreviousAction(Feature):
 
     name = "previous_action"
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._actions, box = policy.action_space, flat_box(policy.action_space)
         self._numbers = box.shape[0]
         super().__init__(space, spaces.Box(np.minimum(box.low, 0), np.maximum(box.high, 0), dtype=np.float32))
@@ -361,7 +361,7 @@ class PreviousReward(Feature):
 
     name = "previous_reward"
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         super().__init__(space, spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
     @override
@@ -378,7 +378,7 @@ class TimeFeature(Feature):
 
     name = "time_feature"
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._steps = settings.time_feature or 1
         super().__init__(space, spaces.Box(0, 1, (1,), np.float32))
 
@@ -401,7 +401,7 @@ class AgentIndicator(Feature):
 
     name = "agent_indicator"
 
-    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._codes = np.eye(len(policy.agents), dtype=np.float32)
         super().__init__(space, spaces.Box(0, 1, (len(policy.agents),), np.float32))
 

@@ -117,7 +117,7 @@ class SACUpdate(FusedReplayUpdate):
         learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
         super().__init__(algorithm, sac, [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned])
         actor, hidden = algorithm.actor, self._hidden
-        self._actor = sac.Actor(
+        self._actor = sac.ActorNet(
             Net(layer_table(linears(actor.latent_pi)), hidden, hidden),
             Net(layer_table([actor.mu]), LINEAR, LINEAR),
             Net(layer_table([actor.log_std]), LINEAR, LINEAR),

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
-from marl_sb3.core.acting import Inputs, Want
+from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
@@ -176,7 +176,7 @@ class _RequestReader:
             values=request.return_values,
             log_probs=request.return_log_probs,
         )
-        return Asked(Inputs(observations, **given), want, self._rows)
+        return Asked(AgentInputs(observations, **given), want, self._rows)
 
     def _require_agents(self, name: str, by_agent: Mapping[str, Any]) -> None:
         accepted = self._served.bundle.policy_of if name == "observations" else self._request.observations
@@ -234,7 +234,7 @@ class _RequestReader:
             raise RequestError(words, agent=agent, key="states", accepted=accepted)
         where = f"agent {agent!r}: the state"
         try:
-            return [decode(_any_of(own), part, where) for own, part in zip(fresh, plain, strict=True)]
+            return [decode(_any_of(array), part, where) for array, part in zip(fresh, plain, strict=True)]
         except SpaceError as error:
             raise RequestError(str(error), agent=agent, key="states", accepted=error.accepted) from error
 
@@ -260,7 +260,7 @@ def _any_of(array: Any) -> spaces.Box:
 
 def _wrapped(plain: Any) -> Any:
     """Give each of a list of booleans, or a single one, an axis of its own."""
-    return [[each] for each in plain] if isinstance(plain, list) else [plain]
+    return [[value] for value in plain] if isinstance(plain, list) else [plain]
 
 
 def _flat(plain: Any, keys: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 
-class Batcher(Generic[Asked, Answer]):
+class Batcher(Generic[RequestT, ReplyT]):
     """Collects requests and answers them in batches.
 
     A request never waits for others: a batch has those that have arrived while the one before was computed. The event
@@ -26,22 +26,22 @@ class Batcher(Generic[Asked, Answer]):
 
     def __init__(
         self,
-        answer: Callable[[Sequence[Asked]], Sequence[Answer | Exception]],
-        rows_of: Callable[[Asked], int],
+        answer: Callable[[Sequence[RequestT]], Sequence[ReplyT | Exception]],
+        rows_of: Callable[[RequestT], int],
         max_rows: int,
         together: bool = True,
     ) -> None:
         self._answer = answer
         self._rows_of = rows_of
         self._max_rows = max_rows if together else 1
-        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[RequestT, asyncio.Future[ReplyT]]] = deque()
         self._working: asyncio.Task[None] | None = None
         self.requests = 0  # requests so far
         self.batches = 0  # batches so far
 
-    async def submit(self, asked: Asked) -> Answer:
+    async def submit(self, asked: RequestT) -> ReplyT:
         """Return the answer to a request; raises what the answer is if that is an exception."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, future))
         if self._working is None:
             self._working = asyncio.create_task(self._work())
@@ -55,7 +55,7 @@ class Batcher(Generic[Asked, Answer]):
         finally:
             self._working = None
 
-    def _next_batch(self) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+    def _next_batch(self) -> list[tuple[RequestT, asyncio.Future[ReplyT]]]:
         batch, rows = [], 0
         while self._waiting and rows < self._max_rows:
             asked, future = self._waiting.popleft()
@@ -64,8 +64,8 @@ class Batcher(Generic[Asked, Answer]):
                 rows += self._rows_of(asked)
         return batch
 
-    def _work_once(self, batch: list[tuple[Asked, asyncio.Future[Answer]]]) -> None:
-        asked = [each for each, _ in batch]
+    def _work_once(self, batch: list[tuple[RequestT, asyncio.Future[ReplyT]]]) -> None:
+        asked = [request for request, _ in batch]
         answers: Sequence[Any]
         try:
             answers = self._answer(asked)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.core.acting import Answer, Inputs, PolicyBundle, Want
+from marl_sb3.core.acting import AgentInputs, PolicyAnswer, PolicyBundle, Want
 from marl_sb3.core.config import file_names
 from marl_sb3.core.sb3 import initial_states, takes_masks
 from marl_sb3.core.state import Checkpoint, StateReader
@@ -39,7 +39,7 @@ _MEASURED_S = 0.02  # for each policy, backend and number of rows
 class Asked(NamedTuple):
     """A request; its arrays have a leading axis of `rows`."""
 
-    inputs: Inputs
+    inputs: AgentInputs
     want: Want = Want(actions=True, deterministic=True)
     rows: int = 1
 
@@ -48,7 +48,7 @@ class Predicted(NamedTuple):
     """The answer to a request, and the checkpoint whose policies gave it."""
 
     checkpoint: str
-    answer: Answer
+    answer: PolicyAnswer
 
 
 @dataclass(frozen=True)

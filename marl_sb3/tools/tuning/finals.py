@@ -167,7 +167,7 @@ def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Recommendation:
     """Which settings should be used, and why."""
 
     trial: FrozenTrial | None  # the trial with these settings; None: the preset
@@ -175,7 +175,7 @@ class Decision:
     is_compared: bool = True  # whether trials were compared with the preset, with fresh seeds
 
 
-def decide(study: TuneStudy) -> Decision | None:
+def decide(study: TuneStudy) -> Recommendation | None:
     """Which settings should be used; None while there is no complete trial, or the race is not over.
 
     A search with several objectives has no decision: see `TuneStudy.front`.
@@ -187,18 +187,18 @@ def decide(study: TuneStudy) -> Decision | None:
     only = study.only_value()
     if race is None and only is not None:
         words = f"all {len(completed)} trials have the same value in all evaluations, {number(only)}"
-        return Decision(None, f"The preset is kept: {words}, so that none was trained again.", is_compared=False)
+        return Recommendation(None, f"The preset is kept: {words}, so that none was trained again.", is_compared=False)
     if race is None and all(trial.params == study.search.preset_params() for trial in completed.values()):
-        return Decision(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
+        return Recommendation(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
     if race is None:
         best = study.best_trial
         words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."
         luck = "It was not compared with the preset, and the best of many values is partly luck."
-        return Decision(best, f"{words} {luck}", is_compared=False)
+        return Recommendation(best, f"{words} {luck}", is_compared=False)
     if race.missing():
         return None
     won = race.winner()
-    return Decision(None if won.trial is None else completed[won.trial], _sentence(study, race, won))
+    return Recommendation(None if won.trial is None else completed[won.trial], _sentence(study, race, won))
 
 
 def outcome_words(study: TuneStudy) -> str:

@@ -15,7 +15,7 @@ from test_conformance import LEARNERS, Kind, make
 from toy_envs import SampledEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.acting import Inputs, PolicyByAgent, Want
+from marl_sb3.core.acting import AgentInputs, PolicyByAgent, Want
 
 BATCH = np.array([[1, 1, 0], [1, 2, 3], [1, 1, 5]], np.float32)
 ONE_ALLOWED = np.eye(3, dtype=bool)
@@ -131,7 +131,7 @@ def test_one_question_has_the_answers_of_several_methods(trained: Any) -> None:
     given = inputs(kind, algorithm)
     want = Want(actions=True, deterministic=True, log_probs=kind.chooses in ("action_net", "actor.mu"))
     want = want._replace(values=is_on_policy(kind), critic_state=is_on_policy(kind), q_values=not is_on_policy(kind))
-    answer = algorithm.ask(Inputs(**given), want)
+    answer = algorithm.ask(AgentInputs(**given), want)
     actions, state = algorithm.predict_with_state(**given, deterministic=True)
     unmasked = {name: by_agent for name, by_agent in given.items() if name != "action_masks"}
     values, critic_state = algorithm.value_with_state(**unmasked) if want.values else ({}, {})
@@ -146,7 +146,7 @@ def test_one_question_has_the_answers_of_several_methods(trained: Any) -> None:
     }
     for name, by_agent in expected.items():
         np.testing.assert_equal(getattr(answer, name), by_agent, err_msg=name)
-    taken = algorithm.ask(Inputs(**given, actions={"a": actions["a"]}), want._replace(q_values=False))
+    taken = algorithm.ask(AgentInputs(**given, actions={"a": actions["a"]}), want._replace(q_values=False))
     assert taken.actions["a"] is actions["a"]  # none is chosen
     assert [*taken.state] == (["a", "b"] if "state" in given else [])
     np.testing.assert_equal(taken.log_probs, answer.log_probs)

@@ -13,7 +13,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import Policy, Processing, process_rows
+from marl_sb3.core.processing import ProcessedPolicy, Processing, process_rows
 from marl_sb3.core.vec_env import make_vec_env
 
 IMAGE = spaces.Box(0, 255, (8, 12, 3), "uint8")
@@ -28,7 +28,7 @@ def seen(factory: Callable[[], Any], steps: int = 9, **settings: Any) -> np.ndar
     env = make_vec_env(factory, seed=3)
     rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
     group = rows.group
-    policy = Policy("p", rows.agents, group.action_space)
+    policy = ProcessedPolicy("p", rows.agents, group.action_space)
     processing = Processing(ProcessingSettings(**settings), policy, group.observation_space)
     processed = process_rows(processing, rows, 0.99, learns=False)
     step, found = env.reset(), []

@@ -11,7 +11,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import Policy, Processing, process_rows
+from marl_sb3.core.processing import ProcessedPolicy, Processing, process_rows
 from marl_sb3.core.vec_env import make_vec_env
 
 ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
@@ -26,7 +26,7 @@ def play(
     rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
     processing = Processing(
         ProcessingSettings(**settings),
-        Policy("p", rows.agents, rows.group.action_space),
+        ProcessedPolicy("p", rows.agents, rows.group.action_space),
         rows.zero_based_observations.space,
     )
     processed = process_rows(processing, rows, 0.5, learns=True)
@@ -86,7 +86,7 @@ def test_before_the_first_frame_of_choices_is_a_choice_that_no_observation_has(k
 
 def test_parts_of_a_dict_are_stacked_each_in_its_way() -> None:
     space = spaces.Dict({"mode": spaces.Discrete(3), "near": spaces.Box(1, 2, (1,))})
-    processing = Processing(ProcessingSettings(frame_stack=2), Policy("p", ("a",), spaces.Discrete(2)), space)
+    processing = Processing(ProcessingSettings(frame_stack=2), ProcessedPolicy("p", ("a",), spaces.Discrete(2)), space)
     seen: Any = {"mode": np.array([1]), "near": np.array([[1.5]], np.float32)}
     first, memory = processing.observe(seen, processing.initial(1), np.zeros(1, np.int64))
     second, _ = processing.observe(seen, memory, np.zeros(1, np.int64))

@@ -18,7 +18,7 @@ from forked import ForkServer
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
-from marl_sb3.core.acting import Inputs, Want
+from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.transfer import export_policies
 from marl_sb3.runs import SavedRun
@@ -300,7 +300,7 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     names = sorted(path.name for path in (copied / "checkpoints").iterdir())
     newest = (copied / "checkpoints" / names[-1]).rename(tmp_path / names[-1])
     predictor = Predictor(SavedRun.open(copied, makes_env=False), "latest")
-    (before,) = predictor.answer([Asked(Inputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
+    (before,) = predictor.answer([Asked(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert not predictor.reload()
     shutil.copytree(newest, copied / "checkpoints" / "ckpt-000900")
     (copied / "checkpoints" / "ckpt-000900" / "state.json").write_bytes(b"{}")
@@ -310,7 +310,7 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     shutil.rmtree(copied / "checkpoints" / "ckpt-000900")
     newest.rename(copied / "checkpoints" / names[-1])
     assert predictor.reload()
-    (after,) = predictor.answer([Asked(Inputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
+    (after,) = predictor.answer([Asked(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert (before.checkpoint, after.checkpoint) == (names[-2], names[-1])
     assert before.answer.values["a"] != after.answer.values["a"]
 
@@ -339,9 +339,9 @@ def test_onnx_runtime_answers_as_pytorch_does(
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
     requests = [
-        Asked(Inputs({"a": rows, "b": rows}), rows=8),
-        Asked(Inputs({"b": rows[:1]})),
-        Asked(Inputs({"a": rows}), VALUES_TOO, 8),
+        Asked(AgentInputs({"a": rows, "b": rows}), rows=8),
+        Asked(AgentInputs({"b": rows[:1]})),
+        Asked(AgentInputs({"a": rows}), VALUES_TOO, 8),
     ]
     by_torch = predictor.answer(requests)
     lines = list(predictor.accelerate("onnx"))
@@ -385,7 +385,7 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rng = np.random.default_rng(0)
     requests = [
-        Asked(Inputs({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}), rows=rows)
+        Asked(AgentInputs({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}), rows=rows)
         for agents, rows in (("ab", 1), ("a", 3), ("b", 2), ("ab", 4))
     ]
     for together, request in zip(predictor.answer(requests), requests, strict=True):
@@ -397,8 +397,8 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
 def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
     predictor = Predictor(SavedRun.open(masked, makes_env=False))
     seen = {"a": np.float32([SEEN["a"]])}
-    right = Asked(Inputs(seen, action_masks={"a": np.array([[False, False, True]])}))
-    first, wrong, last = predictor.answer([right, Asked(Inputs(seen)), right])
+    right = Asked(AgentInputs(seen, action_masks={"a": np.array([[False, False, True]])}))
+    first, wrong, last = predictor.answer([right, Asked(AgentInputs(seen)), right])
     assert isinstance(wrong, ConfigError)
     assert [predicted.answer.actions["a"].tolist() for predicted in (first, last)] == [[2], [2]]
 

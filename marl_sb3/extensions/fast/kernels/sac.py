@@ -47,7 +47,7 @@ _SQUASH_EPS = _f(1e-6)
 # --- Actors: Gaussians squashed by tanh ------------------------------------------------------------------------------
 
 
-class Actor(NamedTuple):
+class ActorNet(NamedTuple):
     """A squashed Gaussian actor: a net, and two linear layers on its outputs."""
 
     latent: Net  # the net
@@ -80,7 +80,7 @@ def _squashing_slope(action: _Scalar) -> tuple[_Scalar, _Scalar]:
 
 
 @inner_kernel
-def sample(actor: Actor, observations: FloatArray, noise: FloatArray) -> Sampled:
+def sample(actor: ActorNet, observations: FloatArray, noise: FloatArray) -> Sampled:
     """Draw actions for (rows, inputs) observations, by (rows, n) standard normal noise."""
     rows, size = noise.shape
     work = np.empty(rows * outputs_size(actor.latent), np.float32)
@@ -106,14 +106,19 @@ def sample(actor: Actor, observations: FloatArray, noise: FloatArray) -> Sampled
 
 
 @kernel
-def sampled_actions(actor: Actor, observations: FloatArray, noise: FloatArray) -> FloatArray:
+def sampled_actions(actor: ActorNet, observations: FloatArray, noise: FloatArray) -> FloatArray:
     """(rows, n) actions from -1 to 1, for (rows, inputs) float32 observations and (rows, n) standard normal noise."""
     return sample(actor, observations, noise).actions
 
 
 @inner_kernel
 def actor_gradients(
-    actor: Actor, observations: FloatArray, sampled: Sampled, noise: FloatArray, by_action: FloatArray, ent_coef: float
+    actor: ActorNet,
+    observations: FloatArray,
+    sampled: Sampled,
+    noise: FloatArray,
+    by_action: FloatArray,
+    ent_coef: float,
 ) -> FloatArray:
     """Return the gradients of the actor's parameters, in the order of its layers.
 
@@ -239,7 +244,7 @@ def _value_slopes(found: FloatArray, quantiles: bool, slopes: FloatArray) -> _Sc
 
 @kernel
 def update(
-    actor: Actor,
+    actor: ActorNet,
     actor_optimizer: Optimizer,
     critics: Critics,
     critic_targets: Critics,
