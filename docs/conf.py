@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import marl_sb3
+from marl_sb3.core.config import documented
 
 project = "marl_sb3"
 html_title = f"marl_sb3 {marl_sb3.__version__}"
@@ -26,3 +29,15 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 napoleon_use_ivar = True
 napoleon_numpy_docstring = False
+
+
+def add_fields(_app: Any, what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
+    """Add the words that stand beside the fields of a class to its docstring, in the form that napoleon reads."""
+    if what == "class":
+        entries = [f"    {name}: {words}" for name, words in documented(obj).items() if not name.startswith("_")]
+        lines += ["Attributes:", *entries, ""] if entries else []
+
+
+def setup(app: Any) -> None:
+    """Be called by Sphinx."""
+    app.connect("autodoc-process-docstring", add_fields, priority=400)  # before napoleon's

@@ -26,12 +26,9 @@ class AgentMetricsCallback(BaseCallback):
     Args:
         window: number of finished episodes that the metrics run over.
         custom_metrics: metrics from the infos, in addition to those that the env announces.
-
-    Attributes:
-        tracker: the finished episodes; set when the training starts.
     """
 
-    tracker: EpisodeTracker
+    tracker: EpisodeTracker  # the finished episodes; set when the training starts
 
     def __init__(self, window: int = 100, custom_metrics: Mapping[str, InfoMetric] | None = None) -> None:
         super().__init__()

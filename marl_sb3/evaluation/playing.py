@@ -34,15 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-        metrics: nested, with the names of `env_runners/`; None if no episode has a value.
-        episodes: the counted episodes, in the order in which they ended.
-    """
-
-    metrics: Result
-    episodes: tuple[Episode, ...]
+    metrics: Result  # nested, with the names of `env_runners/`; None if no episode has a value
+    episodes: tuple[Episode, ...]  # the counted episodes, in the order in which they ended
 
     def returns(self) -> list[float]:
         """Return the sum of all agents' returns in each episode."""
@@ -189,14 +184,10 @@ OUTCOMES: Mapping[str, int] = {"won": 1, "drawn": 0, "lost": -1}  # and how own 
 
 @dataclass(frozen=True)
 class SeatEvaluations:
-    """What came of episodes against an opponent.
+    """What came of episodes against an opponent."""
 
-    Attributes:
-        opponent: its name.
-        by_seat: for each seat, the agents that the policies played, the episodes.
-    """
-
-    opponent: str
+    opponent: str  # its name
+    # for each seat, the agents that the policies played, the episodes
     by_seat: Mapping[tuple[AgentID, ...], Evaluation]
 
     def outcomes(self) -> dict[tuple[AgentID, ...], dict[str, list[float]]]:

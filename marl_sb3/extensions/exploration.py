@@ -23,11 +23,9 @@ class Exploration:
     """Chooses the actions of a policy in training; `PolicySpec(exploration=...)` takes an object of a subclass.
 
     Each policy of a training gets a copy of the object.
-
-    Attributes:
-        rng: the generator of its random numbers, which follows from the seed of the run. Its state is in checkpoints.
     """
 
+    # the generator of its random numbers, which follows from the seed of the run. Its state is in checkpoints.
     rng: np.random.Generator
 
     def choose(self, outputs: FloatArray, masks: BoolArray | None, progress: Progress) -> Array:

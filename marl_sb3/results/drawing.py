@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     n, caption, entries = len(figure.panels), _below(figure), _legend(figure)
     longest = max(len(line) for label, _ in entries for line in label.split("\n"))
     width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * longest
-    text = _wrapped(caption, int(width / _CHARACTER))
+    text = fill(caption, int(width / _CHARACTER))
     lines = sum(label.count("\n") + 1 for label, _ in entries)
     size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
     canvas = Canvas(figsize=size, dpi=_DPI, layout="constrained")
@@ -152,9 +153,9 @@ def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
     """Return labels and styles of lines: a colour for each group, and, if metrics have parts, a line for each part."""
     colors = {curve.group: _style(figure, curve)[0] for panel in figure.panels for curve in panel.curves}
     several = len(colors) > 1
-    entries = [(_wrapped(group, _LABEL), {"color": color, "linewidth": 1.6}) for group, color in colors.items()]
+    entries = [(fill(group, _LABEL), {"color": color, "linewidth": 1.6}) for group, color in colors.items()]
     parts = [
-        (_wrapped(part, _LABEL), {"color": "#555555" if several else next(iter(colors.values())), **_line(place)})
+        (fill(part, _LABEL), {"color": "#555555" if several else next(iter(colors.values())), **_line(place)})
         for place, part in enumerate(figure.parts)
     ]
     return [*(entries if several or not parts else ()), *parts]
@@ -184,12 +185,6 @@ def _short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{sign}"
     return f"{value:g}"
-
-
-def _wrapped(text: str, width: int) -> str:
-    from textwrap import fill
-
-    return fill(text, width)
 
 
 # --- plotly ----------------------------------------------------------------------------------------------------------

@@ -74,23 +74,14 @@ class _Judged:
 
 @dataclass(frozen=True)
 class OffPolicyEvaluation:
-    """Estimates of the mean returns of policies, from episodes that others have played.
+    """Estimates of the mean returns of policies, from episodes that others have played."""
 
-    Attributes:
-        recorded: agent, or `sum of returns` -> the returns of the recorded episodes.
-        estimates: the same -> estimator -> estimate; see `data.estimators`.
-        effective_episodes: effective sample size of the weights of whole episodes.
-        num_episodes: joint episodes.
-        gamma: discount factor.
-        warnings: what is to be known before the numbers are believed.
-    """
-
-    recorded: Mapping[str, SampleStats]
-    estimates: Mapping[str, Mapping[str, Estimate]]
-    effective_episodes: float
-    num_episodes: int
-    gamma: float
-    warnings: Sequence[str]
+    recorded: Mapping[str, SampleStats]  # agent, or `sum of returns` -> the returns of the recorded episodes
+    estimates: Mapping[str, Mapping[str, Estimate]]  # the same -> estimator -> estimate; see `data.estimators`
+    effective_episodes: float  # effective sample size of the weights of whole episodes
+    num_episodes: int  # joint episodes
+    gamma: float  # discount factor
+    warnings: Sequence[str]  # what is to be known before the numbers are believed
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""

@@ -34,42 +34,27 @@ from marl_sb3.types import PolicyID
 
 @dataclass(repr=False)
 class Run:
-    """A training run and its folder.
+    """A training run and its folder."""
 
-    Attributes:
-        files: the run folder.
-        config: the resolved configuration, as in `config.yaml`.
-        algorithm: the `MultiAgentAlgorithm`, with the policies.
-        result: the metrics of the last iteration; None if none was finished.
-        latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
-        policy_files: the SB3 zip of each policy.
-        stopped_by: description of the stop condition or signal that ended the run early; None if there was none.
-        interrupted: whether a signal ended the run: of `marl_sb3.train`, one that a handler of the caller's took.
-        checkpoint: name of the latest checkpoint that was loaded or written.
-        checkpoint_why: one sentence that says why `load_run` took that checkpoint, or of which checkpoint
-            `policy_files` are, and why; empty if the latest was asked for, or a number.
-        started_from: a line about each source of `init_from`: which checkpoint was taken, and why.
-        factory: makes the env, if the id in the configuration cannot be imported.
-        changes: the settings that this resume has changed, by name.
-        callbacks: those that the user has named.
-        recorder: records the episodes; None: they are not recorded.
-    """
-
-    files: RunFolder
-    config: TrainConfig
-    algorithm: MultiAgentAlgorithm
-    result: Result | None = None
-    latest_evaluation: Result | None = None
-    policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)
+    files: RunFolder  # the run folder
+    config: TrainConfig  # the resolved configuration, as in `config.yaml`
+    algorithm: MultiAgentAlgorithm  # the `MultiAgentAlgorithm`, with the policies
+    result: Result | None = None  # the metrics of the last iteration; None if none was finished
+    latest_evaluation: Result | None = None  # the metrics of the last iteration that was evaluated; None if none was
+    policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)  # the SB3 zip of each policy
+    # description of the stop condition or signal that ended the run early; None if there was none
     stopped_by: str | None = None
+    # whether a signal ended the run: of `marl_sb3.train`, one that a handler of the caller's took
     interrupted: bool = False
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # name of the latest checkpoint that was loaded or written
+    # one sentence that says why `load_run` took that checkpoint, or of which checkpoint `policy_files` are, and why;
+    # empty if the latest was asked for, or a number
     checkpoint_why: str = ""
-    started_from: Sequence[str] = ()
-    factory: EnvFactory | None = None
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    callbacks: Sequence[BaseCallback] = ()
-    recorder: RecordEpisodes | None = None
+    started_from: Sequence[str] = ()  # a line about each source of `init_from`: which checkpoint was taken, and why
+    factory: EnvFactory | None = None  # makes the env, if the id in the configuration cannot be imported
+    changes: Mapping[str, Change] = field(default_factory=dict)  # the settings that this resume has changed, by name
+    callbacks: Sequence[BaseCallback] = ()  # those that the user has named
+    recorder: RecordEpisodes | None = None  # records the episodes; None: they are not recorded
 
     @property
     def folder(self) -> Path:

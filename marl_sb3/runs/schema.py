@@ -36,19 +36,12 @@ from marl_sb3.types import AgentID, PolicyID
 
 @dataclass(frozen=True)
 class Source:
-    """Where a setting was given.
+    """Where a setting was given."""
 
-    Attributes:
-        label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
-        path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
-        order: number of the source that gave it; settings of later sources win.
-        may_import: whether the code that it names may be imported: not what a file alone names.
-    """
-
-    label: str
-    path: str = ""
-    order: int = 0
-    may_import: bool = True
+    label: str  # the place, for messages: `--set gamma`, `h.yml, arena.gamma`
+    path: str = ""  # the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
+    order: int = 0  # number of the source that gave it; settings of later sources win
+    may_import: bool = True  # whether the code that it names may be imported: not what a file alone names
 
     def __str__(self) -> str:
         """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""
@@ -119,169 +112,135 @@ BY_POLICY = ("policies", "policy_settings")
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When checkpoints are written, and which of them are kept.
+    """When checkpoints are written, and which of them are kept."""
 
-    Attributes:
-        every: iterations between checkpoints. 0: one at the end.
-        keep: how many of the newest checkpoints are kept, besides the best one.
-        metric: the metric that decides which checkpoint is the best. By a sum of returns none is the best where the
-            agents' returns oppose each other: commands take the latest then.
-        mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
-    """
-
-    every: Count = 10
-    keep: PositiveInt = 3
+    every: Count = 10  # iterations between checkpoints. 0: one at the end.
+    keep: PositiveInt = 3  # how many of the newest checkpoints are kept, besides the best one
+    # the metric that decides which checkpoint is the best. By a sum of returns none is the best where the agents'
+    # returns oppose each other: commands take the latest then.
     metric: str = "env_runners/episode_return_mean"
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = "max"  # whether the best has the highest (`max`) or the lowest (`min`) value of it
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """When the policies are evaluated during the training, and how.
+    """When the policies are evaluated during the training, and how."""
 
-    Attributes:
-        interval: iterations, or env steps, between evaluations. 0: no evaluations.
-        interval_unit: unit of the interval: `iterations`, or `timesteps` (env steps).
-        duration: length of an evaluation.
-        duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
-        seed: seed of the episodes of every evaluation. None: it follows from the run's seed.
-        deterministic: whether evaluations take the most likely actions (true) or sample them (false); or a mapping of
-            policies to these, in which policies that are left out are true.
-        against_random: also measure what each policy gains over a random one in its place, where the other agents act
-            at random: `evaluation/against_random/gain_mean`. It plays the `duration` once more for each agent.
-        function: `MODULE:NAME` of a function that evaluates instead: it gets the algorithm and the envs, and returns a
-            mapping of numbers, which are logged below `evaluation/`. None: the built-in evaluation.
-    """
-
-    interval: Count = 0
+    interval: Count = 0  # iterations, or env steps, between evaluations. 0: no evaluations.
+    # unit of the interval: `iterations`, or `timesteps` (env steps)
     interval_unit: Literal["iterations", "timesteps"] = "iterations"
-    duration: PositiveInt = 10
+    duration: PositiveInt = 10  # length of an evaluation
+    # unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes)
     duration_unit: Literal["episodes", "timesteps"] = "episodes"
-    seed: Seed | None = None
+    seed: Seed | None = None  # seed of the episodes of every evaluation. None: it follows from the run's seed.
+    # whether evaluations take the most likely actions (true) or sample them (false); or a mapping of policies to these,
+    # in which policies that are left out are true
     deterministic: bool | _ByPolicyTrue = True
+    # also measure what each policy gains over a random one in its place, where the other agents act at random:
+    # `evaluation/against_random/gain_mean`. It plays the `duration` once more for each agent.
     against_random: bool = False
+    # `MODULE:NAME` of a function that evaluates instead: it gets the algorithm and the envs, and returns a mapping of
+    # numbers, which are logged below `evaluation/`. None: the built-in evaluation.
     function: str | None = None
 
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """The settings of one policy.
+    """The settings of one policy."""
 
-    Attributes:
-        algo: name of its algorithm.
-        policy: SB3 policy class, by name.
-        hyperparameters: SB3's arguments, by name, all of them in a resolved configuration; and those settings of
-            `ProcessingSettings` and `DataSettings` that are not as by default.
-    """
-
-    algo: str
-    policy: str
+    algo: str  # name of its algorithm
+    policy: str  # SB3 policy class, by name
+    # SB3's arguments, by name, all of them in a resolved configuration; and those settings of `ProcessingSettings` and
+    # `DataSettings` that are not as by default
     hyperparameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of a run.
+    """All settings of a run."""
 
-    Attributes:
-        env: the id of the env.
-        n_timesteps: number of env steps to train for.
-        extensions: the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in
-            env steps. Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last
-            extension. None: the run was not extended.
-        n_envs: number of envs that step together.
-        seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
-        algo: algorithm of each policy that sets no other.
-        policy: SB3 policy class, by name, of each policy that sets no other.
-        policies: `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids
-            to `{agents: [...]}` and the policy's own settings.
-        policy_settings: settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here.
-        policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
-        init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
-        init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
-        env_wrapper: wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of
-            rl-baselines3-zoo; the names are those of a table. None: no wrappers.
-        episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before.
-            None: the env alone ends its episodes.
-        n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners can
-            roll out, in processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest
-            divisor of `n_envs` up to 64.
-        n_workers: number of processes that step the envs; it changes no result. 0: the process of the training steps
-            them. `auto`: one for each core.
-        worker_timeout_s: seconds that a call of an env may take before its worker is replaced.
-        max_worker_restarts: how often in a row a worker is replaced that does not complete a step; then the run ends.
-        vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`, as in `make_vec_env`.
-        device: device of the networks: `auto`, `cpu` or `cuda`.
-        n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
-        n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
-        update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
-        on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
-            most three times.
-        processing: what is done to the observations, rewards and actions of each policy that does not set it itself.
-        data: recorded episodes that each policy learns from that does not set it itself.
-        checkpoints: when they are written, and which are kept.
-        evaluation: when the policies are evaluated, and how.
-        stop: values by metric; the training ends when one metric reaches its value.
-        custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
-        callbacks: callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they
-            are called. A run that is resumed has those of its command line alone. None: no callbacks.
-        curriculum: tasks of the envs in the course of the training: `{setting: env.NAME or task, stages: [...],
-            advance_at: {METRIC: VALUE}}`; see `CurriculumCallback`. None: no curriculum.
-        stats_window_size: number of finished episodes that the metrics of episodes run over.
-        tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
-            more it gets quantiles, and one histogram. The other logs hold all.
-        track: trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio`, each with the
-            extra of its name, or `tensorboard`, whose files every run writes. None: no trackers.
-        track_project: project, or experiment, that the run is in there. None: that of the tracker's own variable of the
-            environment, or else `marl_sb3`.
-        env_kwargs: arguments of the env, by name.
-        hyperparameters: SB3's arguments, by name, of each policy that sets no other.
-        sources: where a setting came from, for messages; not part of the configuration.
-        notes: what the user should know of how a file was read; not part of the configuration.
-        picks_rollouts: whether rollouts whose length no source gives are shortened, as in an env without a preset; not
-            part of the configuration.
-    """
-
-    env: str
-    n_timesteps: PositiveInt = 1_000_000
+    env: str  # the id of the env
+    n_timesteps: PositiveInt = 1_000_000  # number of env steps to train for
+    # the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env steps.
+    # Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last extension. None: the
+    # run was not extended.
     extensions: _Extensions = None
-    n_envs: NumberOfEnvs = 8
-    seed: Seed | None = None
-    algo: str = "ppo"
-    policy: str = "MlpPolicy"
+    n_envs: NumberOfEnvs = 8  # number of envs that step together
+    seed: Seed | None = None  # seed of the run. None: the run draws one and writes it to `config.yaml`.
+    algo: str = "ppo"  # algorithm of each policy that sets no other
+    policy: str = "MlpPolicy"  # SB3 policy class, by name, of each policy that sets no other
+    # `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids to `{agents:
+    # [...]}` and the policy's own settings
     policies: _Policies = "shared"
+    # settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here
     policy_settings: _ByPolicy = field(default_factory=dict)
+    # ids of the policies that learn; the others act and keep their weights. None: all learn.
     policies_to_train: _PolicyIds | None = None
+    # sources of the initial weights, each as after `--init-from`. None: random weights.
     init_from: Strings | None = None
+    # patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
     init_layers: Strings | None = None
+    # wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of rl-baselines3-zoo;
+    # the names are those of a table. None: no wrappers.
     env_wrapper: _Wrappers = None
+    # env steps after which all agents of an env are truncated, if its episode is not over before. None: the env alone
+    # ends its episodes.
     episode_horizon: PositiveInt | None = None
+    # number of shards, each a fixed share of the envs with random streams of its own, which runners can roll out, in
+    # processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest divisor of `n_envs`
+    # up to 64.
     n_shards: Count = 0
+    # number of processes that step the envs; it changes no result. 0: the process of the training steps them. `auto`:
+    # one for each core.
     n_workers: NumberOfWorkers = 0
-    worker_timeout_s: PositiveSeconds = 300.0
+    worker_timeout_s: PositiveSeconds = 300.0  # seconds that a call of an env may take before its worker is replaced
+    # how often in a row a worker is replaced that does not complete a step; then the run ends
     max_worker_restarts: Count = 5
-    vectorizer: str = "auto"
-    device: str = "auto"
+    vectorizer: str = "auto"  # how envs are stepped: `auto`, `batched`, `sync` or `supersuit`, as in `make_vec_env`
+    device: str = "auto"  # device of the networks: `auto`, `cpu` or `cuda`
+    # threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
     n_threads: _Threads = 1
+    # number of policies that are updated at the same time. None: as many as there are cores.
     n_parallel_updates: PositiveInt | None = None
-    update_path: str = "auto"
+    update_path: str = "auto"  # how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`
+    # what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at most three
+    # times
     on_nan: Literal["stop", "rollback"] = "stop"
+    # what is done to the observations, rewards and actions of each policy that does not set it itself
     processing: ProcessingSettings = field(default_factory=ProcessingSettings)
+    # recorded episodes that each policy learns from that does not set it itself
     data: DataSettings = field(default_factory=DataSettings)
+    # when they are written, and which are kept
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    # when the policies are evaluated, and how
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    stop: _Stop = field(default_factory=dict)
+    stop: _Stop = field(default_factory=dict)  # values by metric; the training ends when one metric reaches its value
+    # numbers from the env's infos that become metrics, by name; see `InfoMetric`
     custom_metrics: _ByMetric = field(default_factory=dict)
+    # callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they are called. A
+    # run that is resumed has those of its command line alone. None: no callbacks.
     callbacks: _Callbacks = None
+    # tasks of the envs in the course of the training: `{setting: env.NAME or task, stages: [...], advance_at: {METRIC:
+    # VALUE}}`; see `CurriculumCallback`. None: no curriculum.
     curriculum: Named | None = None
-    stats_window_size: PositiveInt = 100
+    stats_window_size: PositiveInt = 100  # number of finished episodes that the metrics of episodes run over
+    # most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of more it gets quantiles,
+    # and one histogram. The other logs hold all.
     tensorboard_agents: Count = 50
+    # trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio`, each with the extra of
+    # its name, or `tensorboard`, whose files every run writes. None: no trackers.
     track: _Track = None
+    # project, or experiment, that the run is in there. None: that of the tracker's own variable of the environment, or
+    # else `marl_sb3`.
     track_project: str | None = None
-    env_kwargs: Named = field(default_factory=dict)
-    hyperparameters: Named = field(default_factory=dict)
+    env_kwargs: Named = field(default_factory=dict)  # arguments of the env, by name
+    hyperparameters: Named = field(default_factory=dict)  # SB3's arguments, by name, of each policy that sets no other
+    # where a setting came from, for messages; not part of the configuration
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    # what the user should know of how a file was read; not part of the configuration
     notes: Sequence[str] = field(default=(), compare=False, repr=False)
+    # whether rollouts whose length no source gives are shortened, as in an env without a preset; not part of the
+    # configuration
     picks_rollouts: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -22,37 +22,22 @@ from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 
 
 class Acted(NamedTuple):
-    """What the rows of a policy did in a step.
+    """What the rows of a policy did in a step."""
 
-    Attributes:
-        acting: (rows,) bool; the rows that acted. The other attributes hold filler for all others.
-        seen: (rows, ...) observations as the learner keeps them: not normalised if that is done later.
-        inputs: what the policy was shown.
-        decision: what it chose.
-        actions: (rows, *action shape), as the env takes them.
-        stepping: (rows,) bool; the rows whose env takes a step, where some may not; None: all.
-    """
-
-    acting: BoolArray
-    seen: Observations
-    inputs: PolicyInputs
-    decision: Decision
-    actions: Array
-    stepping: BoolArray | None = None
+    acting: BoolArray  # (rows,) bool; the rows that acted. The other attributes hold filler for all others.
+    seen: Observations  # (rows, ...) observations as the learner keeps them: not normalised if that is done later
+    inputs: PolicyInputs  # what the policy was shown
+    decision: Decision  # what it chose
+    actions: Array  # (rows, *action shape), as the env takes them
+    stepping: BoolArray | None = None  # (rows,) bool; the rows whose env takes a step, where some may not; None: all
 
 
 class Observed(NamedTuple):
-    """What came of a step for the rows of a policy, whether or not they acted.
+    """What came of a step for the rows of a policy, whether or not they acted."""
 
-    Attributes:
-        step: the step.
-        rewards: (rows,) float32, processed.
-        ended: (rows,) bool; the rows whose agents were terminated or truncated.
-    """
-
-    step: VecStep
-    rewards: Array
-    ended: BoolArray
+    step: VecStep  # the step
+    rewards: Array  # (rows,) float32, processed
+    ended: BoolArray  # (rows,) bool; the rows whose agents were terminated or truncated
 
 
 class ActingWatcher(Protocol):
@@ -91,12 +76,6 @@ class Actor(Stateful):
         policy: chooses the actions.
         processing: of the rows' observations, rewards and actions.
         bootstraps: whether the rewards of agents that are truncated go on with the values of their final observations.
-
-    Attributes:
-        step: steps since the rollout began.
-        starts: (rows,) bool; True where an episode starts with the next action. Never changed in place.
-        states: recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never
-            changed in place.
     """
 
     fields: ClassVar[Fields] = {
@@ -108,7 +87,9 @@ class Actor(Stateful):
         "processing": part("processing"),
     }
 
-    starts: BoolArray
+    starts: BoolArray  # (rows,) bool; True where an episode starts with the next action. Never changed in place.
+    # recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never changed
+    # in place.
     states: States
 
     def __init__(self, rows: PolicyRows, policy: Policy, processing: RowProcessing, bootstraps: bool = False) -> None:
@@ -120,7 +101,7 @@ class Actor(Stateful):
         env = getattr(policy.algorithm, "env", None) if policy.transposes_images else None
         self._image_env: Any = env if isinstance(env, VecTransposeImage) else None
         self._uses_noise = uses_noise(policy.algorithm)
-        self.step = 0
+        self.step = 0  # steps since the rollout began
         self.begin_episodes()
 
     # --- Episodes and rollouts ---------------------------------------------------------------------------------------

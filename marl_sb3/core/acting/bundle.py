@@ -19,26 +19,17 @@ from marl_sb3.types import AgentID, PolicyID
 
 @dataclass(frozen=True)
 class PolicyBundle(PolicyByAgent):
-    """The policies of a training, ready to act. No env is needed.
+    """The policies of a training, ready to act. No env is needed."""
 
-    Attributes:
-        policies: policy id -> SB3 algorithm.
-        policy_of: agent -> policy id.
-        spaces: policy id -> observation and action space of the env.
-        processing: policy id -> processing; its running statistics do not change.
-        checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
-        checkpoint_why: a sentence that says why that one was taken; empty if the latest was asked for, or a number.
-        evaluation_deterministic: the default of evaluations; see `MultiAgentAlgorithm`.
-        custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
-    """
-
-    policies: Mapping[PolicyID, BaseAlgorithm]
-    policy_of: Mapping[AgentID, PolicyID]
-    spaces: Mapping[PolicyID, PolicySpaces]
-    processing: Mapping[PolicyID, Processing]
-    checkpoint: str | None = None
-    evaluation_deterministic: Deterministic = True
+    policies: Mapping[PolicyID, BaseAlgorithm]  # policy id -> SB3 algorithm
+    policy_of: Mapping[AgentID, PolicyID]  # agent -> policy id
+    spaces: Mapping[PolicyID, PolicySpaces]  # policy id -> observation and action space of the env
+    processing: Mapping[PolicyID, Processing]  # policy id -> processing; its running statistics do not change
+    checkpoint: str | None = None  # name of the checkpoint that the policies were loaded from; None if they were not
+    evaluation_deterministic: Deterministic = True  # the default of evaluations; see `MultiAgentAlgorithm`
+    # metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
+    # a sentence that says why that one was taken; empty if the latest was asked for, or a number
     checkpoint_why: str = ""
 
     def make_actor(self, rows: PolicyRows, deterministic: bool, tells: bool = False) -> Actor:

@@ -36,18 +36,12 @@ class PolicyByAgent:
 
     Arguments and results of the methods that ask them are mappings by agent. Observations are those of the env: they
     are processed as in the training. An agent has a single observation or a batch of n.
-
-    Attributes:
-        policies: policy id -> SB3 algorithm.
-        policy_of: agent -> policy id.
-        spaces: policy id -> observation and action space of the env.
-        processing: policy id -> processing of observations, rewards and actions.
     """
 
-    policies: Mapping[PolicyID, BaseAlgorithm]
-    policy_of: Mapping[AgentID, PolicyID]
-    spaces: Mapping[PolicyID, PolicySpaces]
-    processing: Mapping[PolicyID, Processing]
+    policies: Mapping[PolicyID, BaseAlgorithm]  # policy id -> SB3 algorithm
+    policy_of: Mapping[AgentID, PolicyID]  # agent -> policy id
+    spaces: Mapping[PolicyID, PolicySpaces]  # policy id -> observation and action space of the env
+    processing: Mapping[PolicyID, Processing]  # policy id -> processing of observations, rewards and actions
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
         """Return the agents that a policy acts for, in the env's order."""

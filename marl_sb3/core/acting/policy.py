@@ -24,21 +24,14 @@ from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 
 
 class PolicyInputs(NamedTuple):
-    """The inputs of a policy for some rows.
+    """The inputs of a policy for some rows."""
 
-    Attributes:
-        observations: (rows, ...).
-        starts: (rows,) bool; True where an episode starts: the recurrent state is not used there.
-        masks: (rows, n) bool, True where an action is allowed; None: all are allowed, or the policy takes no masks.
-        states: recurrent state, (layers, rows, size) each; () for a policy without memory.
-        chosen: (all rows,) bool; which rows of the actor these are. None: all.
-    """
-
-    observations: Observations
-    starts: BoolArray
+    observations: Observations  # (rows, ...)
+    starts: BoolArray  # (rows,) bool; True where an episode starts: the recurrent state is not used there
+    # (rows, n) bool, True where an action is allowed; None: all are allowed, or the policy takes no masks
     masks: BoolArray | None = None
-    states: States = ()
-    chosen: BoolArray | None = None
+    states: States = ()  # recurrent state, (layers, rows, size) each; () for a policy without memory
+    chosen: BoolArray | None = None  # (all rows,) bool; which rows of the actor these are. None: all.
 
     def of_rows(self, chosen: BoolArray) -> PolicyInputs:
         """Return the inputs of the rows where `chosen`, (rows,) bool, is True."""
@@ -52,21 +45,14 @@ class PolicyInputs(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a policy chooses for some rows; (rows, ...) each.
+    """What a policy chooses for some rows; (rows, ...) each."""
 
-    Attributes:
-        actions: in the action space of the policy.
-        states: recurrent states after these actions, as in `PolicyInputs`.
-        learned: the actions as the algorithm learns from them; None if it does not learn.
-        values: (rows,) values of the observations, if the algorithm estimates them when it acts; else None.
-        log_probs: (rows,) log-probabilities of `learned`, together with `values`.
-    """
-
-    actions: Array
-    states: States = ()
-    learned: Array | None = None
+    actions: Array  # in the action space of the policy
+    states: States = ()  # recurrent states after these actions, as in `PolicyInputs`
+    learned: Array | None = None  # the actions as the algorithm learns from them; None if it does not learn
+    # (rows,) values of the observations, if the algorithm estimates them when it acts; else None
     values: FloatArray | None = None
-    log_probs: FloatArray | None = None
+    log_probs: FloatArray | None = None  # (rows,) log-probabilities of `learned`, together with `values`
 
 
 class Policy:
@@ -74,18 +60,13 @@ class Policy:
 
     Args:
         algorithm: the algorithm.
-
-    Attributes:
-        takes_masks: whether it uses action masks; if not, it gets none.
-        needs_masks: whether it cannot do without, if it takes them.
-        transposes_images: whether images have to be given with the channels first, as SB3's networks take them.
-        row_noise: the action noise of each row of the actor; None: none.
     """
 
-    takes_masks: bool = False
-    needs_masks: bool = True
+    takes_masks: bool = False  # whether it uses action masks; if not, it gets none
+    needs_masks: bool = True  # whether it cannot do without, if it takes them
+    # whether images have to be given with the channels first, as SB3's networks take them
     transposes_images: bool = True
-    row_noise: RowNoise | None = None
+    row_noise: RowNoise | None = None  # the action noise of each row of the actor; None: none
 
     def __init__(self, algorithm: BaseAlgorithm) -> None:
         self.algorithm: Any = algorithm

@@ -51,38 +51,28 @@ def parameters_of(algorithm_class: type[Any]) -> dict[str, inspect.Parameter]:
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """An algorithm: all that marl_sb3 has to know to offer it.
+    """An algorithm: all that marl_sb3 has to know to offer it."""
 
-    Attributes:
-        name: its name on command lines, in files and in checkpoints.
-        algorithm: its class, or the place of it, `module:class`. The class is made and used as SB3's are; see
-            `docs/how_to/algorithms.md` for what it must have if it is no subclass of one of SB3's.
-        help: what it is, in a line.
-        hyperparameters: name -> accepted values: a type such as `float`, or msgspec's `Annotated[float, Meta(ge=0)]`.
-            Not needed for arguments that SB3's algorithms have too, and that mean the same.
-        learner: the class that trains its policies, a subclass of `Learner`, or its place; None: the learner of the
-            class that it is derived from, or else that of algorithms with rollouts.
-        metrics: more metrics below `learners/POLICY/` than those of the class that it is derived from, by name -> the
-            name under which `train()` records it in SB3's logger. With a minus in front: of the opposite sign. None:
-            the learner computes it.
-        policy: the policy, by name, that `MlpPolicy` stands for, the default of configurations.
-        aliases: other names of it on command lines and in files.
-        stock: the place of the class of SB3 that it takes the place of.
-        takes_masks: whether its policies need action masks.
-        has_memory: whether its policies have a recurrent state.
-    """
-
-    name: str
+    name: str  # its name on command lines, in files and in checkpoints
+    # its class, or the place of it, `module:class`. The class is made and used as SB3's are; see
+    # `docs/how_to/algorithms.md` for what it must have if it is no subclass of one of SB3's.
     algorithm: type[Any] | str
-    help: str = ""
+    help: str = ""  # what it is, in a line
+    # name -> accepted values: a type such as `float`, or msgspec's `Annotated[float, Meta(ge=0)]`. Not needed for
+    # arguments that SB3's algorithms have too, and that mean the same.
     hyperparameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    # the class that trains its policies, a subclass of `Learner`, or its place; None: the learner of the class that it
+    # is derived from, or else that of algorithms with rollouts
     learner: type[Any] | str | None = None
+    # more metrics below `learners/POLICY/` than those of the class that it is derived from, by name -> the name under
+    # which `train()` records it in SB3's logger. With a minus in front: of the opposite sign. None: the learner
+    # computes it.
     metrics: Mapping[str, str | None] = field(default_factory=dict)
-    policy: str = "MlpPolicy"
-    aliases: Sequence[str] = ()
-    stock: str | None = None
-    takes_masks: bool = False
-    has_memory: bool = False
+    policy: str = "MlpPolicy"  # the policy, by name, that `MlpPolicy` stands for, the default of configurations
+    aliases: Sequence[str] = ()  # other names of it on command lines and in files
+    stock: str | None = None  # the place of the class of SB3 that it takes the place of
+    takes_masks: bool = False  # whether its policies need action masks
+    has_memory: bool = False  # whether its policies have a recurrent state
 
     @property
     def place(self) -> str:
@@ -158,35 +148,26 @@ def class_at(place: str | type[Any]) -> type[Any]:
 
 
 class AlgorithmTable(NamedTuple):
-    """Algorithms that come with a package, at the door `ALGORITHM_TABLES`.
+    """Algorithms that come with a package, at the door `ALGORITHM_TABLES`."""
 
-    Attributes:
-        algorithms: in the order in which they are listed.
-        bases: what is known of the classes that other algorithms are derived from; the last one stands for all others.
-    """
-
-    algorithms: Sequence[AlgorithmInfo]
+    algorithms: Sequence[AlgorithmInfo]  # in the order in which they are listed
+    # what is known of the classes that other algorithms are derived from; the last one stands for all others
     bases: Sequence[AlgorithmInfo] = ()
 
 
 class _Registry:
-    """The algorithms that are known, by all of their names.
-
-    Attributes:
-        built_in: name -> algorithm, of those in tables.
-        bases: see `AlgorithmTable`.
-        known: by all names but aliases: those that are built in, and the user's own.
-        by_place: place of a class, or of the class of SB3 that it takes the place of -> algorithm.
-        names: any name or alias, in lower case without `_` and `-` -> the name.
-        integers: hyperparameters of some algorithm that are integers: a file may have 1e5 for 100000.
-    """
+    """The algorithms that are known, by all of their names."""
 
     def __init__(self, tables: Iterable[AlgorithmTable]) -> None:
-        self.bases = tuple(base for table in tables for base in table.bases)
+        self.bases = tuple(base for table in tables for base in table.bases)  # see `AlgorithmTable`
+        # name -> algorithm, of those in tables
         self.built_in = {info.name: info for table in tables for info in table.algorithms}
+        # by all names but aliases: those that are built in, and the user's own
         self.known: dict[str, AlgorithmInfo] = {}
+        # place of a class, or of the class of SB3 that it takes the place of -> algorithm
         self.by_place: dict[str, AlgorithmInfo] = {}
-        self.names: dict[str, str] = {}
+        self.names: dict[str, str] = {}  # any name or alias, in lower case without `_` and `-` -> the name
+        # hyperparameters of some algorithm that are integers: a file may have 1e5 for 100000
         self.integers: set[str] = set()
         for info in self.built_in.values():
             self.add(info, info.name)

@@ -64,42 +64,28 @@ _Steps = Annotated[int, Meta(ge=1, le=10**9)]
 
 @dataclass(frozen=True)
 class ProcessingSettings(PolicySection):
-    """What is done to the observations, rewards and actions of a policy, in the order in which it is done.
+    """What is done to the observations, rewards and actions of a policy, in the order in which it is done."""
 
-    Attributes:
-        resize: `[height, width]` of images, by averaging over areas. None: images keep their size.
-        grayscale: whether RGB images become images of one channel.
-        normalize_observations: whether observations are normalised by their running mean and variance, as SB3's
-            `VecNormalize` does.
-        normalize_keys: keys of a Dict observation that are normalised. None: all.
-        clip_observations: limit of normalised observations.
-        frame_stack: number of latest observations that are stacked into one, as SB3's `VecFrameStack` does; those of
-            choices become one MultiDiscrete.
-        previous_action: whether an agent sees its previous action; zeros at the start of an episode.
-        previous_reward: whether an agent sees the reward of its previous action; 0 at the start of an episode.
-        time_feature: number of actions over which a number falls from 1 to 0 that the agent sees, as sb3-contrib's
-            `TimeFeatureWrapper` does. None: it does not see one.
-        agent_indicator: whether an agent sees which one of the policy's agents it is, one-hot.
-        clip_rewards: limit of rewards, before they are normalised. None: no limit.
-        normalize_rewards: whether rewards are divided by the running standard deviation of discounted returns, as
-            `VecNormalize` does. The discount is the policy's `gamma`.
-        clip_normalized_rewards: limit of normalised rewards.
-        normalize_epsilon: added to variances before they divide.
-        rescale_actions: whether the policy acts in [-1, 1], which becomes the range of the env's Box.
-    """
-
-    resize: _Size = None
-    grayscale: bool = False
+    resize: _Size = None  # `[height, width]` of images, by averaging over areas. None: images keep their size.
+    grayscale: bool = False  # whether RGB images become images of one channel
+    # whether observations are normalised by their running mean and variance, as SB3's `VecNormalize` does
     normalize_observations: bool = False
-    normalize_keys: Strings | None = None
-    clip_observations: PositiveFloat = 10.0
+    normalize_keys: Strings | None = None  # keys of a Dict observation that are normalised. None: all.
+    clip_observations: PositiveFloat = 10.0  # limit of normalised observations
+    # number of latest observations that are stacked into one, as SB3's `VecFrameStack` does; those of choices become
+    # one MultiDiscrete
     frame_stack: _Frames = 1
-    previous_action: bool = False
+    previous_action: bool = False  # whether an agent sees its previous action; zeros at the start of an episode
+    # whether an agent sees the reward of its previous action; 0 at the start of an episode
     previous_reward: bool = False
+    # number of actions over which a number falls from 1 to 0 that the agent sees, as sb3-contrib's `TimeFeatureWrapper`
+    # does. None: it does not see one.
     time_feature: _Steps | None = None
-    agent_indicator: bool = False
-    clip_rewards: PositiveFloat | None = None
+    agent_indicator: bool = False  # whether an agent sees which one of the policy's agents it is, one-hot
+    clip_rewards: PositiveFloat | None = None  # limit of rewards, before they are normalised. None: no limit.
+    # whether rewards are divided by the running standard deviation of discounted returns, as `VecNormalize` does. The
+    # discount is the policy's `gamma`.
     normalize_rewards: bool = False
-    clip_normalized_rewards: PositiveFloat = 10.0
-    normalize_epsilon: PositiveFloat = 1e-8
-    rescale_actions: bool = False
+    clip_normalized_rewards: PositiveFloat = 10.0  # limit of normalised rewards
+    normalize_epsilon: PositiveFloat = 1e-8  # added to variances before they divide
+    rescale_actions: bool = False  # whether the policy acts in [-1, 1], which becomes the range of the env's Box

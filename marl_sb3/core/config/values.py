@@ -6,13 +6,12 @@ A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its description is
 
 from __future__ import annotations
 
-import ast
 import fractions
-import inspect
+import functools
+import linecache
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -156,16 +155,21 @@ def shown(value: Any, most: int = SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def documented(cls: type) -> dict[str, str]:
-    """Return what the docstring of a class says of each attribute, by name: the help of settings and options."""
-    words = str(cls.__doc__)
-    if sys.flags.optimize > 1:  # python -OO takes docstrings away, but not those in the files
-        tree = ast.parse(Path(str(sys.modules[cls.__module__].__file__)).read_text(encoding="utf-8"))
-        named = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
-        words = "".join(ast.get_docstring(node, clean=False) or "" for node in named)
-    listed = inspect.cleandoc(words).partition("Attributes:\n")[2]
-    found = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+_FIELD = re.compile(r"((?:^ {4}# .*\n)*)^ {4}(\w+): .*?(?:  # (.*))?$", re.MULTILINE)
+
+
+@functools.cache
+def documented(cls: type) -> Mapping[str, str]:
+    """Return what the source of a class says of each field, beside it or above it: the help of settings and options."""
+    module = sys.modules[cls.__module__]
+    text = "".join(linecache.getlines(str(module.__file__), vars(module)))
+    declared = re.search(rf"^class {cls.__name__}\b.*?(?=^[^\s)]|\Z)", text, re.MULTILINE | re.DOTALL)
+    entries = {}
+    for above, name, beside in _FIELD.findall("" if declared is None else declared[0]):
+        words = beside or " ".join(line.strip("# ") for line in above.splitlines())
+        if words and name in cls.__annotations__:
+            entries[name] = words if words.endswith(".") else f"{words}."
+    return entries
 
 
 def counted(number: int, noun: str) -> str:

@@ -33,22 +33,14 @@ class BatchedEnv(ABC):
     Where the `ParallelEnv` takes reset options, `reset` takes a third argument `options`: a mapping for each of the
     envs that are reset. Where it has `configure(**settings)`, the batched env has `configure(env_indices, **settings)`,
     which is called before these envs are reset. The same holds for `set_task(task)` and `set_task(env_indices, task)`.
-
-    Attributes:
-        num_envs: E.
-        possible_agents: agent ids in the order of the agent axis.
-        metadata: metadata of the `ParallelEnv`.
-        render_mode: render mode of the `ParallelEnv`.
-        observation_space: the space of every agent.
-        action_space: the space of every agent.
     """
 
-    num_envs: int
-    possible_agents: Sequence[AgentID]
-    metadata: Mapping[str, Any]
-    render_mode: str | None
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
+    num_envs: int  # E
+    possible_agents: Sequence[AgentID]  # agent ids in the order of the agent axis
+    metadata: Mapping[str, Any]  # metadata of the `ParallelEnv`
+    render_mode: str | None  # render mode of the `ParallelEnv`
+    observation_space: spaces.Space[Any]  # the space of every agent
+    action_space: spaces.Space[Any]  # the space of every agent
 
     @abstractmethod
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:

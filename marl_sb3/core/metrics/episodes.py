@@ -46,15 +46,11 @@ class InfoMetric:
 
     An env defines its metrics in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
     metrics of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
-
-    Attributes:
-        key: the entry of `infos[agent]` to read, in every step that has it.
-        agent: the agent whose infos are read; None: every agent.
-        reduce: how the values of steps become the value of the episode: `sum`, `mean`, `min`, `max` or `last`.
     """
 
-    key: str
-    agent: AgentID | None = None
+    key: str  # the entry of `infos[agent]` to read, in every step that has it
+    agent: AgentID | None = None  # the agent whose infos are read; None: every agent
+    # how the values of steps become the value of the episode: `sum`, `mean`, `min`, `max` or `last`
     reduce: str = "sum"
 
     def __post_init__(self) -> None:
@@ -137,23 +133,14 @@ def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode of one env.
+    """One finished episode of one env."""
 
-    Attributes:
-        env_index: index of the env.
-        length: number of env steps.
-        agent_returns: undiscounted sum of rewards of each agent that acted or was paid.
-        agent_steps: number of actions of each agent.
-        custom: the custom metrics that have a value.
-        duration_s: wall-clock seconds from its first to its last step, including updates in between.
-    """
-
-    env_index: int
-    length: int
-    agent_returns: Mapping[AgentID, float]
-    agent_steps: Mapping[AgentID, int]
-    custom: Mapping[str, float]
-    duration_s: float
+    env_index: int  # index of the env
+    length: int  # number of env steps
+    agent_returns: Mapping[AgentID, float]  # undiscounted sum of rewards of each agent that acted or was paid
+    agent_steps: Mapping[AgentID, int]  # number of actions of each agent
+    custom: Mapping[str, float]  # the custom metrics that have a value
+    duration_s: float  # wall-clock seconds from its first to its last step, including updates in between
 
 
 class EpisodeTracker(Stateful):

@@ -30,14 +30,10 @@ Schedule = Callable[[float], float]
 
 
 class Progress(float):
-    """What is left of a training, from 1 to 0, as SB3's schedules take it.
-
-    Attributes:
-        env_steps: taken so far.
-    """
+    """What is left of a training, from 1 to 0, as SB3's schedules take it."""
 
     __slots__ = ("env_steps",)
-    env_steps: int
+    env_steps: int  # taken so far
 
     def __new__(cls, remaining: float, env_steps: int = 0) -> Progress:  # noqa: D102 - as `float`
         made = float.__new__(cls, remaining)

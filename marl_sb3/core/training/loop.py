@@ -98,16 +98,11 @@ class Counters(Stateful):
 
 @dataclass
 class IterationReport:
-    """Times and metrics of one iteration.
+    """Times and metrics of one iteration."""
 
-    Attributes:
-        sampling_s: seconds of collecting experience.
-        update_s: seconds of updates.
-        metrics: policy id -> the metrics of each of its updates.
-    """
-
-    sampling_s: float = 0.0
-    update_s: float = 0.0
+    sampling_s: float = 0.0  # seconds of collecting experience
+    update_s: float = 0.0  # seconds of updates
+    # policy id -> the metrics of each of its updates
     metrics: dict[PolicyID, list[Result]] = field(default_factory=dict)
 
 
@@ -121,9 +116,6 @@ class TrainingLoop:
         counters: are kept up to date.
         n_steps: env steps of each env in an iteration.
         at_once: number of updates that run in parallel, if possible.
-
-    Attributes:
-        watchers: of the training, by their names at the door.
     """
 
     def __init__(
@@ -141,7 +133,7 @@ class TrainingLoop:
         self.n_steps, self._at_once = n_steps, at_once
         self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
         self._steps_of_envs: Array | None = None
-        self.watchers: Mapping[str, TrainingWatcher] = {}
+        self.watchers: Mapping[str, TrainingWatcher] = {}  # of the training, by their names at the door
         self._update_hooks: Sequence[TrainingCallback] = ()
         self._restart_hooks: Sequence[TrainingCallback] = ()
 

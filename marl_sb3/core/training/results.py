@@ -91,13 +91,9 @@ def _reading(read: Callable[[], Any]) -> float | None:
 
 
 class ResultWriter(Protocol):
-    """A `KVWriter` that logs iterations. Its `write` gets values that a callback dumps between two iterations.
+    """A `KVWriter` that logs iterations. Its `write` gets values that a callback dumps between two iterations."""
 
-    Attributes:
-        name: name of the log for the argument `exclude` of `logger.record`.
-    """
-
-    name: str
+    name: str  # name of the log for the argument `exclude` of `logger.record`
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
         """Write an iteration.
@@ -159,15 +155,13 @@ class Reporter:
     Args:
         verbose: whether the first logger prints metrics.
         tensorboard_log: where it writes TensorBoard's events; None: nowhere.
-
-    Attributes:
-        logger: it may be replaced. A `ResultLogger` gets the nested result; SB3's own loggers get flat names.
     """
 
     def __init__(self, verbose: int, tensorboard_log: str | None) -> None:
         formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
         if tensorboard_log is not None:
             formats.append(TensorBoardOutputFormat(tensorboard_log))
+        # it may be replaced. A `ResultLogger` gets the nested result; SB3's own loggers get flat names.
         self.logger = Logger(tensorboard_log, formats)
         self._unwritten: Result = {}  # metrics that callbacks have added since a result was written
 

@@ -21,13 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class StepListener(Protocol):
-    """Is called after every step of a rollout.
+    """Is called after every step of a rollout."""
 
-    Attributes:
-        changes_policies: whether it may change policies in the middle of a rollout. Shards see such changes from their
-            next round on.
-    """
-
+    # whether it may change policies in the middle of a rollout. Shards see such changes from their next round on.
     changes_policies: bool
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
@@ -35,27 +31,18 @@ class StepListener(Protocol):
 
 
 class ActingPart(Protocol):
-    """What acts for the rows of one policy and records what they experience: a learner, or a copy of its policy.
+    """What acts for the rows of one policy and records what they experience: a learner, or a copy of its policy."""
 
-    Attributes:
-        actor: chooses the actions.
-        experience: an `Experience`; None: nothing is recorded.
-    """
-
-    actor: Actor
-    experience: Any
+    actor: Actor  # chooses the actions
+    experience: Any  # an `Experience`; None: nothing is recorded
 
 
 class Runner(Part, Protocol):
-    """Steps the envs with the policies' actions, and records the experience.
+    """Steps the envs with the policies' actions, and records the experience."""
 
-    Attributes:
-        watchers: see every step of the envs; None: the envs are not stepped together, and nobody can.
-        episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
-    """
-
+    # see every step of the envs; None: the envs are not stepped together, and nobody can
     watchers: list[ActingWatcher] | None = None
-    episodes_left_out: bool = False
+    episodes_left_out: bool = False  # whether running episodes were left out of a checkpoint; a warning was logged then
 
     @property
     def health(self) -> Health | None:

@@ -63,23 +63,14 @@ from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup of a training.
+    """The setup of a training."""
 
-    Attributes:
-        num_envs: E.
-        n_steps: env steps of each env in an iteration.
-        rollout_steps: see `common_steps`.
-        specs: policy id -> spec.
-        learners: policy id -> learner.
-        bundle: the policies, ready to act.
-    """
-
-    num_envs: int
-    n_steps: int
-    rollout_steps: int | None
-    specs: Mapping[PolicyID, PolicySpec]
-    learners: Mapping[PolicyID, Learner]
-    bundle: PolicyBundle
+    num_envs: int  # E
+    n_steps: int  # env steps of each env in an iteration
+    rollout_steps: int | None  # see `common_steps`
+    specs: Mapping[PolicyID, PolicySpec]  # policy id -> spec
+    learners: Mapping[PolicyID, Learner]  # policy id -> learner
+    bundle: PolicyBundle  # the policies, ready to act
 
     def to_plain(self, evaluation_deterministic: Deterministic) -> State:
         """Return the setup as plain data for a checkpoint."""

@@ -65,24 +65,16 @@ class MultiAgentVecEnv(ABC):
     `VecEnvOrderError`, and the actions must not be changed.
 
     A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` in `_set_state`.
-
-    Attributes:
-        num_envs: E.
-        agents: all agent ids, in the order of the agent axis.
-        groups: the agents by their spaces, in order of first appearance.
-        metadata: the env's own metadata.
-        render_mode: the env's render mode, or None.
-        stepped_by: the name of the `Execution` that steps the envs in a training.
-        steps_apart: whether a step may leave out envs, because clients step them; see `VecStep.stepped`.
     """
 
-    stepped_by: ClassVar[str] = "this process"
+    stepped_by: ClassVar[str] = "this process"  # the name of the `Execution` that steps the envs in a training
+    # whether a step may leave out envs, because clients step them; see `VecStep.stepped`
     steps_apart: ClassVar[bool] = False
-    num_envs: int
-    agents: tuple[AgentID, ...]
-    groups: tuple[AgentGroup, ...]
-    metadata: Mapping[str, Any]
-    render_mode: str | None
+    num_envs: int  # E
+    agents: tuple[AgentID, ...]  # all agent ids, in the order of the agent axis
+    groups: tuple[AgentGroup, ...]  # the agents by their spaces, in order of first appearance
+    metadata: Mapping[str, Any]  # the env's own metadata
+    render_mode: str | None  # the env's render mode, or None
     _latest: VecStep | None = None
     _sent = False
     _shows_env_state = False

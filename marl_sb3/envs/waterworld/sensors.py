@@ -19,18 +19,13 @@ _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the rang
 
 
 class _Hits(NamedTuple):
-    """H times that a ray meets an object: (H,) arrays, those of one pursuer in the order of the objects.
+    """H times that a ray meets an object: (H,) arrays, those of one pursuer in the order of the objects."""
 
-    Attributes:
-        ponds, pursuers, objects, sensors: int64; what meets what.
-        distances: float64; along the ray, as a part of the range.
-    """
-
-    ponds: IntArray
+    ponds: IntArray  # int64, as the next three; what meets what
     pursuers: IntArray
     objects: IntArray
     sensors: IntArray
-    distances: FloatArray
+    distances: FloatArray  # float64; along the ray, as a part of the range
 
     def at(self, chosen: Array) -> _Hits:
         """Return some of them."""

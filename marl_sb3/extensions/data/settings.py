@@ -14,23 +14,18 @@ from marl_sb3.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataSettings(PolicySection):
-    """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`.
+    """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`."""
 
-    Attributes:
-        imitation_data: path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None:
-            no such data.
-        imitation_coefficient: weight of that loss; a number or a schedule, as of learning_rate.
-        replay_data: path of recorded episodes that the replay buffer has from the start. None: it begins empty.
-        replay_data_share: share of each minibatch that is drawn from that data, which are then kept apart and never
-            overwritten. None: they are in the replay buffer like all other transitions.
-        replay_data_updates: gradient steps that the first update takes in addition, mostly on that data.
-    """
-
+    # path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None: no such data.
     imitation_data: str | None = None
+    # weight of that loss; a number or a schedule, as of learning_rate
     imitation_coefficient: NonNegativeFloat | Decay | Points = 0.1
+    # path of recorded episodes that the replay buffer has from the start. None: it begins empty.
     replay_data: str | None = None
+    # share of each minibatch that is drawn from that data, which are then kept apart and never overwritten. None: they
+    # are in the replay buffer like all other transitions.
     replay_data_share: Fraction | None = None
-    replay_data_updates: Count = 0
+    replay_data_updates: Count = 0  # gradient steps that the first update takes in addition, mostly on that data
 
     @classmethod
     @override

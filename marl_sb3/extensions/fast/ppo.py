@@ -67,12 +67,10 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
-
-    Attributes:
-        update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
-            `vf_loss_unclipped`.
     """
 
+    # of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
+    # `vf_loss_unclipped`
     update_stats: dict[str, float]
 
     def _train_torch(self) -> None:

@@ -58,36 +58,27 @@ class LatestStep:
 
 @dataclass
 class RunningEpisode:
-    """One episode of one env, for hooks.
+    """One episode of one env, for hooks."""
 
-    Attributes:
-        id: the index of the env, and the number of the episode in it since the training started: `3-17`.
-        env_index: index of the env.
-        agents: all agents of the env.
-        length: env steps so far.
-        agent_returns: sum of the rewards so far, of each agent that has acted or was paid.
-        agent_steps: number of actions so far, of each agent.
-        custom: the custom metrics of the env's infos, at the end of the episode.
-        duration_s: seconds that the episode took, at its end.
-        user_data: for hooks to keep what they like until the episode ends. A checkpoint holds dicts, lists, strings,
-            numbers and arrays of it. An episode that goes on from one has its start hook again, and then its data.
-        custom_metrics: name -> number; mean, least and largest value are among the `env_runners/custom_metrics`.
-        hist_data: name -> numbers, all of which are in `env_runners/hist_stats` of the iteration.
-        media: name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a film
-            in the folder `media`.
-    """
-
-    id: str
-    env_index: int
-    agents: Sequence[AgentID]
-    length: int = 0
+    id: str  # the index of the env, and the number of the episode in it since the training started: `3-17`
+    env_index: int  # index of the env
+    agents: Sequence[AgentID]  # all agents of the env
+    length: int = 0  # env steps so far
+    # sum of the rewards so far, of each agent that has acted or was paid
     agent_returns: Mapping[AgentID, float] = field(default_factory=dict)
-    agent_steps: Mapping[AgentID, int] = field(default_factory=dict)
+    agent_steps: Mapping[AgentID, int] = field(default_factory=dict)  # number of actions so far, of each agent
+    # the custom metrics of the env's infos, at the end of the episode
     custom: Mapping[str, float] = field(default_factory=dict)
-    duration_s: float = 0.0
+    duration_s: float = 0.0  # seconds that the episode took, at its end
+    # for hooks to keep what they like until the episode ends. A checkpoint holds dicts, lists, strings, numbers and
+    # arrays of it. An episode that goes on from one has its start hook again, and then its data.
     user_data: dict[str, Any] = field(default_factory=dict)
+    # name -> number; mean, least and largest value are among the `env_runners/custom_metrics`
     custom_metrics: dict[str, float] = field(default_factory=dict)
+    # name -> numbers, all of which are in `env_runners/hist_stats` of the iteration
     hist_data: dict[str, list[float]] = field(default_factory=dict)
+    # name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a film in the
+    # folder `media`
     media: dict[str, Any] = field(default_factory=dict)
     latest: LatestStep | None = field(default=None, repr=False)
 

@@ -38,44 +38,31 @@ class Trajectory:
 
     A hook may change `observations`, `rewards`, `keep` and, of policies with rollouts, `values`: their lengths stay.
     Actions stay as they were: a learner needs those that were played.
-
-    Attributes:
-        policy_id: the policy.
-        agent: the agent.
-        env_index: index of the env.
-        steps: (T,) the env step in which each transition began, counted for its env from the start of the training.
-        end: the env step after the last one of the last transition: transition `i` lasts from `steps[i]` to before
-            `steps[i + 1]`, the last one to before `end`.
-        observations: (T, ...) what the policy saw.
-        actions: (T, ...) what it chose, before it was fitted to the env's action space.
-        rewards: (T,) float32; what the agent was paid until its next turn or its end, after the policy's processing.
-            What its return goes on with where it was truncated is no part of it, and is added afterwards.
-        keep: (T,) bool; the learner does not get transitions that are set to False. One before them goes on with the
-            value of the observation that the next one began with, kept or not: it was not the end of the episode, and
-            no return runs over what is missing.
-        values: (T,) the values that the policy estimated; None for policies with a replay buffer.
-        log_probs: (T,) log-probabilities of the actions; None for policies with a replay buffer.
-        infos: T infos of the agent, from the last env step of each transition.
-        has_ended: whether the agent's episode ended with the last transition.
-        truncated: whether it was truncated there.
-        others: agent -> what each other agent did in these env steps, until `end`. Its rewards are those of the env,
-            and changes to it have no effect.
     """
 
-    policy_id: PolicyID
-    agent: AgentID
-    env_index: int
-    steps: Array
+    policy_id: PolicyID  # the policy
+    agent: AgentID  # the agent
+    env_index: int  # index of the env
+    steps: Array  # (T,) the env step in which each transition began, counted for its env from the start of the training
+    # the env step after the last one of the last transition: transition `i` lasts from `steps[i]` to before `steps[i +
+    # 1]`, the last one to before `end`
     end: int
-    observations: Observations
-    actions: Array
+    observations: Observations  # (T, ...) what the policy saw
+    actions: Array  # (T, ...) what it chose, before it was fitted to the env's action space
+    # (T,) float32; what the agent was paid until its next turn or its end, after the policy's processing. What its
+    # return goes on with where it was truncated is no part of it, and is added afterwards.
     rewards: Array
+    # (T,) bool; the learner does not get transitions that are set to False. One before them goes on with the value of
+    # the observation that the next one began with, kept or not: it was not the end of the episode, and no return runs
+    # over what is missing.
     keep: BoolArray
-    values: Array | None
-    log_probs: Array | None
-    infos: Sequence[Mapping[str, Any]]
-    has_ended: bool
-    truncated: bool
+    values: Array | None  # (T,) the values that the policy estimated; None for policies with a replay buffer
+    log_probs: Array | None  # (T,) log-probabilities of the actions; None for policies with a replay buffer
+    infos: Sequence[Mapping[str, Any]]  # T infos of the agent, from the last env step of each transition
+    has_ended: bool  # whether the agent's episode ended with the last transition
+    truncated: bool  # whether it was truncated there
+    # agent -> what each other agent did in these env steps, until `end`. Its rewards are those of the env, and changes
+    # to it have no effect.
     others: Mapping[AgentID, Trajectory] = field(default_factory=dict, repr=False)
     estimate: Callable[[Observations], Array] | None = field(default=None, repr=False)
 

@@ -20,17 +20,13 @@ from marl_sb3.files import read_yaml
 class RunnerSettings:
     """How the shards of a training are rolled out by processes of this machine.
 
-    Attributes:
-        runners: number of runners, each a process.
-        start_timeout_s: seconds that the runners may take to start.
-        round_timeout_s: seconds that a runner may take for a round before it is killed and replaced.
-
     Raises:
         ConfigError: a value is not accepted.
     """
 
-    runners: PositiveInt
-    start_timeout_s: PositiveFloat = 180.0
+    runners: PositiveInt  # number of runners, each a process
+    start_timeout_s: PositiveFloat = 180.0  # seconds that the runners may take to start
+    # seconds that a runner may take for a round before it is killed and replaced
     round_timeout_s: PositiveFloat = 3600.0
 
     def __post_init__(self) -> None:
@@ -41,25 +37,20 @@ class RunnerSettings:
 class RaySettings:
     """How the shards of a training are rolled out on Ray.
 
-    Attributes:
-        address: `local`: a Ray of its own, which ends with the training; `auto`: the cluster that runs on this machine;
-            `HOST:PORT`: of a cluster's head.
-        runners: number of runners, each a process on the cluster. None: one for each CPU of this machine, at most one
-            for each shard.
-        num_cpus: CPUs that Ray sets aside for each runner.
-        runtime_env: Ray's `runtime_env` of the runners: what their envs need. None: nothing.
-        start_timeout_s: seconds that the runners may take to start.
-        round_timeout_s: seconds that a runner may take for a round before it is killed and replaced.
-
     Raises:
         ConfigError: a value is not accepted.
     """
 
+    # `local`: a Ray of its own, which ends with the training; `auto`: the cluster that runs on this machine;
+    # `HOST:PORT`: of a cluster's head
     address: str = "local"
+    # number of runners, each a process on the cluster. None: one for each CPU of this machine, at most one for each
+    # shard.
     runners: PositiveInt | None = None
-    num_cpus: PositiveFloat = 1.0
-    runtime_env: Named | None = None
-    start_timeout_s: PositiveFloat = 180.0
+    num_cpus: PositiveFloat = 1.0  # CPUs that Ray sets aside for each runner
+    runtime_env: Named | None = None  # Ray's `runtime_env` of the runners: what their envs need. None: nothing.
+    start_timeout_s: PositiveFloat = 180.0  # seconds that the runners may take to start
+    # seconds that a runner may take for a round before it is killed and replaced
     round_timeout_s: PositiveFloat = 3600.0
 
     def __post_init__(self) -> None:

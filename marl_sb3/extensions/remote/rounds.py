@@ -25,31 +25,18 @@ Inexact = dict[int, str]  # env index -> the reason why an env could not be rest
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """How the shards of a training are made; it does not change while the training lasts.
+    """How the shards of a training are made; it does not change while the training lasts."""
 
-    Attributes:
-        envs: how the envs are made.
-        agents: the agents of each env, in order.
-        specs: policy id -> spec.
-        policy_of: agent -> policy id.
-        trained: the policies that are trained.
-        n_steps: see `LearnerOptions`.
-        update_path: see `marl_sb3.PPO`.
-        n_threads: threads of one operation of PyTorch or BLAS.
-        custom_metrics: see `EpisodeTracker`.
-        imports: modules that register networks, as after `--import`.
-    """
-
-    envs: EnvPlan
-    agents: tuple[AgentID, ...]
-    specs: Mapping[PolicyID, PolicySpec]
-    policy_of: Mapping[AgentID, PolicyID]
-    trained: frozenset[PolicyID]
-    n_steps: int | None
-    update_path: str
-    n_threads: int
-    custom_metrics: Mapping[str, InfoMetric]
-    imports: Sequence[str] = ()
+    envs: EnvPlan  # how the envs are made
+    agents: tuple[AgentID, ...]  # the agents of each env, in order
+    specs: Mapping[PolicyID, PolicySpec]  # policy id -> spec
+    policy_of: Mapping[AgentID, PolicyID]  # agent -> policy id
+    trained: frozenset[PolicyID]  # the policies that are trained
+    n_steps: int | None  # see `LearnerOptions`
+    update_path: str  # see `marl_sb3.PPO`
+    n_threads: int  # threads of one operation of PyTorch or BLAS
+    custom_metrics: Mapping[str, InfoMetric]  # see `EpisodeTracker`
+    imports: Sequence[str] = ()  # modules that register networks, as after `--import`
 
     def name_of(self, shard: int) -> str:
         """Return a shard in words, for messages."""
@@ -60,55 +47,35 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class RoundOrder:
-    """What all shards do in one round.
+    """What all shards do in one round."""
 
-    Attributes:
-        env_steps: steps of each env.
-        anew: whether all rollouts begin anew.
-        new_episodes: whether all envs begin new episodes first.
-        policies: policy id -> its weights and statistics.
-        seed: the random numbers of a shard in this round follow from it and the shard.
-        progress: what is left of the training before and after each step, from 1 to 0.
-        experience_hook: pickled; what it keeps in itself is forgotten after the round. None: there is none.
-    """
-
-    env_steps: int
-    anew: bool
-    new_episodes: bool
-    policies: Mapping[PolicyID, PolicyOrder]
-    seed: int
-    progress: Sequence[Progress]
+    env_steps: int  # steps of each env
+    anew: bool  # whether all rollouts begin anew
+    new_episodes: bool  # whether all envs begin new episodes first
+    policies: Mapping[PolicyID, PolicyOrder]  # policy id -> its weights and statistics
+    seed: int  # the random numbers of a shard in this round follow from it and the shard
+    progress: Sequence[Progress]  # what is left of the training before and after each step, from 1 to 0
+    # pickled; what it keeps in itself is forgotten after the round. None: there is none.
     experience_hook: bytes | None = None
 
 
 @dataclass(frozen=True)
 class SavedShard:
-    """The state of a shard between two rounds.
+    """The state of a shard between two rounds."""
 
-    Attributes:
-        state: what `Shard.get_state` returned; None: the shard begins new episodes.
-        env_seed: seed of the envs if they begin new episodes; None: they keep theirs.
-    """
-
-    state: State | None = None
-    env_seed: int | None = None
+    state: State | None = None  # what `Shard.get_state` returned; None: the shard begins new episodes
+    env_seed: int | None = None  # seed of the envs if they begin new episodes; None: they keep theirs
 
 
 @dataclass(frozen=True)
 class ShardRollout:
-    """What came of one round of one shard.
+    """What came of one round of one shard."""
 
-    Attributes:
-        steps: all steps of its envs.
-        episodes: the episodes that ended in each step; env indices are counted within the shard.
-        policies: policy id -> what it experienced.
-        state: the state of the shard afterwards.
-    """
-
-    steps: RecordedSteps
+    steps: RecordedSteps  # all steps of its envs
+    # the episodes that ended in each step; env indices are counted within the shard
     episodes: Sequence[Sequence[Episode]]
-    policies: Mapping[PolicyID, PolicyRollout]
-    state: SavedShard
+    policies: Mapping[PolicyID, PolicyRollout]  # policy id -> what it experienced
+    state: SavedShard  # the state of the shard afterwards
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
@@ -118,15 +85,10 @@ _ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play", "
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """The steps of some envs without their observations.
+    """The steps of some envs without their observations."""
 
-    Attributes:
-        arrays: name in `VecStep` -> (steps, E, ...).
-        infos: of each step; None if all of its infos are empty.
-    """
-
-    arrays: Mapping[str, Array]
-    infos: Sequence[StepInfos | None]
+    arrays: Mapping[str, Array]  # name in `VecStep` -> (steps, E, ...)
+    infos: Sequence[StepInfos | None]  # of each step; None if all of its infos are empty
 
     def __len__(self) -> int:
         return len(self.arrays["acted"])
@@ -157,14 +119,10 @@ def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
 
 
 class StepRecorder:
-    """Keeps the steps and the episodes of a round.
-
-    Attributes:
-        episodes: that ended in each step.
-    """
+    """Keeps the steps and the episodes of a round."""
 
     def __init__(self) -> None:
-        self.episodes: list[Sequence[Episode]] = []
+        self.episodes: list[Sequence[Episode]] = []  # that ended in each step
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
         self._infos: list[StepInfos | None] = []
 

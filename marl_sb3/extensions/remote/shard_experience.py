@@ -29,30 +29,19 @@ from marl_sb3.types import Array, BoolArray
 
 @dataclass(frozen=True)
 class PolicyOrder:
-    """What a shard needs to know of a policy in a round.
+    """What a shard needs to know of a policy in a round."""
 
-    Attributes:
-        weights: by name, as a checkpoint holds them.
-        statistics: of the processing, as plain data.
-        exploration_rate: DQN's probability of random actions; 0 for other algorithms.
-    """
-
-    weights: Mapping[str, Array]
-    statistics: State
-    exploration_rate: float
+    weights: Mapping[str, Array]  # by name, as a checkpoint holds them
+    statistics: State  # of the processing, as plain data
+    exploration_rate: float  # DQN's probability of random actions; 0 for other algorithms
 
 
 @dataclass(frozen=True)
 class PolicyRollout:
-    """What a policy experienced in one round of one shard.
+    """What a policy experienced in one round of one shard."""
 
-    Attributes:
-        experience: what `ShardedExperience.receive` takes; None if there is nothing to learn from yet.
-        statistics: what came into the statistics of its processing in the round, as plain data.
-    """
-
-    experience: Any
-    statistics: State
+    experience: Any  # what `ShardedExperience.receive` takes; None if there is nothing to learn from yet
+    statistics: State  # what came into the statistics of its processing in the round, as plain data
 
 
 # --- In a shard ------------------------------------------------------------------------------------------------------
@@ -102,17 +91,11 @@ class ShardPolicy(Stateful):
 
 @dataclass(frozen=True)
 class RecordedTransitions:
-    """The transitions of a round in one shard.
+    """The transitions of a round in one shard."""
 
-    Attributes:
-        steps: (n,) the step of the round in which each transition ended.
-        transitions: in the order in which they ended; None if none did.
-        broken_off: (rows,) bool; the rows whose transitions do not follow from those of the round before.
-    """
-
-    steps: Array
-    transitions: Transitions | None
-    broken_off: BoolArray
+    steps: Array  # (n,) the step of the round in which each transition ended
+    transitions: Transitions | None  # in the order in which they ended; None if none did
+    broken_off: BoolArray  # (rows,) bool; the rows whose transitions do not follow from those of the round before
 
     def of_step(self, step: int, first_row: int) -> Transitions | None:
         """Return the transitions that ended in a step; None if none did.
@@ -168,16 +151,12 @@ class ShardedExperience(LearnedExperience):
     Args:
         actor: says what depends on the policy alone.
         processing: of the policy.
-
-    Attributes:
-        rows: the rows of the policy in all shards.
-        records: whether the policy is trained.
     """
 
-    records: ClassVar[bool] = False
+    records: ClassVar[bool] = False  # whether the policy is trained
 
     def __init__(self, actor: Actor, processing: Processing) -> None:
-        self.rows = actor.rows
+        self.rows = actor.rows  # the rows of the policy in all shards
         self.algorithm: Any = actor.policy.algorithm
         self._processing = processing
 

@@ -29,19 +29,13 @@ _MAX_LOSSES = 4  # processes that may end while they work on the same shard
 
 @dataclass
 class _Process:
-    """A process of the pool.
+    """A process of the pool."""
 
-    Attributes:
-        ready: whether it runs and has the same versions.
-        shards: those whose present state it has.
-        asked: ticket -> the shards of a message that has not been answered, in order.
-        asked_s: time since when it has owed an answer.
-    """
-
-    ready: bool = False
-    shards: set[int] = field(default_factory=set)
+    ready: bool = False  # whether it runs and has the same versions
+    shards: set[int] = field(default_factory=set)  # those whose present state it has
+    # ticket -> the shards of a message that has not been answered, in order
     asked: dict[int, list[int]] = field(default_factory=dict)
-    asked_s: float = 0.0
+    asked_s: float = 0.0  # time since when it has owed an answer
 
 
 class ShardRunners:

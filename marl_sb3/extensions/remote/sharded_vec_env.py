@@ -19,23 +19,14 @@ from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings, either
 
 @dataclass(frozen=True)
 class EnvPlan:
-    """How the envs of all shards are made.
+    """How the envs of all shards are made."""
 
-    Attributes:
-        env: an env id, or a factory that other processes can be given.
-        n_envs: number of envs in all shards.
-        n_shards: number of shards; it divides `n_envs`.
-        seed: the run seed.
-        vectorizer: see `make_vec_env`.
-        env_kwargs: further arguments of `make_vec_env`.
-    """
-
-    env: str | EnvFactory
-    n_envs: int
-    n_shards: int
-    seed: int
-    vectorizer: str = "auto"
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env: str | EnvFactory  # an env id, or a factory that other processes can be given
+    n_envs: int  # number of envs in all shards
+    n_shards: int  # number of shards; it divides `n_envs`
+    seed: int  # the run seed
+    vectorizer: str = "auto"  # see `make_vec_env`
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `make_vec_env`
 
     @property
     def shard_size(self) -> int:

@@ -23,23 +23,14 @@ _SHOWN = 120  # characters of a value
 
 @dataclass(frozen=True)
 class Seen:
-    """One place where something was seen.
+    """One place where something was seen."""
 
-    Attributes:
-        what: what was seen, as a sentence without a full stop.
-        agent: the agent; None: all of them, or the env itself.
-        episode: index of the episode, from 0; None: not in an episode.
-        step: index of the step, from 1; 0 is the reset.
-        value: the value received, as text.
-        details: more for `-v`, such as a traceback.
-    """
-
-    what: str
-    agent: str | None = None
-    episode: int | None = None
-    step: int | None = None
-    value: str | None = None
-    details: str | None = None
+    what: str  # what was seen, as a sentence without a full stop
+    agent: str | None = None  # the agent; None: all of them, or the env itself
+    episode: int | None = None  # index of the episode, from 0; None: not in an episode
+    step: int | None = None  # index of the step, from 1; 0 is the reset
+    value: str | None = None  # the value received, as text
+    details: str | None = None  # more for `-v`, such as a traceback
 
     def __str__(self) -> str:
         where = [] if self.agent is None else [str(self.agent)]
@@ -320,25 +311,15 @@ def check(id_: str, severity: Severity, title: str, **words: Any) -> Callable[[F
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        check: id of the check.
-        severity: how bad it is.
-        title: what is wrong.
-        why: why this matters for training.
-        remedy: what to do.
-        seen: the first places where it was seen, at most `MOST_SEEN`.
-        count: the number of all such places.
-    """
-
-    check: str
-    severity: Severity
-    title: str
-    why: str
-    remedy: str
-    seen: list[Seen]
-    count: int
+    check: str  # id of the check
+    severity: Severity  # how bad it is
+    title: str  # what is wrong
+    why: str  # why this matters for training
+    remedy: str  # what to do
+    seen: list[Seen]  # the first places where it was seen, at most `MOST_SEEN`
+    count: int  # the number of all such places
 
     @classmethod
     def of(cls, check: Check, places: list[Seen]) -> Finding:
@@ -349,18 +330,12 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What was found in an env.
+    """What was found in an env."""
 
-    Attributes:
-        env: id of the env.
-        seed: determines the seeds of all episodes.
-        findings: faults first, then warnings, then advice.
-        facts: what was played, steps per second, and what fits the env, by name.
-    """
-
-    env: str
-    seed: int
-    findings: list[Finding]
+    env: str  # id of the env
+    seed: int  # determines the seeds of all episodes
+    findings: list[Finding]  # faults first, then warnings, then advice
+    # what was played, steps per second, and what fits the env, by name
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

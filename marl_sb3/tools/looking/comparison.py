@@ -106,27 +106,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, compared by a metric at the end of the runs.
+    """Groups of runs, compared by a metric at the end of the runs."""
 
-    Attributes:
-        metric: its flat name.
-        mode: `max`: more is better; `min`: less is.
-        threshold: the value whose reaching is timed.
-        samples: of each group, the baseline first.
-        pairs: each other group beside the baseline.
-        settings: name -> label -> value, of the settings in which the groups differ; `UNSET` where a run has none.
-        notes: what a reader has to know.
-        figure: the learning curves.
-    """
-
-    metric: str
-    mode: str
-    threshold: float
-    samples: Sequence[Sample]
-    pairs: Sequence[Pair]
+    metric: str  # its flat name
+    mode: str  # `max`: more is better; `min`: less is
+    threshold: float  # the value whose reaching is timed
+    samples: Sequence[Sample]  # of each group, the baseline first
+    pairs: Sequence[Pair]  # each other group beside the baseline
+    # name -> label -> value, of the settings in which the groups differ; `UNSET` where a run has none
     settings: Mapping[str, Mapping[str, Any]]
-    notes: Sequence[str]
-    figure: Figure
+    notes: Sequence[str]  # what a reader has to know
+    figure: Figure  # the learning curves
 
     def profile(self) -> tuple[Array, dict[str, Array]]:
         """Return thresholds, and of each group the share of runs above each."""

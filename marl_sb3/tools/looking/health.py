@@ -44,27 +44,16 @@ _STARVED = 0.05  # of the actions that the others take on average
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that looks wrong.
+    """Something that looks wrong."""
 
-    Attributes:
-        subject: what it is about: `policy shared`, `agent agent1`, `all agents` or `training`.
-        title: what is seen, in a few words.
-        metric: flat name of the metric that shows it.
-        value: what was found of it.
-        usual: what is usual.
-        meaning: what it may mean.
-        remedy: what to try.
-        source: where the bound or the advice is from; empty: experience with the presets.
-    """
-
-    subject: str
-    title: str
-    metric: str
-    value: float
-    usual: str
-    meaning: str
-    remedy: str
-    source: str = ""
+    subject: str  # what it is about: `policy shared`, `agent agent1`, `all agents` or `training`
+    title: str  # what is seen, in a few words
+    metric: str  # flat name of the metric that shows it
+    value: float  # what was found of it
+    usual: str  # what is usual
+    meaning: str  # what it may mean
+    remedy: str  # what to try
+    source: str = ""  # where the bound or the advice is from; empty: experience with the presets
 
 
 def find_problems(columns: Columns) -> list[Finding]:

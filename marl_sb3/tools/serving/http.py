@@ -60,20 +60,15 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # what HTTP allows in a Beare
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a client may ask for.
+    """How much a client may ask for."""
 
-    Attributes:
-        body_bytes: size of the body of a request, and of a message of a WebSocket.
-        batch: observations of an agent in one request.
-        seconds: time for a TLS handshake, for a request's head, for its body, for 64 kB of an answer to be read, and
-            for the answers that are due when the server ends.
-        connections: connections at a time. Where there is no room, a new one takes the place of the oldest that has
-            not sent a request; if all have, it is refused.
-    """
-
-    body_bytes: int = 8_000_000
-    batch: int = 1024
+    body_bytes: int = 8_000_000  # size of the body of a request, and of a message of a WebSocket
+    batch: int = 1024  # observations of an agent in one request
+    # time for a TLS handshake, for a request's head, for its body, for 64 kB of an answer to be read, and for the
+    # answers that are due when the server ends
     seconds: float = 10.0
+    # connections at a time. Where there is no room, a new one takes the place of the oldest that has not sent a
+    # request; if all have, it is refused.
     connections: int = 256
 
 

@@ -23,65 +23,44 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SearchOptions(TypedDict, total=False):
-    """The options of a search. None is the same as not given; a study that is continued keeps its own values then.
+    """The options of a search. None is the same as not given; a study that is continued keeps its own values then."""
 
-    Attributes:
-        trials: number of settings to try; None: 50, or the whole grid.
-        timesteps: env steps of a trial; None: as in the preset.
-        policies: `shared` or `per_agent`; None: as in the preset.
-        algo: name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`; None: PPO.
-        n_envs: number of envs of a trial; None: as in the preset.
-        seed: seed of the search, which determines that of every trial and the draws of the sampler; None: 0.
-        settings: set in every trial and therefore not searched, by keys as after `--set`.
-        stop: values by metric; a trial ends when one metric reaches its value.
-        hparams: settings by env id, which the search starts from and is compared with: a file, or in Python a mapping;
-            None: the shipped preset.
-        space: the ranges to search: a file, or in Python a mapping of the same form; None: those shipped for the
-            algorithm.
-        grid: the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`.
-        sampler: how settings are chosen: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` with a grid.
-        pruner: which trials end early: `asha`, `median` or `none`; None: `asha`, or `none` with a grid or several
-            objectives.
-        objective: `sum` or `min` of all agents' returns, `against_random`, an agent, a policy, a custom metric or the
-            flat name of any metric; or several of these with commas between them; None: `sum`.
-        mode: whether the objective is maximized or minimized: `max` or `min`, or one for each objective; None: `max`.
-        over: which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `mean_of_last_3`.
-        evaluations: evaluations of a trial, equally spaced; None: 10, or fewer in a short trial.
-        evaluation_episodes: episodes of an evaluation; None: 10.
-        study: name of the study; an existing one is continued, and one that may be a typo of another is refused; None:
-            time and 4 hex digits.
-        new_study: begin a new study even if its name is similar to that of another one, and refuse an existing name;
-            None: off.
-        storage: the URL of a database, such as `sqlite:///study.db`; None: a journal in the study's folder.
-        root: studies are in `tune/<env>/<name>` below this folder; None: `runs`.
-        vectorizer: see `make_vec_env`.
-        device: as in SB3.
-    """
-
-    trials: int | None
-    timesteps: int | None
-    policies: str | None
+    trials: int | None  # number of settings to try; None: 50, or the whole grid
+    timesteps: int | None  # env steps of a trial; None: as in the preset
+    policies: str | None  # `shared` or `per_agent`; None: as in the preset
+    # name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`; None: PPO
     algo: str | AlgorithmInfo | None
-    n_envs: int | None
-    seed: int | None
-    settings: Mapping[str, Any] | None
-    stop: Mapping[str, float] | None
+    n_envs: int | None  # number of envs of a trial; None: as in the preset
+    seed: int | None  # seed of the search, which determines that of every trial and the draws of the sampler; None: 0
+    settings: Mapping[str, Any] | None  # set in every trial and therefore not searched, by keys as after `--set`
+    stop: Mapping[str, float] | None  # values by metric; a trial ends when one metric reaches its value
+    # settings by env id, which the search starts from and is compared with: a file, or in Python a mapping; None: the
+    # shipped preset
     hparams: Hparams | None
+    # the ranges to search: a file, or in Python a mapping of the same form; None: those shipped for the algorithm
     space: SpaceSource
-    grid: Grid
+    grid: Grid  # the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`
+    # how settings are chosen: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` with a grid
     sampler: Sampler | None
+    # which trials end early: `asha`, `median` or `none`; None: `asha`, or `none` with a grid or several objectives
     pruner: Pruner | None
+    # `sum` or `min` of all agents' returns, `against_random`, an agent, a policy, a custom metric or the flat name of
+    # any metric; or several of these with commas between them; None: `sum`
     objective: str | None
+    # whether the objective is maximized or minimized: `max` or `min`, or one for each objective; None: `max`
     mode: str | None
-    over: str | None
-    evaluations: int | None
-    evaluation_episodes: int | None
+    over: str | None  # which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `mean_of_last_3`
+    evaluations: int | None  # evaluations of a trial, equally spaced; None: 10, or fewer in a short trial
+    evaluation_episodes: int | None  # episodes of an evaluation; None: 10
+    # name of the study; an existing one is continued, and one that may be a typo of another is refused; None: time and
+    # 4 hex digits
     study: str | None
+    # begin a new study even if its name is similar to that of another one, and refuse an existing name; None: off
     new_study: bool
-    storage: str | None
-    root: str | Path
-    vectorizer: str | None
-    device: str | None
+    storage: str | None  # the URL of a database, such as `sqlite:///study.db`; None: a journal in the study's folder
+    root: str | Path  # studies are in `tune/<env>/<name>` below this folder; None: `runs`
+    vectorizer: str | None  # see `make_vec_env`
+    device: str | None  # as in SB3
 
 
 def words_of(option: str) -> str:

@@ -33,17 +33,11 @@ class Kind(IntEnum):
 
 
 class Message(NamedTuple):
-    """One message.
+    """One message."""
 
-    Attributes:
-        kind: a `Kind`.
-        number: number of the request; an answer has that of its request.
-        payload: what belongs to it; mostly nothing.
-    """
-
-    kind: int
-    number: int
-    payload: bytes
+    kind: int  # a `Kind`
+    number: int  # number of the request; an answer has that of its request
+    payload: bytes  # what belongs to it; mostly nothing
 
 
 class ChannelClosedError(Exception):
@@ -59,9 +53,6 @@ class Channel:
         receive_s: how long `receive` may wait for it; None: for ever.
         polling_s: how long `receive` asks again and again before it sleeps. To wake a process that sleeps on a core of
             its own takes longer than a step of a quick env.
-
-    Attributes:
-        polling_s: as given; may be changed.
     """
 
     def __init__(
@@ -72,7 +63,7 @@ class Channel:
         polling_s: float = 0.0,
     ) -> None:
         self._socket = connection
-        self.polling_s = polling_s
+        self.polling_s = polling_s  # as given; may be changed
         for option, limit_s in ((socket.SO_SNDTIMEO, send_s), (socket.SO_RCVTIMEO, receive_s)):
             if limit_s is not None:
                 # Not `settimeout`: with that, Python makes two system calls instead of one.

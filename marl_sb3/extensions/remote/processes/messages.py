@@ -84,12 +84,9 @@ class Failed:
 
     An exception that cannot be pickled becomes its description there: an `Exception` is then an `EnvRaisedError`,
     another exception the built-in one that its class derives from.
-
-    Attributes:
-        error: the exception.
     """
 
-    error: BaseException
+    error: BaseException  # the exception
 
     def __reduce__(self) -> tuple[Any, ...]:
         error, text = self.error, "".join(traceback.format_exception(self.error))
@@ -204,21 +201,13 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """What code in the main process finds around it, and has to find in a worker, too.
+    """What code in the main process finds around it, and has to find in a worker, too."""
 
-    Attributes:
-        folder: the working folder.
-        search_path: of modules.
-        environment: all variables.
-        log_levels: logger -> level; the name of the root is empty.
-        imports: modules that register envs and networks, as after `--import`.
-    """
-
-    folder: str
-    search_path: Sequence[str]
-    environment: Mapping[str, str]
-    log_levels: Mapping[str, int]
-    imports: Sequence[str] = ()
+    folder: str  # the working folder
+    search_path: Sequence[str]  # of modules
+    environment: Mapping[str, str]  # all variables
+    log_levels: Mapping[str, int]  # logger -> level; the name of the root is empty
+    imports: Sequence[str] = ()  # modules that register envs and networks, as after `--import`
 
     @classmethod
     def here(cls, *, imports: bool = False) -> ProcessContext:

@@ -34,38 +34,24 @@ Make = Callable[[Any], Any]  # makes what a process serves; another process can 
 
 @dataclass(frozen=True)
 class Lost:
-    """What a pool answers in the place of a result if the process has ended or cannot be reached.
+    """What a pool answers in the place of a result if the process has ended or cannot be reached."""
 
-    Attributes:
-        why: in words.
-    """
-
-    why: str
+    why: str  # in words
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a message.
+    """The answer to a message."""
 
-    Attributes:
-        process: that was asked.
-        ticket: from `Pool.send`.
-        result: what the method returned, `Lost` or `Failed`.
-    """
-
-    process: int
-    ticket: int
-    result: Any
+    process: int  # that was asked
+    ticket: int  # from `Pool.send`
+    result: Any  # what the method returned, `Lost` or `Failed`
 
 
 class Pool(ABC):
-    """Processes, each of which serves an object.
+    """Processes, each of which serves an object."""
 
-    Attributes:
-        is_elsewhere: whether the processes are others than this one.
-    """
-
-    is_elsewhere = True
+    is_elsewhere = True  # whether the processes are others than this one
 
     def __init__(self) -> None:
         self._numbers, self._tickets = itertools.count(), itertools.count()
@@ -153,17 +139,13 @@ class InProcessPool(Pool):
 
 
 class _Member:
-    """A process of a `LocalPool`.
-
-    Attributes:
-        worker: the process.
-        waiting: ticket and payload of messages; the first was sent. The request to make the object has the ticket None.
-        broken: the answer to all further messages, if the process has ended or could not make its object.
-    """
+    """A process of a `LocalPool`."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker = worker  # the process
+        # ticket and payload of messages; the first was sent. The request to make the object has the ticket None.
         self.waiting: deque[tuple[int | None, bytes]] = deque([(None, worker.make)])
+        # the answer to all further messages, if the process has ended or could not make its object
         self.broken: Lost | Failed | None = None
 
     def send_next(self) -> None:

@@ -113,18 +113,14 @@ class Connection:
         processes: number of processes that are wanted. A Ray of its own has the CPUs for them, and at least those of
             the machine.
 
-    Attributes:
-        ray: the module.
-        options: Ray's options of such a process.
-
     Raises:
         ConfigError: Ray is not installed, nobody answers at the address, the cluster has other versions, or Ray does
             not accept the `runtime_env`.
     """
 
     def __init__(self, settings: RaySettings, processes: int) -> None:
-        self.ray = require_ray(settings.address)
-        self.options: dict[str, Any] = {"num_cpus": settings.num_cpus}
+        self.ray = require_ray(settings.address)  # the module
+        self.options: dict[str, Any] = {"num_cpus": settings.num_cpus}  # Ray's options of such a process
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of a Ray of its own: sockets and logs
         self._is_own = not self.ray.is_initialized()
         with self._refusals_named(settings.address):

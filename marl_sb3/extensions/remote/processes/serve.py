@@ -26,22 +26,15 @@ class Link:
         connection: descriptor of the socket to the main process.
         status: descriptor of the status file: of the heartbeat, and of the stacks.
         descriptors: further files that the main process has sent.
-
-    Attributes:
-        heartbeat: tells the main process what this one is doing.
-        log: the log records and warnings of this process, which go with every answer.
-        channel: to the main process.
-        served: the object whose methods are called.
-        descriptors: as given.
     """
 
     def __init__(self, connection: int, status: int, descriptors: Sequence[int] = ()) -> None:
-        self.heartbeat = Heartbeat(status)
-        self.log = MessageLog()
-        self.channel = Channel(socket.socket(fileno=connection))
-        self.descriptors = descriptors
+        self.heartbeat = Heartbeat(status)  # tells the main process what this one is doing
+        self.log = MessageLog()  # the log records and warnings of this process, which go with every answer
+        self.channel = Channel(socket.socket(fileno=connection))  # to the main process
+        self.descriptors = descriptors  # as given
         self.number = 0  # of the request that is being answered
-        self.served: Any = None
+        self.served: Any = None  # the object whose methods are called
 
     def write_to(self, output: int) -> None:
         """Write all output of this process, that of its libraries too, its log and its warnings to this file."""

@@ -23,16 +23,13 @@ class Journal:
         specs: of the workers.
         layout: the places of the agents in the arrays.
         most_steps: after how many steps it is time for new states.
-
-    Attributes:
-        masked: group -> whether it has masks, for the groups of which this is known.
     """
 
     def __init__(self, specs: Sequence[WorkerSpec], layout: AgentLayout, most_steps: int = MOST_STEPS) -> None:
         self._specs = specs
         self._layout = layout
         self._most_steps = most_steps
-        self.masked: dict[int, bool] = {}
+        self.masked: dict[int, bool] = {}  # group -> whether it has masks, for the groups of which this is known
         self._latest: VecStep | None = None
         self._seen: list[Observations] | None = None  # by all agents in play; None: all of them are shown `_latest`
         self._states: Sequence[WorkerState | None] = [None for _ in specs]

@@ -43,17 +43,12 @@ class FirstEnvMadeError(Exception):
 
 
 class WorkerEnvs(MultiAgentVecEnv):
-    """The envs of a worker.
+    """The envs of a worker."""
 
-    Attributes:
-        silent: whether the infos of the latest step are empty dictionaries, one for each agent that acted.
-        repeats: whether a step of the past is taken again, in which envs that fail are lost.
-        lost: row -> reason, for envs that could not be brought back. They stand still in the next step, which reports
-            that they have been reset.
-    """
-
-    silent: bool
-    repeats = False
+    silent: bool  # whether the infos of the latest step are empty dictionaries, one for each agent that acted
+    repeats = False  # whether a step of the past is taken again, in which envs that fail are lost
+    # row -> reason, for envs that could not be brought back. They stand still in the next step, which reports that they
+    # have been reset.
     lost: dict[int, str]
 
     @abstractmethod

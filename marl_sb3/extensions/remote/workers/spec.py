@@ -18,30 +18,18 @@ from marl_sb3.types import Array, Observations
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The envs of a worker.
+    """The envs of a worker."""
 
-    Attributes:
-        factory: makes the envs.
-        env_kwargs: arguments of the factory.
-        first_index: index of the first env of the worker.
-        num_envs: number of envs of the worker.
-        seed: the run seed.
-        batched: whether the worker steps its envs as one `BatchedEnv`.
-        num_envs_of_all: number of envs of all workers.
-        worker: index of the worker.
-        n_workers: number of workers.
-        kinds: what stands at the door `ENV_KINDS` of the main process.
-    """
-
-    factory: EnvFactory
-    env_kwargs: Mapping[str, Any]
-    first_index: int
-    num_envs: int
-    seed: int
-    batched: bool
-    num_envs_of_all: int
-    worker: int = 0
-    n_workers: int = 1
+    factory: EnvFactory  # makes the envs
+    env_kwargs: Mapping[str, Any]  # arguments of the factory
+    first_index: int  # index of the first env of the worker
+    num_envs: int  # number of envs of the worker
+    seed: int  # the run seed
+    batched: bool  # whether the worker steps its envs as one `BatchedEnv`
+    num_envs_of_all: int  # number of envs of all workers
+    worker: int = 0  # index of the worker
+    n_workers: int = 1  # number of workers
+    # what stands at the door `ENV_KINDS` of the main process
     kinds: Mapping[str, EnvKind | str] = field(default_factory=dict)
 
     @property
@@ -105,19 +93,12 @@ WorkerState = State
 
 
 class Shown(NamedTuple):
-    """What the agents of a worker were shown last: the envs in a new worker are compared with it.
+    """What the agents of a worker were shown last: the envs in a new worker are compared with it."""
 
-    Attributes:
-        to_act: (envs of the worker, A) bool.
-        observations: per group, (envs of the worker, A_group, ...).
-        episodes: (envs of the worker,) index of the running episode.
-        masked: group -> whether it has masks, for the groups of which this is known.
-    """
-
-    to_act: Array
-    observations: Sequence[Observations]
-    episodes: Array
-    masked: Mapping[int, bool]
+    to_act: Array  # (envs of the worker, A) bool
+    observations: Sequence[Observations]  # per group, (envs of the worker, A_group, ...)
+    episodes: Array  # (envs of the worker,) index of the running episode
+    masked: Mapping[int, bool]  # group -> whether it has masks, for the groups of which this is known
 
 
 Event = tuple[str, tuple[Any, ...]]  # what happened to the envs of a worker: a method of `EnvServer`, its arguments

@@ -134,25 +134,16 @@ def _laid_out(groups: Sequence[AgentGroup], num_envs: int, place: Callable[..., 
 
 
 class Extras(NamedTuple):
-    """The part of a worker's step that does not fit into arrays; rows are counted within the worker.
+    """The part of a worker's step that does not fit into arrays; rows are counted within the worker."""
 
-    Attributes:
-        infos: pickled infos; None: empty ones, one for each agent that acted.
-        final_observations: (row, column) -> observation.
-        reset_infos: row -> infos of its reset.
-        masked: group -> whether an agent that acts has a mask, for groups of which this is not known yet.
-        messages: log records and warnings: see `MessageLog`.
-        env_state: (E of the worker, ...), see `VecStep.env_state`.
-        final_env_states: row -> state in which its episode ended.
-    """
-
-    infos: bytes | None = None
-    final_observations: Mapping[tuple[int, int], Any] = {}
-    reset_infos: Mapping[int, Mapping[str, Any]] = {}
+    infos: bytes | None = None  # pickled infos; None: empty ones, one for each agent that acted
+    final_observations: Mapping[tuple[int, int], Any] = {}  # (row, column) -> observation
+    reset_infos: Mapping[int, Mapping[str, Any]] = {}  # row -> infos of its reset
+    # group -> whether an agent that acts has a mask, for groups of which this is not known yet
     masked: Mapping[int, bool] = {}
-    messages: Sequence[Any] = ()
-    env_state: Array | None = None
-    final_env_states: Mapping[int, Array] = {}
+    messages: Sequence[Any] = ()  # log records and warnings: see `MessageLog`
+    env_state: Array | None = None  # (E of the worker, ...), see `VecStep.env_state`
+    final_env_states: Mapping[int, Array] = {}  # row -> state in which its episode ended
 
     @property
     def is_empty(self) -> bool:
