@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -132,6 +133,9 @@ class Modules(Numbers):
 
     def modules(self) -> list[str]:
         return list(sys.modules)
+
+    def num_frozen(self) -> int:
+        return gc.get_freeze_count()
 
     def folder(self) -> str:
         return os.getcwd()

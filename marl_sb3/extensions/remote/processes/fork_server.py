@@ -34,6 +34,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import ProcessContext, output_thread
 from marl_sb3.extensions.remote.processes.serve import serve
 from marl_sb3.signals import ENDING
+from marl_sb3.startup import without_collections
 
 _ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negative error number
 _START_S = 120.0  # longest time that its start, or the start or end of a worker, may take
@@ -311,8 +312,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(_MAIN_ENDED, forker.main_ended)
     if parent:
         _end_with(parent, _MAIN_ENDED)
-    for each in modules.split(","):
-        importlib.import_module(each)
+    with without_collections():
+        for each in modules.split(","):
+            importlib.import_module(each)
     try:
         _answer_requests(connection, forker)
     except OSError:  # the main process has ended

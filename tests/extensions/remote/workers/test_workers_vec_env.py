@@ -84,6 +84,7 @@ def test_workers_import_no_more_than_they_need_and_end_with_the_vec_env() -> Non
     assert len({*processes, os.getpid()}) == 4
     (modules,) = vec.call("modules", [0])
     assert {"torch", "stable_baselines3", "supersuit"}.isdisjoint(modules)
+    assert vec.call("num_frozen", [0]) > [0]  # collections do not look at them
     assert vec.call("variable", [0], "OPENBLAS_NUM_THREADS") == [os.environ.get("OPENBLAS_NUM_THREADS", "1")]
     assert [os.getpgid(process) for process in processes] == processes  # Ctrl-C does not reach them
     assert vec.health is not None
