@@ -46,8 +46,12 @@ def started(env: str, steps: bool = True) -> tuple[subprocess.Popen[str], list[i
 
 @pytest.mark.parametrize(
     ("stopped", "killed"),
-    [((), ("main",)), (("worker",), ("main",)), (("fork_server", "worker"), ("main",)), ((), ("fork_server", "main"))],
-    ids=["main", "a stopped worker", "all stopped", "fork server and main"],
+    [
+        pytest.param((), ("main",), id="main", marks=pytest.mark.proof),
+        pytest.param(("worker",), ("main",), id="a stopped worker", marks=pytest.mark.proof),
+        pytest.param(("fork_server", "worker"), ("main",), id="all stopped"),
+        pytest.param((), ("fork_server", "main"), id="fork server and main"),
+    ],
 )
 def test_nothing_outlives_the_main_process(stopped: tuple[str, ...], killed: tuple[str, ...]) -> None:
     before = set(os.listdir("/dev/shm"))
