@@ -158,10 +158,8 @@ class Actor(Stateful):
             decision = self._with_chosen(step, inputs, decision)
         self.processing.acted(decision.actions, acting)
         actions = env_actions(decision.actions, self.processing.rescale, self.rows.zero_based_actions)
-        return Acted(acting, seen, inputs, decision, actions, self._stepping(step))
-
-    def _stepping(self, step: VecStep) -> BoolArray | None:
-        return step.to_act.any(axis=1).repeat(len(self.rows.agents)) if self.rows.steps_apart else None
+        stepping = step.to_act.any(axis=1).repeat(len(self.rows.agents)) if self.rows.steps_apart else None
+        return Acted(acting, seen, inputs, decision, actions, stepping)
 
     def _with_chosen(self, step: VecStep, inputs: PolicyInputs, decision: Decision) -> Decision:
         """Put the actions that clients have chosen themselves in place of the policy's."""

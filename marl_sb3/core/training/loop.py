@@ -235,7 +235,8 @@ class TrainingLoop:
         for learners in _without_shared_parameters(due):
             for each in self._update_hooks:
                 for learner in learners:
-                    policy_id, batch = learner.policy_id, experience_of(learner.algorithm)
+                    policy_id, algorithm = learner.policy_id, learner.algorithm
+                    batch = getattr(algorithm, "rollout_buffer", None) or algorithm.replay_buffer
                     call_hook(each, "on_update_start", policy_id, batch, where=f"policy {policy_id!r}")
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():
@@ -244,11 +245,6 @@ class TrainingLoop:
             run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
             for policy_id, job in jobs.items():
                 report.metrics.setdefault(policy_id, []).append(job.finish())
-
-
-def experience_of(algorithm: Any) -> Any:
-    """Return SB3's rollout buffer of an algorithm, or its replay buffer."""
-    return getattr(algorithm, "rollout_buffer", None) or algorithm.replay_buffer
 
 
 def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner]]:
