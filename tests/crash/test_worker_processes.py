@@ -80,7 +80,6 @@ def test_workers_are_replaced_after_the_process_that_starts_them_has_been_killed
     main, (fork_server, *workers) = started("Numbers")
     os.kill(fork_server, signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, workers)))
-    time.sleep(0.1)
     wait_for(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)
     main.kill()
     _, errors = main.communicate()
