@@ -25,7 +25,7 @@ from marl_sb3.tools.checkup.checks import CHECKS
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
-EPISODE_STEPS = 40  # of the arena
+EPISODE_STEPS = 20  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
 MOST_EPISODES = 4  # of an evaluation by each env
 SHORT_SEARCH = {"timesteps": 4_000, "evaluations": 2, "evaluation_episodes": 2}
 
