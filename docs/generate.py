@@ -1,7 +1,8 @@
 """Write the pages of the reference that follow from the code: `python docs/generate.py`.
 
-The commands come from their argparse parsers, the settings from `TrainConfig`, the checks from their registry, RLlib's
-names from the table of their translation, the algorithms from their registry. A test compares the pages.
+The commands come from the parameters of their functions, the settings from `TrainConfig`, the checks from their
+registry, RLlib's names from the table of their translation, the algorithms from their registry. A test compares the
+pages.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def commands_page() -> str:
 
 
 def command_names() -> list[str]:
-    """The modules that can be run: those with a parser, in the order in which one needs them."""
-    found = {path.stem for path in PACKAGE.glob("*.py") if "build_parser" in path.read_text(encoding="utf-8")}
+    """The modules that can be run, in the order in which one needs them."""
+    found = {path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
     usual = [
         name
         for name in ("train", "evaluate", "watch", "report", "export", "imitate", "serve", "tune", "doctor")
@@ -49,7 +50,8 @@ def command_names() -> list[str]:
 
 
 def _command(name: str) -> str:
-    parser: argparse.ArgumentParser = importlib.import_module(f"marl_sb3.{name}").build_parser()
+    module = importlib.import_module(f"marl_sb3.{name}")
+    parser: argparse.ArgumentParser = module.build_parser() if name == "__main__" else module.main.parser()
     usual = (argparse._HelpAction, argparse._VersionAction)
     actions = [action for action in parser._actions if not isinstance(action, usual)]
     rows = [_row(action) for action in sorted(actions, key=lambda action: bool(action.option_strings))]

@@ -14,7 +14,7 @@ COMMANDS = ("train", "tune", "evaluate", "watch", "plot", "compare", "report", "
 def build_parser() -> CommandParser:
     """The command line."""
     width = max(map(len, COMMANDS))
-    descriptions = {name: importlib.import_module(f"marl_sb3.{name}").build_parser().description for name in COMMANDS}
+    descriptions = {name: importlib.import_module(f"marl_sb3.{name}").main.description for name in COMMANDS}
     listed = "\n".join(f"  {name:<{width}}  {description}" for name, description in descriptions.items())
     parser = CommandParser(
         "marl-sb3",
@@ -23,7 +23,7 @@ def build_parser() -> CommandParser:
         epilog=f"commands\n{listed}\n\nmarl-sb3 COMMAND --help describes its options. python -m marl_sb3.COMMAND\n"
         "is the same as marl-sb3 COMMAND.",
     )
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of these below, then its arguments")
+    parser.option("COMMAND", "command", "one of these below, then its arguments", choices=COMMANDS)
     return parser
 
 

@@ -1,15 +1,12 @@
 """`python -m marl_sb3.compare`: is one experiment better than another?"""
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity
+from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.display import Page
@@ -31,62 +28,45 @@ exit codes: 1 failed, 2 wrong command line or no such runs, 130 interrupted
 """
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `compare`."""
-    parser = CommandParser(
-        "python -m marl_sb3.compare",
-        "A B ... [options]",
-        description="Compare experiments of several seeds each.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "runs", nargs="+", metavar="A B", help="run folders, folders of runs, patterns, or .json of marl-eval"
-    )
-    parser.option("--metric NAME", "what is compared; default: env_runners/episode_return_mean")
-    parser.option(
-        "--mode MODE", "max: more is better; min: less is; default: max", choices=["max", "min"], default="max"
-    )
-    parser.option(
-        "--threshold X", "value whose reaching is timed; default: the mean of the weakest experiment", type=float
-    )
-    parser.option("--out FILE", "also a page, FILE.html; default: none", type=Path)
-    parser.option("--json", "print one JSON object alone; default: tables")
-    parser.section("other options")
-    add_verbosity(parser)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return build_parser().run(_compare, argv)
-
-
-def _compare(arguments: argparse.Namespace) -> int:
+@command("compare A B ... [options]", "Compare experiments of several seeds each.", _EPILOG)
+def main(
+    runs: Annotated[Sequence[str], "A B", "run folders, folders of runs, patterns, or .json of marl-eval"],
+    *,
+    metric: Annotated[str | None, "--metric NAME", "what is compared; default: env_runners/episode_return_mean"],
+    mode: Annotated[Literal["max", "min"], "--mode MODE", "max: more is better; min: less is; default: max"] = "max",
+    threshold: Annotated[
+        float | None, "--threshold X", "value whose reaching is timed; default: the mean of the weakest experiment"
+    ],
+    out: Annotated[Path | None, "--out FILE", "also a page, FILE.html; default: none"],
+    as_json: Annotated[bool, "--json", "print one JSON object alone; default: tables"],
+    verbosity: Annotated[Verbosity, Section("other options")],
+) -> int:
+    """Print the comparison, and write its page; returns the exit code."""
     from marl_sb3.errors import ConfigError
     from marl_sb3.results import RETURN, group_by_argument, read_records
     from marl_sb3.tools.looking import compare_groups
 
-    if arguments.out is not None:
-        if arguments.out.suffix != ".html":
-            raise ConfigError(f"--out is {arguments.out}; accepted: a file that ends with .html", key="--out")
+    if out is not None:
+        if out.suffix != ".html":
+            raise ConfigError(f"--out is {out}; accepted: a file that ends with .html", key="--out")
         from marl_sb3.extensions.display import require_plotly
 
-        require_plotly(arguments.out.name)
-    if len(set(arguments.runs)) < len(arguments.runs):
+        require_plotly(out.name)
+    if len(set(runs)) < len(runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
-    groups = group_by_argument({_label(path, arguments.runs): read_records(path) for path in arguments.runs})
-    found = compare_groups(groups, arguments.metric or RETURN, arguments.mode, arguments.threshold)
-    if arguments.out is not None:
+    groups = group_by_argument({_label(path, runs): read_records(path) for path in runs})
+    found = compare_groups(groups, metric or RETURN, mode, threshold)
+    if out is not None:
         from marl_sb3.files import named_by_user
 
-        with named_by_user(arguments.out):
-            _page(found).write(arguments.out)
-    if arguments.json:
+        with named_by_user(out):
+            _page(found).write(out)
+    if as_json:
         print(json.dumps(found.to_plain(), allow_nan=False))
         return EXIT_DONE
     _print(found)
-    if arguments.out is not None:
-        print(arguments.out)
+    if out is not None:
+        print(out)
     return EXIT_DONE
 
 
@@ -95,7 +75,7 @@ def _label(path: str, paths: Sequence[str]) -> str:
     return Path(path).name if len({Path(each).parent for each in paths}) == 1 else path.rstrip("/")
 
 
-def _print(found: Comparison) -> None:
+def _print(found: "Comparison") -> None:
     from rich.table import Table
 
     from marl_sb3.extensions.display import standard_console
@@ -116,7 +96,7 @@ def _print(found: Comparison) -> None:
     console.print(summary(found), soft_wrap=True)
 
 
-def _page(found: Comparison) -> Page:
+def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
     from marl_sb3.extensions.display import Page, note, table
     from marl_sb3.results import plotly_html

@@ -1,17 +1,15 @@
 """`python -m marl_sb3.evaluate`: let the policies of a run play, print how well they do, record them."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_run, add_verbosity, found_run, integer, named_env
+from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, RUN, STOCHASTIC, OfRun, command, found_run, record
+from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from marl_sb3.core.mapping import Deterministic
     from marl_sb3.evaluation import EvaluationPlan
     from marl_sb3.runs import EvaluatedRun
-
-
-# --- The command line ------------------------------------------------------------------------------------------------
 
 
 _EPILOG = """\
@@ -46,159 +41,134 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 _ACTIONS = ("--stochastic", "--deterministic", "--stochastic-policies")
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `evaluate`."""
-    parser = CommandParser(
-        "python -m marl_sb3.evaluate",
-        "RUN [options]",
-        description="Let the policies of a run play episodes, and print their returns.",
-        epilog=_EPILOG,
-    )
-    add_run(parser)
-    parser.option("--episodes N", "number of complete episodes; default: 20", type=integer, default=20)
-    parser.option("--stochastic", "sample the actions, as in training; default: the run's setting")
-    parser.option("--deterministic", "take the most likely actions; default: the run's setting")
-    parser.option(
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+@record
+class EvaluateOptions:
+    """What `evaluate` takes."""
+
+    run: Annotated[str, RUN]
+    checkpoint: Annotated[str | None, CHECKPOINT]
+    episodes: Annotated[PositiveInt, "--episodes N", "number of complete episodes; default: 20"] = 20
+    stochastic: Annotated[bool, STOCHASTIC]
+    deterministic: Annotated[bool, "--deterministic", "take the most likely actions; default: the run's setting"]
+    stochastic_policies: Annotated[
+        list[str] | None,
         "--stochastic-policies A,B",
         "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
-        type=lambda text: text.split(","),
-    )
-    parser.option(
+        _names,
+    ]
+    against: Annotated[
+        str | None,
         "--against WHO",
-        "random, or MODULE:CLASS of a player of yours: plays all agents but one, which its policy plays; each agent in "
-        "turn; default: all agents are played by their policies",
-    )
-    parser.repeated(
+        "random, or MODULE:CLASS of a player of yours: plays all agents but one, which its policy plays; each "
+        "agent in turn; default: all agents are played by their policies",
+    ]
+    agents: Annotated[
+        Sequence[list[str]],
         "--agents A,B",
         "with --against: the agents that are played by their policies, together; may be repeated; default: each alone",
-        type=lambda text: text.split(","),
-    )
-    parser.option(
-        "--video FILE", "write a video of the first episode of env 0, as .gif or .mp4; default: none", type=Path
-    )
-    parser.option(
+        _names,
+    ]
+    video: Annotated[
+        Path | None, "--video FILE", "write a video of the first episode of env 0, as .gif or .mp4; default: none"
+    ]
+    record: Annotated[
+        str | None,
         "--record DIR",
-        "record the episodes, as one Minari dataset for each policy, in a new or empty folder; default: nothing is "
-        "recorded",
-    )
-    parser.option("--video-episodes N", "number of episodes of env 0 in the video; default: 1", type=integer)
-    parser.option(
-        "--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed", type=integer
-    )
-    parser.option(
-        "--n-envs E", "envs that step together; default: as in the run, but no more than episodes", type=integer
-    )
-    parser.option(
+        "record the episodes, as one Minari dataset for each policy, in a new or empty folder; default: nothing "
+        "is recorded",
+    ]
+    video_episodes: Annotated[
+        PositiveInt | None, "--video-episodes N", "number of episodes of env 0 in the video; default: 1"
+    ]
+    seed: Annotated[Count | None, EPISODES_SEED]
+    n_envs: Annotated[
+        PositiveInt | None, "--n-envs E", "envs that step together; default: as in the run, but no more than episodes"
+    ]
+    on: Annotated[
+        str | None,
         "--on DATA",
         "play nothing: estimate the policies, which sample their actions, from the recorded episodes of others; "
         "default: none",
-    )
-    parser.option("--gamma G", "discount factor of the estimates; default: 1", type=float)
-    add_env_option(parser, also_positional=False)
-    parser.option("--json", "print one JSON object alone; default: a table")
-    add_verbosity(parser)
-    return parser
+    ]
+    gamma: Annotated[float | None, "--gamma G", "discount factor of the estimates; default: 1"]
+    env: OfRun
+    json: Annotated[bool, "--json", "print one JSON object alone; default: a table"]
 
-
-def require_accepted(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that no run accepts."""
-    from marl_sb3.core.config import at_least, require
-
-    minima = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
-    for name, minimum in minima.items():
-        value = getattr(arguments, name)
-        if value is not None:
-            require(f"--{name.replace('_', '-')}", value, at_least(minimum))
-    given = [option for option in _ACTIONS if getattr(arguments, option.strip("-").replace("-", "_"))]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} are given; accepted: one of them", key=given[1])
-    if arguments.on is None and arguments.gamma is not None:
-        raise ConfigError("--gamma needs --on DATA: returns of played episodes are not discounted", key="--gamma")
-    if arguments.video is None and arguments.video_episodes is not None:
-        raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
-    if arguments.against is None and arguments.agents:
-        raise ConfigError("--agents needs --against WHO", key="--agents")
-    if arguments.against is not None and arguments.record is not None:
-        words = "--record does not go with --against: the actions of opponents are those of no policy"
-        raise ConfigError(f"{words}; accepted: one of them", key="--record")
-    if (arguments.video_episodes or 0) > arguments.episodes:
-        words = f"--video-episodes is {arguments.video_episodes}; accepted: 1 to --episodes, {arguments.episodes}"
-        raise ConfigError(words, key="--video-episodes")
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return build_parser().run(_evaluate, argv)
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    require_accepted(arguments)
-    if arguments.on is not None:
-        return _estimate(arguments)
-    evaluated = _play(arguments)
-    actions = _actions(arguments, evaluated.plan)
-    if arguments.json:
-        print(json.dumps(evaluated.to_plain(actions), allow_nan=False), flush=True)
-    else:
-        evaluated.print(actions)
-    return EXIT_DONE
+    def require_accepted(self) -> None:
+        """Refuse options that do not go together."""
+        given = [option for option in _ACTIONS if getattr(self, option.strip("-").replace("-", "_"))]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} are given; accepted: one of them", key=given[1])
+        if self.on is None and self.gamma is not None:
+            raise ConfigError("--gamma needs --on DATA: returns of played episodes are not discounted", key="--gamma")
+        if self.video is None and self.video_episodes is not None:
+            raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
+        if self.against is None and self.agents:
+            raise ConfigError("--agents needs --against WHO", key="--agents")
+        if self.against is not None and self.record is not None:
+            words = "--record does not go with --against: the actions of opponents are those of no policy"
+            raise ConfigError(f"{words}; accepted: one of them", key="--record")
+        if (self.video_episodes or 0) > self.episodes:
+            words = f"--video-episodes is {self.video_episodes}; accepted: 1 to --episodes, {self.episodes}"
+            raise ConfigError(words, key="--video-episodes")
 
 
 _NOT_WITH_ON = ("deterministic", "stochastic_policies", "against", "video", "record", "seed", "n_envs")
 
 
-def _estimate(arguments: argparse.Namespace) -> int:
+def _estimate(options: EvaluateOptions, data: str) -> int:
     for name in _NOT_WITH_ON:
-        if getattr(arguments, name):
+        if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"--on plays no episode: {option} does not go with it; accepted: --gamma", key=option)
-    folder = found_run(arguments.run)
+    folder = found_run(options.run)
     with without_collections():
         from marl_sb3.runs import SavedRun, estimate_run
 
-        run = SavedRun.open(folder, named_env(arguments))
-    found = estimate_run(run, arguments.on, arguments.checkpoint, 1.0 if arguments.gamma is None else arguments.gamma)
-    if arguments.json:
+        run = SavedRun.open(folder, options.env.named())
+    found = estimate_run(run, data, options.checkpoint, 1.0 if options.gamma is None else options.gamma)
+    if options.json:
         print(json.dumps(found.to_plain(), allow_nan=False), flush=True)
     else:
         found.print()
     return EXIT_DONE
 
 
-def _play(arguments: argparse.Namespace) -> EvaluatedRun:
+def _play(options: EvaluateOptions) -> "EvaluatedRun":
     with ExitStack() as cleanup:
-        if arguments.json:  # what envs print must not be mixed with the JSON object
+        if options.json:  # what envs print must not be mixed with the JSON object
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None
-        if arguments.video is not None:
+        if options.video is not None:
             from marl_sb3.extensions.display import VideoFile
 
-            video = cleanup.enter_context(VideoFile(arguments.video))
-        folder = found_run(arguments.run)
+            video = cleanup.enter_context(VideoFile(options.video))
+        folder = found_run(options.run)
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs import SavedRun, evaluate_run
 
-            run = SavedRun.open(folder, named_env(arguments))
-        filmed = 0 if video is None else arguments.video_episodes or 1
+            run = SavedRun.open(folder, options.env.named())
+        filmed = 0 if video is None else options.video_episodes or 1
         plan = EvaluationPlan.of_run(
-            run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
+            run.config, options.episodes, _asked(options), options.seed, options.n_envs, film_episodes=filmed
         )
-        plan = replace(plan, against=arguments.against, seats=arguments.agents or None)
-        return evaluate_run(run, plan, arguments.checkpoint, video, arguments.record)
+        plan = replace(plan, against=options.against, seats=options.agents or None)
+        return evaluate_run(run, plan, options.checkpoint, video, options.record)
 
 
-def _asked(arguments: argparse.Namespace) -> Deterministic | None:
+def _asked(options: EvaluateOptions) -> "Deterministic | None":
     """Return the actions that the options ask for; None if there is no such option."""
-    if arguments.stochastic_policies is not None:
-        return dict.fromkeys(arguments.stochastic_policies, False)
-    return arguments.deterministic or (False if arguments.stochastic else None)
+    if options.stochastic_policies is not None:
+        return dict.fromkeys(options.stochastic_policies, False)
+    return options.deterministic or (False if options.stochastic else None)
 
 
-def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
+def _actions(options: EvaluateOptions, plan: "EvaluationPlan") -> str:
     """Describe which actions the policies took, and which option or setting decided it."""
     if isinstance(plan.deterministic, bool):
         which = "the most likely actions" if plan.deterministic else "sampled actions"
@@ -206,9 +176,24 @@ def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
         sampling = ", ".join(policy_id for policy_id, likeliest in plan.deterministic.items() if not likeliest)
         which = f"sampled actions of {sampling or 'no policy'}, the most likely ones of all others"
     for option in ("stochastic", "deterministic", "stochastic_policies"):
-        if getattr(arguments, option):
+        if getattr(options, option):
             return f"{which} (--{option.replace('_', '-')})"
     return f"{which} (the run has evaluation.deterministic: {json.dumps(plan.deterministic)})"
+
+
+@command("evaluate RUN [options]", "Let the policies of a run play episodes, and print their returns.", _EPILOG)
+def main(options: EvaluateOptions) -> int:
+    """Print the metrics of the episodes, or the estimates; returns the exit code."""
+    options.require_accepted()
+    if options.on is not None:
+        return _estimate(options, options.on)
+    evaluated = _play(options)
+    actions = _actions(options, evaluated.plan)
+    if options.json:
+        print(json.dumps(evaluated.to_plain(actions), allow_nan=False), flush=True)
+    else:
+        evaluated.print(actions)
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
 """`python -m marl_sb3.export`: write the policies of a run to files that can be opened without marl_sb3."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_run, add_verbosity, found_run, named_env
+from marl_sb3.cli import CHECKPOINT, EXIT_DONE, RUN, OfRunForLog, command, found_run
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
 from marl_sb3.files import path_is_usable, require_own
 from marl_sb3.startup import without_collections
-
-# --- The command line ------------------------------------------------------------------------------------------------
-
 
 _EPILOG = """\
 sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
@@ -37,46 +31,29 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 """
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `export`."""
-    parser = CommandParser(
-        "python -m marl_sb3.export",
-        "RUN [options]",
-        description="Write the policies of a run as SB3 zips or ONNX files.",
-        epilog=_EPILOG,
-    )
-    add_run(parser)
-    parser.option(
-        "--format", "format of the files, see below; default: sb3", type=str.lower, choices=list(FORMATS), default="sb3"
-    )
-    add_env_option(parser, also_positional=False, makes_env=False)
-    parser.option("--out DIR", "folder of the files; default: RUN/export/FORMAT")
-    parser.option("--force", "replace existing files; default: off")
-    add_verbosity(parser)
-    return parser
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return build_parser().run(_export, argv)
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    folder = found_run(arguments.run)
-    out = Path(arguments.out or folder / "export" / arguments.format)
-    if not arguments.out:
-        with path_is_usable("--out: cannot write to", out, "out"):  # a link or a file there is refused
-            require_own(folder, ["export/", f"export/{arguments.format}/"])
+@command("export RUN [options]", "Write the policies of a run as SB3 zips or ONNX files.", _EPILOG)
+def main(
+    path: Annotated[str, RUN],
+    *,
+    checkpoint: Annotated[str | None, CHECKPOINT],
+    format: Annotated[str, "--format", "format of the files, see below; default: sb3", str.lower, [*FORMATS]] = "sb3",
+    env: OfRunForLog,
+    out: Annotated[str | None, "--out DIR", "folder of the files; default: RUN/export/FORMAT"],
+    force: Annotated[bool, "--force", "replace existing files; default: off"],
+) -> int:
+    """Write the files; returns the exit code."""
+    folder = found_run(path)
+    target = Path(out or folder / "export" / format)
+    if not out:
+        with path_is_usable("--out: cannot write to", target, "out"):  # a link or a file there is refused
+            require_own(folder, ["export/", f"export/{format}/"])
     with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs import SavedRun
 
-        run = SavedRun.open(folder, named_env(arguments), makes_env=False)
-        bundle = run.policies(arguments.checkpoint)
+        run = SavedRun.open(folder, env.named(), makes_env=False)
+        bundle = run.policies(checkpoint)
     about = {"env": run.config.env, "run": folder.resolve().name}
-    files = export_policies(bundle, arguments.format, out, about, force=arguments.force)
+    files = export_policies(bundle, format, target, about, force=force)
     said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
         print(line, flush=True)

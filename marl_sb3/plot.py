@@ -1,13 +1,11 @@
 """`python -m marl_sb3.plot`: learning curves of runs, over seeds."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, integer
+from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
 
 _EPILOG = """\
 Runs that differ in nothing but the seed are one curve: the mean over the
@@ -25,76 +23,58 @@ exit codes: 1 failed, 2 wrong command line or no such runs, 130 interrupted
 """
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `plot`."""
-    parser = CommandParser(
-        "python -m marl_sb3.plot",
-        "RUN ... [options]",
-        description="Plot learning curves of runs, over seeds.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run folder, a folder of runs, a pattern, or a .json of marl-eval"
-    )
-    parser.option("--out FILE", "a .png, .svg, .pdf or .html file; default: curves.png", type=Path)
-    parser.repeated("--metric NAME", "metric, or a pattern; may be repeated; default: the returns")
-    parser.repeated("--group-by SETTING", "one curve for each value of it; may be repeated; default: all that differ")
-    parser.option(
-        "--x AXIS",
-        "steps: env steps; agent_steps; seconds; default: steps",
-        choices=["steps", "agent_steps", "seconds"],
-        default="steps",
-    )
-    parser.option(
-        "--statistic NAME",
-        "over the runs: mean, or iqm, the interquartile mean; default: mean",
-        choices=["mean", "iqm"],
-        default="mean",
-    )
-    parser.option("--smooth K", "moving average over K iterations; default: 1, none", type=integer, default=1)
-    parser.option("--title TEXT", "title of the figure; default: none", default="")
-    parser.option(
-        "--format NAME", "marl-eval: write the data as JSON in its form, no figure; default: a figure",
-        choices=["marl-eval"],
-    )  # fmt: skip
-    parser.section("other options")
-    add_verbosity(parser)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return build_parser().run(_plot, argv)
-
-
-def _plot(arguments: argparse.Namespace) -> int:
+@command("plot RUN ... [options]", "Plot learning curves of runs, over seeds.", _EPILOG)
+def main(
+    runs: Annotated[Sequence[str], "RUN", "a run folder, a folder of runs, a pattern, or a .json of marl-eval"],
+    *,
+    out: Annotated[Path | None, "--out FILE", "a .png, .svg, .pdf or .html file; default: curves.png"],
+    metrics: Annotated[Sequence[str], "--metric NAME", "metric, or a pattern; may be repeated; default: the returns"],
+    group_by: Annotated[
+        Sequence[str], "--group-by SETTING", "one curve for each value of it; may be repeated; default: all that differ"
+    ],
+    x: Annotated[
+        Literal["steps", "agent_steps", "seconds"], "--x AXIS", "steps: env steps; agent_steps; seconds; default: steps"
+    ] = "steps",
+    statistic: Annotated[
+        Literal["mean", "iqm"], "--statistic NAME", "over the runs: mean, or iqm, the interquartile mean; default: mean"
+    ] = "mean",
+    smooth: Annotated[int, "--smooth K", "moving average over K iterations; default: 1, none"] = 1,
+    title: Annotated[str, "--title TEXT", "title of the figure; default: none"] = "",
+    format: Annotated[
+        Literal["marl-eval"] | None,
+        "--format NAME",
+        "marl-eval: write the data as JSON in its form, no figure; default: a figure",
+    ] = None,
+    verbosity: Annotated[Verbosity, Section("other options")],
+) -> int:
+    """Draw the curves, or write their data; returns the exit code."""
     from marl_sb3.files import named_by_user
     from marl_sb3.results import group_by_settings, read_records
 
-    out = arguments.out or Path("curves.json" if arguments.format else "curves.png")
-    if not arguments.format:
+    out = out or Path("curves.json" if format else "curves.png")
+    if not format:
         from marl_sb3.results import require_drawable
 
         require_drawable(out)
-    records = [record for path in arguments.runs for record in read_records(path)]
-    groups = group_by_settings(records, arguments.group_by or ())
+    records = [record for path in runs for record in read_records(path)]
+    groups = group_by_settings(records, group_by)
     for line in groups.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    if arguments.format:
+    if format:
         from marl_sb3.results import write_marl_eval
 
-        for metric in arguments.metric or ():
+        for metric in metrics:
             groups.require_metric(metric)
         with named_by_user(out):
-            write_marl_eval(groups, out, arguments.metric or ())
+            write_marl_eval(groups, out, metrics)
     else:
         from marl_sb3.results import draw_up, write_figure
 
-        figure = draw_up(groups, arguments.metric or (), arguments.x, arguments.statistic, arguments.smooth)
+        figure = draw_up(groups, metrics, x, statistic, smooth)
         for line in figure.notes:
             print(f"note: {line}", file=sys.stderr)
         with named_by_user(out):
-            write_figure(figure, out, arguments.title)
+            write_figure(figure, out, title)
     print(out)
     return EXIT_DONE
 

@@ -1,13 +1,11 @@
 """`python -m marl_sb3.report`: a page about a run or several, or their table in Markdown."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_env_option, add_verbosity, named_env
+from marl_sb3.cli import EXIT_DONE, OfRunForLog, command
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import named_by_user, write_whole
 from marl_sb3.startup import without_collections
@@ -26,43 +24,33 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `report`."""
-    parser = CommandParser(
-        "python -m marl_sb3.report",
-        "RUN|FOLDER ... [options]",
-        description="Write a page about runs: curves, tables, hints on what looks wrong.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("runs", metavar="RUN|FOLDER", nargs="+", help="run folders, folders of runs, names of envs")
-    parser.option("--out FILE", "the file; default: report.html in the folder, or with --markdown, standard output")
-    parser.option("--markdown", "a table of all runs, as zoo's benchmark.md; default: an HTML page")
-    add_env_option(parser, also_positional=False, makes_env=False)
-    add_verbosity(parser)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return build_parser().run(_report, argv)
-
-
-def _report(arguments: argparse.Namespace) -> int:
+@command(
+    "report RUN|FOLDER ... [options]", "Write a page about runs: curves, tables, hints on what looks wrong.", _EPILOG
+)
+def main(
+    paths: Annotated[Sequence[str], "RUN|FOLDER", "run folders, folders of runs, names of envs"],
+    *,
+    out: Annotated[
+        Path | None, "--out FILE", "the file; default: report.html in the folder, or with --markdown, standard output"
+    ],
+    as_markdown: Annotated[bool, "--markdown", "a table of all runs, as zoo's benchmark.md; default: an HTML page"],
+    env: OfRunForLog,
+) -> int:
+    """Write the page or the table; returns the exit code."""
     with without_collections():
         from marl_sb3.tools.looking import html_page, markdown, read_runs
 
-    out = None if arguments.out is None else Path(arguments.out)
-    _require_suffix(out, (".md",) if arguments.markdown else (".html", ".htm"))
-    runs, warnings = read_runs(arguments.runs, named_env(arguments))
+    _require_suffix(out, (".md",) if as_markdown else (".html", ".htm"))
+    runs, warnings = read_runs(paths, env.named())
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if arguments.markdown and out is None:
+    if as_markdown and out is None:
         print(markdown(runs), end="", flush=True)
         return EXIT_DONE
     if out is None:
-        first = Path(arguments.runs[0])
+        first = Path(paths[0])
         out = (first if first.is_dir() else runs[0].folder.parent) / "report.html"
-    page = None if arguments.markdown else html_page(runs)
+    page = None if as_markdown else html_page(runs)
     with named_by_user(out):
         if page is None:
             write_whole(out, markdown(runs))

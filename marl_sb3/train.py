@@ -4,44 +4,20 @@ The function `marl_sb3.train(...)` of the library is `marl_sb3.runs.train.train`
 `from marl_sb3.train import main` gets the command.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from marl_sb3.cli import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    CommandParser,
-    add_device_options,
-    add_env_option,
-    add_hparams,
-    add_ray_options,
-    add_server_options,
-    add_setting,
-    add_setup_options,
-    add_verbosity,
-    assignments,
-    found_run,
-    integer,
-    named_env,
-    number_of_workers,
-    require_no_server_options,
-    runner_settings,
-    server_settings,
-    stop_conditions,
-)
+from marl_sb3 import cli
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import TRACKERS
-from marl_sb3.signals import end_with_parent
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.extensions.remote import AnyRunners
     from marl_sb3.runs import Recording, Run, TrainConfig
 
 
@@ -76,116 +52,6 @@ exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
 
 
-def build_parser() -> CommandParser:
-    """Make the parser of `train`."""
-    parser = CommandParser(
-        "python -m marl_sb3.train", "[ENV] [options]", description="Train the agents of an env.", epilog=_EPILOG
-    )
-    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
-    _add_what_is_trained(parser)
-    _add_how_it_runs(parser)
-    _add_clients(parser)
-    _add_run_folder(parser)
-    parser.section("output")
-    parser.option(
-        "--print-config",
-        "print all settings as YAML, which --hparams takes, and do not train; default: train",
-    )
-    parser.option(
-        "--agents N",
-        "number of agents to show, the best and the worst ones, or all; default: 8",
-        type=_most_agents,
-        default=8,
-    )
-    parser.option("--quiet", "print the run folder alone; default: off")
-    add_verbosity(parser)
-    return parser
-
-
-def _add_what_is_trained(parser: CommandParser) -> None:
-    parser.section("what is trained")
-    add_env_option(parser, also_positional=True)
-    add_setup_options(parser)
-    add_setting(parser, "--timesteps N", "n_timesteps", "as in the preset, else 1000000", type=integer)
-    add_setting(parser, "--seed S", "seed", "random, written to config.yaml", type=integer)
-    parser.option(
-        "--seeds N|A,B,C",
-        "train with N seeds from --seed (or 0) on, or with these seeds: as many training runs at a time as there are "
-        "cores, a run folder each, and a table of the means; default: one seed",
-        type=_seeds,
-    )
-    parser.repeated("--set KEY=VALUE", "change a setting, see below; may be repeated; default: none", dest="settings")
-    add_hparams(parser)
-    parser.repeated(
-        "--callback MODULE:CLASS",
-        "call a callback of yours, with the arguments that a settings file gives it, else none; may be repeated; "
-        "default: those of the settings file, with --trust-file",
-        dest="callbacks",
-    )
-    parser.repeated(
-        "--stop METRIC=VALUE",
-        "end the run when a metric is at least VALUE; may be repeated; with --resume, none takes away what the run "
-        "has; default: train for all env steps, or as the run that is resumed",
-    )
-    parser.option(
-        "--init-from SOURCE",
-        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
-        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers; "
-        "default: random weights",
-        action="append",
-    )
-    parser.option("--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off")
-
-
-def _add_how_it_runs(parser: CommandParser) -> None:
-    parser.section("how it runs")
-    add_device_options(parser)
-    add_setting(parser, "--workers N", "n_workers", dest="n_workers", type=number_of_workers)
-    add_ray_options(parser, "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "runner")
-    parser.option(
-        "--runners N",
-        "processes that roll out the envs, in n_shards shares: of this machine, or on Ray; their number changes no "
-        "result; default: none, or with --ray one for each CPU of this machine",
-        type=integer,
-    )
-    add_setting(parser, "--on-nan WHAT", "on_nan")
-
-
-def _add_run_folder(parser: CommandParser) -> None:
-    parser.section("run folder")
-    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
-    parser.option(
-        "--resume RUN",
-        "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
-        "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; default: "
-        "none",
-    )
-    parser.option(
-        "--record DIR",
-        "record complete episodes, as one Minari dataset for each policy, in a new or empty folder; with --resume, "
-        "also in that of the same run; default: nothing is recorded",
-    )
-    parser.option("--record-limit SIZE", "stop recording at this size, such as 2GB; default: no limit")
-    add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
-    parser.option(
-        "--track TRACKER",
-        f"send metrics, settings, checkpoints and films to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
-        "extra; may be repeated; default: none; with --resume, those of the run",
-        action="append",
-        choices=TRACKERS,
-    )
-
-
-def _add_clients(parser: CommandParser) -> None:
-    parser.section("clients that step the env")
-    parser.option(
-        "--external SPEC",
-        "learn from clients over HTTP, which step the env themselves: a YAML file of agents with their spaces, and "
-        "settings; default: the env ENV, stepped here",
-    )
-    add_server_options(parser, EXTERNAL_PORT)
-
-
 EXTERNAL_PORT = 9900  # RLlib's
 
 
@@ -208,80 +74,194 @@ def _seeds(text: str) -> list[int] | int:
     return seeds if "," in text else seeds[0]
 
 
-def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
-    """Return the seeds that `--seeds` asks for.
+@cli.record
+class TrainOptions:
+    """What `train` takes."""
 
-    Raises:
-        ConfigError: another option does not go with it.
-    """
-    others = ("resume", "print_config", "ray", "runners", "record")
-    for name in (*others, *(["seed"] if isinstance(arguments.seeds, list) else [])):
-        if getattr(arguments, name) not in (None, False):
-            raise ConfigError(f"--seeds and --{name.replace('_', '-')} are given; accepted: one of them", key="seeds")
-    if isinstance(arguments.seeds, list):
-        return list(arguments.seeds)
-    first = arguments.seed or 0
-    return list(range(first, first + arguments.seeds))
+    env: Annotated[str | None, "ENV", "the env to train in; default: the one in --hparams"]
+    env_option: Annotated[cli.BesideENV, cli.Section("what is trained")]
+    policies: Annotated[str | None, cli.POLICIES]
+    algo: Annotated[str | None, cli.ALGO]
+    n_envs: Annotated[int | None, cli.N_ENVS]
+    n_timesteps: Annotated[int | None, "--timesteps N", cli.Setting("n_timesteps", "as in the preset, else 1000000")]
+    seed: Annotated[int | None, cli.SEED]
+    seeds: Annotated[
+        list[int] | int | None,
+        "--seeds N|A,B,C",
+        "train with N seeds from --seed (or 0) on, or with these seeds: as many training runs at a time as there "
+        "are cores, a run folder each, and a table of the means; default: one seed",
+        _seeds,
+    ]
+    settings: Annotated[Sequence[str], "--set KEY=VALUE", "change a setting, see below; may be repeated; default: none"]
+    hparams: Annotated[str | None, cli.HPARAMS]
+    trust_file: Annotated[bool, cli.TRUST_FILE]
+    callbacks: Annotated[
+        Sequence[str],
+        "--callback MODULE:CLASS",
+        "call a callback of yours, with the arguments that a settings file gives it, else none; may be repeated; "
+        "default: those of the settings file, with --trust-file",
+    ]
+    stop: Annotated[
+        Sequence[str],
+        "--stop METRIC=VALUE",
+        "end the run when a metric is at least VALUE; may be repeated; with --resume, none takes away what the "
+        "run has; default: train for all env steps, or as the run that is resumed",
+    ]
+    init_from: Annotated[
+        Sequence[str] | None,
+        "--init-from SOURCE",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
+        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some "
+        "layers; default: random weights",
+        cli.Setting("init_from"),
+        cli.NEW_RUN,
+    ]
+    trust_pickle: Annotated[
+        bool, "--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off", cli.NEW_RUN
+    ]
+    vectorizer: Annotated[str | None, cli.Section("how it runs"), cli.VECTORIZER]
+    device: Annotated[str | None, cli.DEVICE]
+    n_workers: Annotated[int | str | None, "--workers N", cli.number_of_workers, cli.Setting("n_workers")]
+    ray: Annotated[
+        cli.RayOptions, {"what": "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "process": "runner"}
+    ]
+    runners: Annotated[
+        int | None,
+        "--runners N",
+        "processes that roll out the envs, in n_shards shares: of this machine, or on Ray; their number changes no "
+        "result; default: none, or with --ray one for each CPU of this machine",
+    ]
+    on_nan: Annotated[str | None, "--on-nan WHAT", cli.Setting("on_nan")]
+    external: Annotated[
+        str | None,
+        cli.Section("clients that step the env"),
+        "--external SPEC",
+        "learn from clients over HTTP, which step the env themselves: a YAML file of agents with their spaces, and "
+        "settings; default: the env ENV, stepped here",
+        cli.NEW_RUN,
+    ]
+    server: Annotated[cli.ServerOptions, {"default": str(EXTERNAL_PORT)}]
+    run_dir: Annotated[str | None, cli.Section("run folder"), cli.RUN_DIR]
+    resume: Annotated[
+        str | None,
+        "--resume RUN",
+        "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
+        "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; "
+        "default: none",
+    ]
+    record: Annotated[
+        str | None,
+        "--record DIR",
+        "record complete episodes, as one Minari dataset for each policy, in a new or empty folder; with --resume, "
+        "also in that of the same run; default: nothing is recorded",
+    ]
+    record_limit: Annotated[
+        str | None, "--record-limit SIZE", "stop recording at this size, such as 2GB; default: no limit"
+    ]
+    checkpoint_every: Annotated[int | None, cli.CHECKPOINT_EVERY]
+    track: Annotated[
+        Sequence[str] | None,
+        "--track TRACKER",
+        f"send metrics, settings, checkpoints and films to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
+        "extra; may be repeated; default: none; with --resume, those of the run",
+        [*TRACKERS],
+        cli.Setting("track"),
+    ]
+    print_config: Annotated[
+        bool,
+        cli.Section("output"),
+        "--print-config",
+        "print all settings as YAML, which --hparams takes, and do not train; default: train",
+        cli.NEW_RUN,
+    ]
+    agents: Annotated[
+        int | None,
+        "--agents N",
+        "number of agents to show, the best and the worst ones, or all; default: 8",
+        _most_agents,
+    ] = 8
+    quiet: Annotated[bool, "--quiet", "print the run folder alone; default: off"]
 
+    def chosen_seeds(self) -> list[int]:
+        """Return the seeds that `--seeds` asks for.
 
-# Options that are settings of the same name; a resume can change some of them.
-RESUME_SETTINGS = ("checkpoint_every", "on_nan", "track", "n_workers")
-SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
+        Raises:
+            ConfigError: another option does not go with it.
+        """
+        given = (self.resume, self.print_config, self.ray.ray, self.runners, self.record)
+        others = dict(zip(("resume", "print-config", "ray", "runners", "record"), given, strict=True))
+        others |= {"seed": self.seed} if isinstance(self.seeds, list) else {}
+        for name, value in others.items():
+            if value not in (None, False):
+                raise ConfigError(f"--seeds and --{name} are given; accepted: one of them", key="seeds")
+        if isinstance(self.seeds, list):
+            return list(self.seeds)
+        first = self.seed or 0
+        return list(range(first, first + (self.seeds or 1)))
 
-_NOT_WITH_RESUME = (
-    *("algo", "hparams", "external", "run_dir", "trust_pickle", "trust_file", "print_config"),
-    *(name for name in SETTINGS if name not in RESUME_SETTINGS),
-)
+    def require_resumable(self) -> None:
+        """Refuse options that would change a resumed run."""
+        cli.require_resumable(
+            self,
+            "a resumed run",
+            "ENV or --env, --import, --timesteps, --set of what its state does not depend on, --stop, "
+            "--checkpoint-every, --on-nan, --track, --workers, --runners, --ray and its options, --record, "
+            "--record-limit, --agents, --quiet, -v",
+        )
 
+    def runner_settings(self) -> "AnyRunners | None":
+        """Return which processes roll out the shards; None without `--ray` and `--runners`.
 
-def require_resumable(arguments: argparse.Namespace) -> None:
-    """Refuse options that would change a resumed run."""
-    for name in _NOT_WITH_RESUME:
-        given = getattr(arguments, name)
-        if given is not None and given is not False and given != []:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
-                "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
-                "--on-nan, --track, --workers, --runners, --ray and its options, --record, --record-limit, --agents, "
-                "--quiet, -v",
-                key=name,
-            )
+        Raises:
+            ConfigError: see `RayOptions.settings`.
+        """
+        from marl_sb3.extensions.remote import either
+
+        ray = self.ray.settings(self.runners)
+        return either(ray, self.runners if ray is None else None)
+
+    def recording(self) -> "Recording | None":
+        """Return what `--record` asks for.
+
+        Raises:
+            ConfigError: there is a limit for no recording, or the limit is no size.
+        """
+        if self.record is None and self.record_limit is not None:
+            raise ConfigError("--record-limit needs --record DIR", key="record_limit")
+        from marl_sb3.runs import Recording
+
+        return None if self.record is None else Recording(self.record, self.record_limit)
+
+    def config(self) -> "TrainConfig":
+        """Return the configuration of a new run."""
+        from marl_sb3.runs import load_config
+
+        env = self.env_option.named(self.env)
+        hparams: str | dict[str, Any] | None = self.hparams
+        if self.external is not None:
+            if env is not None or hparams is not None:
+                words = "--external is given with an env or --hparams; accepted: one of them"
+                raise ConfigError(words, key="external")
+            from marl_sb3.envs import read_external
+
+            env, hparams = EXTERNAL, read_external(self.external)
+        given = {
+            "stop": cli.stop_conditions(self.stop),
+            "callbacks": self.callbacks or None,
+            "trust_file": self.trust_file,
+            **cli.settings_in(self),
+        }
+        return load_config(env, self.algo, hparams, cli.assignments("--set", self.settings), **given)
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    end_with_parent()
-    return build_parser().run(_train, argv)
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    if arguments.seeds is not None:
-        return _train_seeds(arguments)
-    with without_collections():
-        if arguments.print_config:
-            return _print_config(arguments)
-        run = _prepare(arguments)
-    with _clients_served(arguments, run):
-        if arguments.quiet:
-            from marl_sb3.runs.execute import execute
-
-            execute(run)
-        else:
-            from marl_sb3.runs import execute_and_show
-
-            execute_and_show(run, most_agents=arguments.agents)
-    print(run.files.shown, flush=True)
-    return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
-
-
 @contextmanager
-def _clients_served(arguments: argparse.Namespace, run: Run) -> Iterator[None]:
+def _clients_served(options: TrainOptions, run: "Run") -> Iterator[None]:
     """Serve the clients that step the env of the run, if clients do."""
     if run.config.env != EXTERNAL:
-        require_no_server_options(arguments, "--external SPEC")
+        options.server.require_none("--external SPEC")
         yield
         return
     from marl_sb3.runs import undone_on_error
@@ -291,100 +271,86 @@ def _clients_served(arguments: argparse.Namespace, run: Run) -> Iterator[None]:
         require_extra("--external")
         from marl_sb3.tools.serving.external import external_server
 
-        server = external_server(run.algorithm, **server_settings(arguments, EXTERNAL_PORT))
+        server = external_server(run.algorithm, **options.server.settings(EXTERNAL_PORT))
     with server:
         print(f"clients connect to {server.address}", file=sys.stderr, flush=True)
         yield
 
 
-def _prepare(arguments: argparse.Namespace) -> Run:
-    if arguments.resume is not None:
-        return _resume(arguments)
-    config, runners = _config(arguments), runner_settings(arguments)
+def _prepare(options: TrainOptions) -> "Run":
+    if options.resume is not None:
+        return _resume(options)
+    config, runners = options.config(), options.runner_settings()
     from marl_sb3.runs import prepare  # takes seconds: wrong options are refused before
 
-    record = _recording(arguments)
-    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, runners=runners, record=record)
+    record = options.recording()
+    return prepare(config, options.run_dir, trust_pickle=options.trust_pickle, runners=runners, record=record)
 
 
-def _recording(arguments: argparse.Namespace) -> Recording | None:
-    if arguments.record is None:
-        if arguments.record_limit is not None:
-            raise ConfigError("--record-limit needs --record DIR", key="record_limit")
-        return None
-    from marl_sb3.runs import Recording
-
-    return Recording(arguments.record, arguments.record_limit)
-
-
-def _train_seeds(arguments: argparse.Namespace) -> int:
+def _train_seeds(options: TrainOptions) -> int:
     """Train with several seeds; returns the exit code: 1 if one of them failed."""
-    seeds, config = chosen_seeds(arguments), _config(arguments)
+    seeds, config = options.chosen_seeds(), options.config()
     from marl_sb3.runs import SeedRuns  # takes seconds, as above
 
     with without_collections():
-        runs = SeedRuns(config, seeds, arguments.run_dir, trust_pickle=arguments.trust_pickle)
-    if arguments.quiet:
+        runs = SeedRuns(config, seeds, options.run_dir, trust_pickle=options.trust_pickle)
+    if options.quiet:
         runs.execute()
     else:
         from marl_sb3.runs import execute_and_show_seeds
 
-        execute_and_show_seeds(runs, arguments.agents)
+        execute_and_show_seeds(runs, options.agents)
     print(runs.shown, flush=True)
-    return EXIT_DONE if all(run.is_done for run in runs.runs) else EXIT_FAILED
+    return cli.EXIT_DONE if all(run.is_done for run in runs.runs) else cli.EXIT_FAILED
 
 
-def _print_config(arguments: argparse.Namespace) -> int:
+def _print_config(options: TrainOptions) -> int:
     """Print the configuration that the run would have; returns the exit code."""
-    if arguments.resume is not None:
-        require_resumable(arguments)
-    config, runners = _config(arguments), runner_settings(arguments)
-    from marl_sb3.runs import (
-        resolve,  # takes seconds, as above
-        to_yaml,
-    )
+    if options.resume is not None:
+        options.require_resumable()
+    config, runners = options.config(), options.runner_settings()
+    from marl_sb3.runs import resolve, to_yaml  # takes seconds, as above
 
-    print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, runners=runners)), end="", flush=True)
-    return EXIT_DONE
+    print(to_yaml(resolve(config, trust_pickle=options.trust_pickle, runners=runners)), end="", flush=True)
+    return cli.EXIT_DONE
 
 
-def _config(arguments: argparse.Namespace) -> TrainConfig:
-    from marl_sb3.runs import load_config
-
-    env, hparams = named_env(arguments), arguments.hparams
-    if arguments.external is not None:
-        if env is not None or hparams is not None:
-            words = "--external is given with an env or --hparams; accepted: one of them"
-            raise ConfigError(words, key="external")
-        from marl_sb3.envs import read_external
-
-        env, hparams = EXTERNAL, read_external(arguments.external)
-    return load_config(
-        env,
-        arguments.algo,
-        hparams,
-        assignments("--set", arguments.settings),
-        n_timesteps=arguments.timesteps,
-        stop=stop_conditions(arguments),
-        callbacks=arguments.callbacks or None,
-        trust_file=arguments.trust_file,
-        **{name: getattr(arguments, name) for name in SETTINGS},
-    )
-
-
-def _resume(arguments: argparse.Namespace) -> Run:
+def _resume(options: TrainOptions) -> "Run":
     changes: dict[str, Any] = {
-        "stop": stop_conditions(arguments),
-        "runners": runner_settings(arguments),
-        "settings": assignments("--set", arguments.settings),
-        "callbacks": arguments.callbacks or (),
-        **{name: getattr(arguments, name) for name in RESUME_SETTINGS},
+        "stop": cli.stop_conditions(options.stop),
+        "runners": options.runner_settings(),
+        "settings": cli.assignments("--set", options.settings),
+        "callbacks": options.callbacks or (),
+        **cli.settings_in(options, of_resume=True),
     }
-    require_resumable(arguments)
-    folder = found_run(arguments.resume)
+    options.require_resumable()
+    folder, env = cli.found_run(options.resume or ""), options.env_option.named(options.env)
     from marl_sb3.runs import resume_run  # takes seconds: wrong options are refused before
 
-    return resume_run(folder, arguments.timesteps, named_env(arguments), record=_recording(arguments), **changes)
+    timesteps = changes.pop("n_timesteps")
+    return resume_run(folder, timesteps, env, record=options.recording(), **changes)
+
+
+@cli.command("train [ENV] [options]", "Train the agents of an env.", _EPILOG)
+def main(options: TrainOptions) -> int:
+    """Train, and print the run folder; returns the exit code."""
+    if options.seeds is not None:
+        return _train_seeds(options)
+    with without_collections():
+        if options.print_config:
+            return _print_config(options)
+        run = _prepare(options)
+    with _clients_served(options, run):
+        if options.quiet:
+            from marl_sb3.runs.execute import execute
+
+            execute(run)
+        else:
+            from marl_sb3.runs import execute_and_show
+
+            execute_and_show(run, most_agents=options.agents)
+    print(run.files.shown, flush=True)
+    return cli.EXIT_INTERRUPTED if run.interrupted else cli.EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -23,9 +23,7 @@ from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.train import main as train_main
-from marl_sb3.tune import build_parser as tune_parser
 from marl_sb3.tune import main as tune_main
-from marl_sb3.tune import study_options
 
 SMALL = ["--set", "n_steps=6", "--set", "batch_size=6", "--set", "n_envs=2", "--timesteps", "12", "--seed", "1"]
 TRAIN = ["toy_envs:ScriptedEnv", *SMALL, "--quiet"]
@@ -58,8 +56,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert train_main([*TRAIN, "--run-dir", "run"]) == 0
-        search = tune_parser().parse_args([*TRAIN[:-1], *TUNE, "--study", "s"])
-        prepare_study(**study_options(search))
+        search = tune_main.values([*TRAIN[:-1], *TUNE, "--study", "s"])
+        prepare_study(**search["options"].of_study())
     return folder
 
 
@@ -74,8 +72,8 @@ def test_the_refusal_of_a_later_command_names_the_option_that_makes_it_work(
     assert option is not None, refusal
     assert option[1] == "--env toy_envs:ScriptedEnv"
     if line.startswith("tune"):  # running its trials takes a process of its own
-        search = tune_parser().parse_args([*line.split()[1:], *option[1].split()])
-        assert prepare_study(**study_options(search)).search.name == "s"
+        search = tune_main.values([*line.split()[1:], *option[1].split()])
+        assert prepare_study(**search["options"].of_study()).search.name == "s"
     else:
         assert command(f"{line} {option[1]}") == 0
 

@@ -42,7 +42,7 @@ def test_a_name_that_is_a_command_too_is_the_function(name: str, order: str, mon
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_help_of_a_command_lists_every_algorithm(name: str) -> None:
-    parser = importlib.import_module(f"marl_sb3.{name}").build_parser()
+    parser = importlib.import_module(f"marl_sb3.{name}").main.parser()
     option = next(action for action in parser._actions if action.dest == "algo")
     *others, last = ALGORITHMS
     assert (
@@ -84,7 +84,7 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
     assert main([]) == 0
     shown = capsys.readouterr().out
     for name in COMMANDS:
-        description = importlib.import_module(f"marl_sb3.{name}").build_parser().description
+        description = importlib.import_module(f"marl_sb3.{name}").main.description
         assert any(line.split(None, 1) == [name, description] for line in shown.splitlines()), name
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -18,7 +18,7 @@ import marl_sb3
 from marl_sb3.tools.tuning import Search
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import parse_space
-from marl_sb3.tune import build_parser, main, study_options
+from marl_sb3.tune import main
 
 TINY = [
     "--set",
@@ -75,7 +75,7 @@ def test_trials_whose_envs_are_stepped_by_workers_are_those_without(in_tmp: Path
 
 def test_defaults_in_the_help_are_those_of_a_search() -> None:
     search = Search("arena", parse_space({"gamma": {"uniform": [0.8, 0.9]}}, "space"), "s")
-    shown = " ".join(build_parser().format_help().split())
+    shown = " ".join(main.parser().format_help().split())
     for option in ("trials", "objective", "mode", "evaluations", "evaluation-episodes", "seed"):
         default = getattr(search, option.replace("-", "_"))
         assert re.search(rf"--{option} [A-Z]+ [^-]*default: {default}\b", shown), option
@@ -143,7 +143,7 @@ def test_a_search_in_which_nothing_was_trained_has_failed(in_tmp: Path, capsys: 
 def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = [*TINY, "--trials", "1"]
     for name in ("wide-net", "lr-1", "lr-2"):  # names that differ in digits only are no typos
-        prepare_study(**study_options(build_parser().parse_args([*tiny, "--study", name])))
+        prepare_study(**main.values([*tiny, "--study", name])["options"].of_study())
     for arguments in (["--study", "wide-nte"], ["arena", *tiny, "--study", "widenet"]):
         assert main(arguments) == 2
         error = capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.
         )
     assert main([*tiny, "--study", "wide-net", "--new-study"]) == 2
     assert "study 'wide-net' exists in " in capsys.readouterr().err
-    prepare_study(**study_options(build_parser().parse_args([*tiny, "--study", "wide-nte", "--new-study"])))
+    prepare_study(**main.values([*tiny, "--study", "wide-nte", "--new-study"])["options"].of_study())
     assert {path.name for path in Path("runs/tune/arena").iterdir()} == {"wide-net", "lr-1", "lr-2", "wide-nte"}
 
 

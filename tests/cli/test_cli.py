@@ -11,7 +11,7 @@ import marl_sb3
 from marl_sb3.cli import assignments, integer, run_command
 from marl_sb3.core.config import canonical_algorithm, counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.train import build_parser
+from marl_sb3.train import main
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_option_that_is_not_known_says_which_may_have_been_meant(
     line: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        build_parser().parse_args(["arena", *line.split()])
+        main.parser().parse_args(["arena", *line.split()])
     assert left.value.code == 2
     message = f"error: unrecognized arguments: {hint} (see python -m marl_sb3.train --help)\n"
     assert capsys.readouterr().err == message

@@ -3,8 +3,11 @@
 from .api import prepared as prepared
 from .finals import cost_words as cost_words
 from .jobs.trials import require_any_complete as require_any_complete
+from .options import SamplingOptions as SamplingOptions
 from .options import SearchOptions as SearchOptions
-from .options import words_of as words_of
+from .options import SteppingOptions as SteppingOptions
+from .options import StudyOptions as StudyOptions
+from .options import TrialOptions as TrialOptions
 from .report import write_files as write_files
 from .search import Search as Search
 from .study import TuneStudy as TuneStudy

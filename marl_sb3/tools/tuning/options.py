@@ -1,15 +1,13 @@
 """The options of a search, declared once: for `marl_sb3.tune`, `prepare_study` and the command line of `tune`."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypedDict, TypeVar, cast
 
-from marl_sb3.core.config import documented
+from marl_sb3.cli import ALGO, DEVICE, N_ENVS, POLICIES, REPEATED, VECTORIZER, Python, options_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,63 +20,136 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class SearchOptions(TypedDict, total=False):
+class TrialOptions(TypedDict, total=False):
+    """What is searched."""
+
+    policies: Annotated[str | None, POLICIES]
+    algo: Annotated["str | AlgorithmInfo | None", ALGO]
+    n_envs: Annotated[int | None, N_ENVS]
+    timesteps: Annotated[int | None, "--timesteps N", "env steps of a trial; default: as in the preset"]
+    settings: Annotated[
+        "Mapping[str, Any] | None",
+        "--set KEY=VALUE",
+        "fix a setting in every trial; may be repeated; default: none",
+        Python("set in every trial and therefore not searched, by keys as after `--set`"),
+        REPEATED,
+    ]
+    stop: Annotated[
+        "Mapping[str, float] | None",
+        "--stop METRIC=VALUE",
+        "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps",
+        Python("values by metric; a trial ends when one metric reaches its value"),
+        REPEATED,
+    ]
+    hparams: Annotated[
+        "Hparams | None",
+        "--hparams FILE",
+        "settings by env id, which the search starts from and is compared with: a file; default: the shipped preset",
+        Python(
+            "settings by env id, which the search starts from and is compared with: a file or a mapping; "
+            "default: the shipped preset"
+        ),
+    ]
+    space: Annotated[
+        "SpaceSource",
+        "--space FILE",
+        "the ranges to search: a file; default: those shipped for the algorithm",
+        Python("the ranges to search: a file, or a mapping of the same form; default: those shipped for the algorithm"),
+    ]
+    grid: Annotated[
+        "Grid",
+        "--grid KEY=A,B,C",
+        "try exactly these values, of several --grid all combinations; may be repeated; default: none",
+        Python("the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`"),
+        REPEATED,
+    ]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How it is searched."""
+
+    trials: Annotated[int | None, "--trials N", "number of settings to try; default: 50, or the whole grid"]
+    seed: Annotated[
+        int | None,
+        "--seed S",
+        "seed of the search, which determines that of every trial and the draws of the sampler; default: 0",
+    ]
+    sampler: Annotated[
+        "Sampler | None",
+        "--sampler NAME",
+        "how settings are chosen: `tpe`, `random`, `grid` or `gp`; default: `tpe`, or `grid` with a grid",
+    ]
+    pruner: Annotated[
+        "Pruner | None",
+        "--pruner NAME",
+        "which trials end early: `asha`, `median` or `none`; default: `asha`, or `none` with a grid or several "
+        "objectives",
+    ]
+    objective: Annotated[
+        str | None,
+        "--objective WHAT",
+        "`sum` or `min` of all agents' returns, `against_random`, an agent, a policy, a custom metric or the flat "
+        "name of any metric; or several of these with commas between them; default: `sum`",
+    ]
+    mode: Annotated[
+        str | None,
+        "--mode M",
+        "whether the objective is maximized or minimized: `max` or `min`, or one for each objective; default: `max`",
+    ]
+    over: Annotated[
+        str | None,
+        "--over WHICH",
+        "which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; default: `mean_of_last_3`",
+    ]
+    evaluations: Annotated[
+        int | None, "--evaluations N", "evaluations of a trial, equally spaced; default: 10, or fewer in a short trial"
+    ]
+    evaluation_episodes: Annotated[int | None, "--evaluation-episodes N", "episodes of an evaluation; default: 10"]
+
+
+class StudyOptions(TypedDict, total=False):
+    """Where it is kept."""
+
+    study: Annotated[
+        str | None,
+        "--study NAME",
+        "name of the study; an existing one is continued, and one that may be a typo of another is refused; "
+        "default: time and 4 hex digits",
+    ]
+    new_study: Annotated[
+        bool,
+        "--new-study",
+        "begin a new study even if its name is similar to that of another one, and refuse an existing name; "
+        "default: off",
+    ]
+    storage: Annotated[
+        str | None,
+        "--storage URL",
+        "the URL of a database, such as `sqlite:///study.db`; default: a journal in the study's folder",
+    ]
+
+
+class SteppingOptions(TypedDict, total=False):
+    """How envs are stepped, and on which device networks are."""
+
+    vectorizer: Annotated[str | None, VECTORIZER]
+    device: Annotated[str | None, DEVICE]
+
+
+class SearchOptions(TrialOptions, SamplingOptions, StudyOptions, SteppingOptions, total=False):
     """The options of a search. None is the same as not given; a study that is continued keeps its own values then."""
 
-    trials: int | None  # number of settings to try; None: 50, or the whole grid
-    timesteps: int | None  # env steps of a trial; None: as in the preset
-    policies: str | None  # `shared` or `per_agent`; None: as in the preset
-    # name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`; None: PPO
-    algo: str | AlgorithmInfo | None
-    n_envs: int | None  # number of envs of a trial; None: as in the preset
-    seed: int | None  # seed of the search, which determines that of every trial and the draws of the sampler; None: 0
-    settings: Mapping[str, Any] | None  # set in every trial and therefore not searched, by keys as after `--set`
-    stop: Mapping[str, float] | None  # values by metric; a trial ends when one metric reaches its value
-    # settings by env id, which the search starts from and is compared with: a file, or in Python a mapping; None: the
-    # shipped preset
-    hparams: Hparams | None
-    # the ranges to search: a file, or in Python a mapping of the same form; None: those shipped for the algorithm
-    space: SpaceSource
-    grid: Grid  # the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`
-    # how settings are chosen: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` with a grid
-    sampler: Sampler | None
-    # which trials end early: `asha`, `median` or `none`; None: `asha`, or `none` with a grid or several objectives
-    pruner: Pruner | None
-    # `sum` or `min` of all agents' returns, `against_random`, an agent, a policy, a custom metric or the flat name of
-    # any metric; or several of these with commas between them; None: `sum`
-    objective: str | None
-    # whether the objective is maximized or minimized: `max` or `min`, or one for each objective; None: `max`
-    mode: str | None
-    over: str | None  # which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `mean_of_last_3`
-    evaluations: int | None  # evaluations of a trial, equally spaced; None: 10, or fewer in a short trial
-    evaluation_episodes: int | None  # episodes of an evaluation; None: 10
-    # name of the study; an existing one is continued, and one that may be a typo of another is refused; None: time and
-    # 4 hex digits
-    study: str | None
-    # begin a new study even if its name is similar to that of another one, and refuse an existing name; None: off
-    new_study: bool
-    storage: str | None  # the URL of a database, such as `sqlite:///study.db`; None: a journal in the study's folder
-    root: str | Path  # studies are in `tune/<env>/<name>` below this folder; None: `runs`
-    vectorizer: str | None  # see `make_vec_env`
-    device: str | None  # as in SB3
-
-
-def words_of(option: str) -> str:
-    """Say what an option is, for the help of the command line."""
-    text = _ENTRIES.get(option, "").rstrip(".").replace("`", "")
-    return re.sub(r", or in Python [^;]*", "", text.replace("; None: ", "; default: "))
-
-
-_ENTRIES = documented(SearchOptions)
+    root: Annotated["str | Path", "root", "studies are in `tune/<env>/<name>` below this folder; default: `runs`"]
 
 
 def takes_search_options(function: Function) -> Function:
     """Give a function with `**options` the signature and the docstring of one with the options of a search."""
     own = inspect.signature(function)
     *parameters, _ = own.parameters.values()
+    listed = list(options_of(SearchOptions))
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=reference.__forward_arg__)
-        for name, reference in SearchOptions.__annotations__.items()
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_shown(each.kind))
+        for each in listed
     ]
     declared = own.replace(parameters=[*parameters, *options])
 
@@ -89,8 +160,15 @@ def takes_search_options(function: Function) -> Function:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         return function(*args, **given)
 
-    entries = (f"{' ' * 8}{name}: {text}" for name, text in _ENTRIES.items())
-    listed = "".join(f"{textwrap.fill(entry, 120, subsequent_indent=' ' * 12)}\n" for entry in entries)
-    checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, function.__doc__ or "", flags=re.MULTILINE)
+    entries = (
+        f"{' ' * 8}{each.name}: {words.words if (words := each.find(Python)) else each.words}." for each in listed
+    )
+    text = "".join(f"{textwrap.fill(entry, 120, subsequent_indent=' ' * 12)}\n" for entry in entries)
+    checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: text, function.__doc__ or "", flags=re.MULTILINE)
     checked.__signature__ = declared  # type: ignore[attr-defined]
     return cast("Function", checked)
+
+
+def _shown(kind: Any) -> Any:
+    """Return a type as a signature shows it: one that only type checkers know, by its name."""
+    return kind.__forward_arg__ if isinstance(kind, ForwardRef) else kind

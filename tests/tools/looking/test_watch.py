@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,10 +53,8 @@ def views(monkeypatch: pytest.MonkeyPatch, shown: list[np.ndarray]) -> list[View
 
 
 def plan_of(folder: Path, n_episodes: int = 2, **options: Any) -> WatchPlan:
-    arguments = command.build_parser().parse_args([str(folder), "--seed", "3", "--episodes", str(n_episodes)])
-    for name, value in options.items():
-        setattr(arguments, name, value)
-    return command._plan(arguments)[0]
+    given = command.main.values([str(folder), "--seed", "3", "--episodes", str(n_episodes)])["options"]
+    return command.plan_of(replace(given, **options))[0]
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
@@ -106,7 +105,7 @@ def test_the_newest_run_of_an_env_is_found_by_its_name(
     monkeypatch.chdir(run.parents[2])
     monkeypatch.setattr(watching, "watch", lambda plan, title: pytest.fail(title))
     with pytest.raises(pytest.fail.Exception, match="arena, runs/arena/one"):
-        command._watch(command.build_parser().parse_args(["arena"]))
+        command.main.function(**command.main.values(["arena"]))
     assert capsys.readouterr().err == "newest run of arena: runs/arena/one\n"
 
 
@@ -166,7 +165,7 @@ def test_what_cannot_be_watched_is_said(
     register_env("odd", Odd)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        command._watch(command.build_parser().parse_args(line.split()))
+        command.main.function(**command.main.values(line.split()))
 
 
 def test_text_is_shown_in_a_terminal(views: list[View], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,7 +387,7 @@ def test_requests_in_flight_are_answered_when_the_server_ends() -> None:
 _PROGRAM = """
 import asyncio, sys
 from starlette.routing import Route
-from marl_sb3.cli.command import run_command
+from marl_sb3.cli.running import run_command
 from marl_sb3.tools.serving.http import Limits, json_response, make_app, run_server
 
 async def slow(_):

@@ -1,0 +1,289 @@
+"""Make the command line of a function from its parameters, `Annotated[type, "--out FILE", "its help text"]`.
+
+`bool` is an option without a value, `Literal` has its choices, and a `Sequence` may be given several times. None, False
+and no values are defaults that need not stand there. A parameter may be a dataclass or a `TypedDict`, whose fields are
+options, too. `Annotated` may have more than the two texts:
+
+- a function that makes a value of a text, and raises `argparse.ArgumentTypeError`; else the type does
+- a list of choices
+- bounds of numbers, `Meta(ge=1)`, as in kinds of settings
+- `Section`, `Setting`, `Bare`, `Python`, `NEW_RUN`, `REPEATED`: see there
+- a dict of what stands for `{name}` in the help texts of a dataclass
+- a tuple of all these, for options that several commands have
+
+Modules of commands evaluate their annotations: they have no `from __future__ import annotations`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
+
+from msgspec import Meta
+
+from marl_sb3.cli.parser import CommandParser, integer
+from marl_sb3.cli.running import run_command, setup_logging
+from marl_sb3.core.config import documented, require
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs import SECTIONS, TrainConfig
+from marl_sb3.signals import end_with_parent
+
+T = TypeVar("T")
+
+
+class Rule(enum.Enum):
+    """How often, and where, an option is accepted."""
+
+    NEW_RUN = "by new runs, not by those that are resumed"
+    REPEATED = "several times, though its type is no sequence"
+
+
+NEW_RUN, REPEATED = Rule.NEW_RUN, Rule.REPEATED
+
+
+class Section(NamedTuple):
+    """A section of the help text that begins with this option."""
+
+    title: str
+
+
+class Setting(NamedTuple):
+    """The setting that an option gives, such as `checkpoints.every`; it has the help text, if the option has none."""
+
+    name: str
+    default: str | None = None  # in that text; None: the default of the setting
+
+
+class Bare(NamedTuple):
+    """The value of an option that is given without one."""
+
+    value: str
+
+
+class Python(NamedTuple):
+    """What the documentation of a function says instead of the help text."""
+
+    words: str
+
+
+@dataclass_transform(kw_only_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make a dataclass of options, without comparisons and texts: making these would take time in every `--help`."""
+    return dataclass(eq=False, repr=False, kw_only=True)(cls)
+
+
+class Option(NamedTuple):
+    """A parameter of a function or a field of a record, and what the command line takes for it."""
+
+    name: str
+    kind: Any  # its type, without what `Annotated` adds
+    about: tuple[object, ...]  # what `Annotated` adds
+    default: Any = None
+
+    def find(self, kind: type[T]) -> T | None:
+        """Return the first of what `Annotated` adds that is of a type; None if there is none."""
+        return next((each for each in self.about if isinstance(each, kind)), None)
+
+    @property
+    def shown(self) -> str:
+        """The option as in the help text, `--out FILE`; without dashes it is an argument."""
+        return self.find(str) or ""
+
+    @property
+    def flag(self) -> str:
+        """The option without what its value is called."""
+        return self.shown.partition(" ")[0]
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is a dataclass or a `TypedDict` of options."""
+        return is_dataclass(self.kind) or is_typeddict(self.kind)
+
+    @property
+    def words(self) -> str:
+        """The help text, with code between backticks."""
+        _, *words = (each for each in self.about if isinstance(each, str))
+        setting = self.find(Setting)
+        if words or setting is None:
+            return "".join(words)
+        section, _, name = setting.name.rpartition(".")
+        declared = SECTIONS[section] if section else TrainConfig
+        meaning = documented(declared)[name].partition(" None: ")[0].rstrip(".")
+        return f"{meaning}; default: {getattr(declared, name) if setting.default is None else setting.default}"
+
+    def kinds(self) -> list[Any]:
+        """Return the types that a value may have, beside None."""
+        kinds = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
+        return [kind for kind in kinds if kind is not NoneType]
+
+    def checked(self, value: Any) -> Any:
+        """Return a value, or refuse it if it is not within bounds."""
+        bounds, (kind, *_) = self.find(Meta), self.kinds()
+        kind = kind if bounds is None else Annotated[kind, bounds]
+        return value if value is None or get_origin(kind) is not Annotated else require(self.flag, value, kind)
+
+    def settings(self) -> dict[str, Any]:
+        """Return how argparse takes it."""
+        kind, *_ = self.kinds()
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        if kind is bool:
+            return {"action": "store_true"}
+        is_repeated = REPEATED in self.about
+        if get_origin(kind) is Sequence:
+            is_repeated, kind = True, get_args(kind)[0]
+        may_lack = NoneType in get_args(self.kind)
+        default = [] if is_repeated and not may_lack else self.default
+        parse = next(filter(callable, self.about), None) or _PARSERS.get(kind)
+        settings: dict[str, Any] = {
+            "type": parse,
+            "choices": get_args(kind) if get_origin(kind) is Literal else self.find(list),
+        }
+        if not self.shown.startswith("-"):
+            return {**settings, "nargs": "+" if is_repeated else "?" if may_lack else None}
+        if (bare := self.find(Bare)) is not None:
+            settings |= {"nargs": "?", "const": bare.value}
+        return {**settings, "default": default, "action": "append" if is_repeated else "store"}
+
+
+_PARSERS: Mapping[Any, Callable[[str], Any]] = {int: integer, float: float, Path: Path}
+
+
+def options_of(target: Callable[..., Any]) -> Iterator[Option]:
+    """Return the parameters of a function, or the fields of a dataclass or a `TypedDict`, that are options."""
+    defaults = getattr(target, "__kwdefaults__", None) or vars(target)  # of a function, or of a class
+    hints: dict[str, Any] = target.__annotations__
+    for name, hint in hints.items():
+        kind, *about = get_args(hint) if get_origin(hint) is Annotated else [hint]
+        option = Option(name, kind, tuple(_flat(about)), defaults.get(name))
+        if option.shown or option.is_record:
+            yield option
+
+
+def _flat(about: Iterable[object]) -> Iterator[object]:
+    for each in about:
+        yield from each if type(each) is tuple else (each,)
+
+
+def add_options(parser: CommandParser, target: Callable[..., Any], texts: Mapping[str, str] | None = None) -> None:
+    """Add the options of a function or a record to a parser.
+
+    Args:
+        texts: what stands for `{name}` in help texts, by name.
+    """
+    for option in options_of(target):
+        if (section := option.find(Section)) is not None:
+            parser.section(section.title)
+        if option.is_record:
+            add_options(parser, option.kind, option.find(dict))
+        elif option.flag != _VERBOSITY[0]:
+            words = option.words.replace("`", "")
+            parser.option(option.shown, option.name, words.format(**texts) if texts else words, **option.settings())
+
+
+def values_of(target: Callable[..., Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a function, or the values of a record, that a command line gives."""
+    return {
+        option.name: option.kind(**values_of(option.kind, arguments))
+        if option.is_record
+        else option.checked(getattr(arguments, option.name))
+        for option in options_of(target)
+    }
+
+
+def given_options(record: Any) -> Iterator[tuple[Option, Any]]:
+    """Return the options of a dataclass, and of the dataclasses in it, each with its value."""
+    for option in options_of(type(record)):
+        value = getattr(record, option.name)
+        if is_dataclass(value):
+            yield from given_options(value)
+        elif not option.is_record:
+            yield option, value
+
+
+# --- Commands --------------------------------------------------------------------------------------------------------
+
+
+_VERBOSITY = ("-v", "log more, and show tracebacks of errors; -vv logs even more; default: off")
+Verbosity = Annotated[int, *_VERBOSITY]  # of all commands
+
+
+@dataclass(eq=False, repr=False)
+class Command:
+    """A command: a function, whose parameters are its options, and which returns the exit code."""
+
+    function: Callable[..., int]
+    usage: str  # its name, and what it takes, for the first line of the help text
+    description: str
+    epilog: str
+
+    def parser(self) -> CommandParser:
+        """Make the parser of the command."""
+        name, _, takes = self.usage.partition(" ")
+        parser = CommandParser(f"python -m marl_sb3.{name}", takes, description=self.description, epilog=self.epilog)
+        add_options(parser, self.function)
+        parser.option(_VERBOSITY[0], "verbosity", _VERBOSITY[1], action="count", default=0)
+        return parser
+
+    def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the arguments of the function that a command line gives."""
+        return values_of(self.function, self.parser().parse_args(argv))
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command; returns its exit code."""
+        end_with_parent()
+        arguments = self.parser().parse_args(argv)
+
+        def run() -> int:
+            setup_logging(arguments.verbosity)
+            _import_users_modules(arguments)
+            return self.function(**values_of(self.function, arguments))
+
+        return run_command(run, arguments.verbosity)
+
+
+def command(usage: str, description: str, epilog: str) -> Callable[[Callable[..., int]], Command]:
+    """Make a command of a function; the arguments are those of `Command`."""
+    return lambda function: Command(function, usage, description, epilog)
+
+
+def _import_users_modules(arguments: argparse.Namespace) -> None:
+    """Import the modules that `--import` names, that of `--algo module:NAME`, and those of a trusted file."""
+    if getattr(arguments, "imports", None):  # a command that makes no env has no such option
+        from marl_sb3.core.envs import import_modules  # takes half a second
+
+        import_modules(arguments.imports)
+    if ":" in (getattr(arguments, "algo", None) or ""):
+        from marl_sb3.core.learners import named_algorithm
+
+        named_algorithm(arguments.algo)
+    if getattr(arguments, "trust_file", False) and arguments.hparams is not None:
+        from marl_sb3.runs import import_algorithms
+
+        import_algorithms(arguments.hparams, one_env(getattr(arguments, "env", None), arguments.env_option))
+
+
+def one_env(positional: str | None, option: str | None) -> str | None:
+    """Return the env that the command line names, by `--env` or as the positional argument.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    if option is not None and positional not in (None, option):
+        raise ConfigError(f"ENV is {positional!r} and --env is {option!r}; accepted: one of them", key="env")
+    return positional if option is None else option

@@ -1,0 +1,246 @@
+"""The options that several commands have, and what they mean."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from marl_sb3.cli.options import NEW_RUN, Bare, Setting, given_options, one_env, record
+from marl_sb3.core.config import canonical_algorithm
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.fast import ALGORITHMS
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.remote import RaySettings
+
+# --- Of runs ---------------------------------------------------------------------------------------------------------
+
+RUN = ("RUN", "a run folder, or a folder of runs, for the newest run in it")
+CHECKPOINT = (
+    "--checkpoint WHICH",
+    "best, latest or the number of an iteration; default: best, or latest where the agents' returns oppose each other; "
+    "a line of the output says which and why",
+)
+STOCHASTIC = ("--stochastic", "sample the actions, as in training; default: the run's setting")
+EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed")
+
+
+def found_run(path: str) -> Path:
+    """Return the run folder at a path; of a folder of runs the newest, which is then printed."""
+    from marl_sb3.runs import find_run
+
+    folder = find_run(path)
+    if Path(path) != folder:
+        print(f"newest run in {path}: {folder}", file=sys.stderr)
+    return folder
+
+
+# --- Of the env ------------------------------------------------------------------------------------------------------
+
+
+@record
+class EnvOptions:
+    """`--env` and `--import`, which all commands on envs have; `{words}` is the help text of `--env`."""
+
+    env_option: Annotated[str | None, "--env ENV", "{words}"]
+    imports: Annotated[
+        Sequence[str],
+        "--import MODULE",
+        "import this module first, such as one of yours that calls register_network or register_env; may be "
+        "repeated; default: none",
+    ]
+
+    def named(self, positional: str | None = None) -> str | None:
+        """Return the env that the command line names; see `one_env`."""
+        return one_env(positional, self.env_option)
+
+
+BesideENV = Annotated[EnvOptions, {"words": "the same as the argument ENV; default: none"}]
+OfRun = Annotated[
+    EnvOptions,
+    {"words": "the run's env; required if it is your own code (package.module:factory); default: as in the run"},
+]
+OfRunForLog = Annotated[EnvOptions, {"words": "the run's env, for the log (no env is made); default: as in the run"}]
+
+# --- Of settings -----------------------------------------------------------------------------------------------------
+
+POLICIES = (
+    "--policies",
+    "one policy for all agents, or one for each; default: as in the preset, else shared",
+    ["shared", "per_agent"],
+    Setting("policies"),
+    NEW_RUN,
+)
+ALGO = (
+    "--algo NAME",
+    f"algorithm: {', '.join([*ALGORITHMS][:-1])} or {[*ALGORITHMS][-1]}; or package.module:NAME of an AlgorithmInfo; "
+    "default: ppo",
+    canonical_algorithm,
+    NEW_RUN,
+)
+N_ENVS = ("--n-envs E", Setting("n_envs", "as in the preset, else 8"), NEW_RUN)
+SEED = ("--seed S", Setting("seed", "random, written to config.yaml"), NEW_RUN)
+HPARAMS = (
+    "--hparams FILE",
+    "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm",
+    NEW_RUN,
+)
+TRUST_FILE = (
+    "--trust-file",
+    "import all that the file after --hparams names: an env, algorithms, callbacks and an evaluation function of "
+    "your own; default: only what the command line names",
+    NEW_RUN,
+)
+VECTORIZER = ("--vectorizer NAME", Setting("vectorizer"), NEW_RUN)
+DEVICE = ("--device NAME", Setting("device"), NEW_RUN)
+CHECKPOINT_EVERY = ("--checkpoint-every K", Setting("checkpoints.every"))
+RUN_DIR = ("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX", NEW_RUN)
+
+
+def settings_in(record: Any, *, of_resume: bool = False) -> dict[str, Any]:
+    """Return the settings that options give, by the names of the parameters of `load_config`.
+
+    Args:
+        record: values of options.
+        of_resume: only those that a resumed run takes.
+    """
+    return {
+        option.name: value
+        for option, value in given_options(record)
+        if option.find(Setting) and not (of_resume and NEW_RUN in option.about)
+    }
+
+
+def require_resumable(record: Any, what: str, accepted: str) -> None:
+    """Refuse the options that only a new run takes.
+
+    Args:
+        record: values of options.
+        what: what they cannot change.
+        accepted: the other options, in words.
+
+    Raises:
+        ConfigError: one of them is given.
+    """
+    for option, value in given_options(record):
+        if NEW_RUN in option.about and value is not None and value is not False and value != []:
+            raise ConfigError(
+                f"{option.flag} cannot change {what}; accepted with --resume: {accepted}", key=option.name
+            )
+
+
+def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
+    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
+    from marl_sb3.files import parse_value
+
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
+        found[key.strip()] = parse_value(value)
+    return found
+
+
+def stop_conditions(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Return metric -> value from `--stop`; None without `--stop`, no metric for `--stop none`.
+
+    Raises:
+        ConfigError: one of them is not `METRIC=NUMBER`.
+    """
+    if texts == ["none"]:
+        return {}
+    accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15, or none alone"
+    return assignments("--stop", texts, accepted) or None
+
+
+# --- Of servers ------------------------------------------------------------------------------------------------------
+
+TOKEN_VARIABLE = "MARL_SB3_TOKEN"
+_LAST_PORT = 65535
+
+
+@record
+class ServerOptions:
+    """The options of a server; `{default}` is the port that it listens on by default."""
+
+    host: Annotated[
+        str | None,
+        "--host HOST",
+        "name or address to listen on; one that others reach needs a token; default: 127.0.0.1",
+    ]
+    port: Annotated[int | None, "--port PORT", "port to listen on; 0: any free one; default: {default}"]
+    token: Annotated[
+        str | None,
+        "--token TOKEN",
+        f"what requests have to show as Authorization: Bearer TOKEN; default: ${TOKEN_VARIABLE}, else no token",
+    ]
+    tls_cert: Annotated[Path | None, "--tls-cert FILE", "PEM file of a certificate, for HTTPS; default: HTTP"]
+    tls_key: Annotated[Path | None, "--tls-key FILE", "PEM file of its key; default: in the file of the certificate"]
+
+    def settings(self, port: int) -> dict[str, Any]:
+        """Return host, port, token and the files of TLS, as `marl_sb3.tools.serving` takes them.
+
+        Args:
+            port: the default.
+
+        Raises:
+            ConfigError: there is no such port.
+        """
+        token = self.token or os.environ.get(TOKEN_VARIABLE) or None
+        given = port if self.port is None else self.port
+        if not 0 <= given <= _LAST_PORT:
+            raise ConfigError(f"--port is {given}; accepted: 0 to {_LAST_PORT}", key="--port")
+        listening = {"host": self.host or "127.0.0.1", "port": given, "token": token}
+        return {**listening, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+
+    def require_none(self, accepted: str) -> None:
+        """Refuse all of them where nothing is served.
+
+        Args:
+            accepted: the option that they go with.
+        """
+        for option, value in given_options(self):
+            if value is not None:
+                words = f"{option.flag} is only for servers; accepted: with {accepted}"
+                raise ConfigError(words, key=option.flag)
+
+
+# --- Of Ray ----------------------------------------------------------------------------------------------------------
+
+
+@record
+class RayOptions:
+    """The options of Ray; `{what}` says what `--ray` does, `{process}` what a process on Ray is for."""
+
+    ray: Annotated[
+        str | None,
+        "--ray ADDRESS",
+        "{what}; ADDRESS is local (or left out), a Ray of its own on this machine; auto or HOST:PORT, a cluster; "
+        "default: no Ray",
+        Bare("local"),
+    ]
+    runner_cpus: Annotated[float | None, "--runner-cpus X", "CPUs that Ray sets aside for each {process}; default: 1"]
+    ray_runtime_env: Annotated[
+        str | None,
+        "--ray-runtime-env FILE",
+        "YAML or JSON file with Ray's runtime_env: what the envs need on the cluster; default: nothing",
+    ]
+
+    def settings(self, runners: int | None = None) -> "RaySettings | None":
+        """Return how to use Ray; None without `--ray`.
+
+        Raises:
+            ConfigError: an option of Ray is given without `--ray`, or a value is not accepted.
+        """
+        file, cpus = self.ray_runtime_env, self.runner_cpus
+        if self.ray is None:
+            for option, value in {"--ray-runtime-env": file, "--runner-cpus": cpus}.items():
+                if value is not None:
+                    raise ConfigError(f"{option} is only for Ray; accepted: with --ray", key="ray")
+            return None
+        from marl_sb3.extensions.remote import RaySettings, read_runtime_env
+
+        runtime_env = None if file is None else read_runtime_env(file)
+        return RaySettings(self.ray, runners, num_cpus=1.0 if cpus is None else cpus, runtime_env=runtime_env)
