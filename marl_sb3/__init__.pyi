@@ -13,6 +13,7 @@ from .core.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .core.training.algorithm import MultiAgentCallback as MultiAgentCallback
 from .core.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
 from .core.vec_env import make_vec_env as make_vec_env
+from .doors import Assignment as Assignment
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvError as EnvError
@@ -23,6 +24,7 @@ from .errors import NumericError as NumericError
 from .evaluation.opponents import combine_policies as combine_policies
 from .evaluation.playing import evaluate_against_random as evaluate_against_random
 from .evaluation.playing import evaluate_policies as evaluate_policies
+from .extensions.assignment.sampled import SampledAssignment as SampledAssignment
 from .extensions.exploration import Exploration as Exploration
 from .extensions.exploration import SoftQ as SoftQ
 from .extensions.fast.contrib import QRDQN as QRDQN

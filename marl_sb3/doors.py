@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from inspect import Signature
 
+    import numpy as np
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from marl_sb3.core.metrics import EpisodeTracker, Result
     from marl_sb3.core.processing import Processing
     from marl_sb3.core.sb3 import Progress
-    from marl_sb3.core.state import Checkpoint, State, Tensors
-    from marl_sb3.core.training import MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
+    from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
+    from marl_sb3.core.training import LocalRunner, MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
     from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
-    from marl_sb3.types import Array, PolicyID
+    from marl_sb3.types import AgentID, Array, PolicyID
 
 T = TypeVar("T")
 
@@ -297,6 +298,50 @@ class Execution(Protocol):
 
 
 EXECUTIONS: Door[Execution] = Door("way to step envs")
+
+
+# --- Which policy plays which agent -----------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Assignment(Protocol):
+    """Says which policy plays each agent in an episode; an object of it is given as `policy_mapping_fn`.
+
+    The rows of agents that a policy does not play in an episode wait: it does not act for them, and learns nothing of
+    them. All agents that a policy may play have the same spaces. `SampledAssignment` draws the policies;
+    `tests/training/test_assignments.py` checks what each assignment keeps.
+    """
+
+    def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
+        """Return which policies may play each agent of the env, the same ones in every call.
+
+        The first of an agent plays it in evaluations and in `predict`. If no agent has a second one, the mapping is
+        fixed, and `assign` is not called.
+        """
+
+    def assign(self, env_index: int, episode: int, rng: np.random.Generator) -> Mapping[AgentID, PolicyID]:
+        """Return which policy plays each agent in an episode, before its first step; one of its candidates.
+
+        The answer follows from the arguments and from `get_state`, and the call does not change that state: workers
+        and shards, which have copies of the object, then come to the same answer. A callback may change the state
+        between two steps; shards see that from their next round on.
+
+        Args:
+            env_index: index of the env among all envs.
+            episode: number of the episode in this env, from 0 on.
+            rng: its own for each episode; it follows from the seed of the run.
+        """
+
+    def get_state(self) -> State:
+        """Return what the answers depend on besides the arguments, as plain data; it is part of checkpoints."""
+        return {}
+
+    def set_state(self, state: StateReader) -> None:
+        """Take over what `get_state` returned; the data is untrusted."""
+
+
+# Makes the runner of envs that a process steps, where an `Assignment` varies who plays; see `setup.local_runner`.
+ASSIGNED_RUNNERS: Door[Callable[..., LocalRunner]] = Door("runner of envs whose agents policies play in turn")
 
 
 # --- How a policy learns ----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ CORE = (
 )
 EXTENSIONS = (
     "envs",
+    "extensions.assignment",
     "extensions.data",
     "extensions.dialects",
     "extensions.display",

@@ -66,6 +66,7 @@ class RecordEpisodes(MultiAgentCallback):
             algorithm.bundle().policy_of,
             self._directory,
             self._name or "env",
+            algorithm.candidates,
             continues=self._continues,
             shard_episodes=self._shard_episodes,
             limit_bytes=self._limit,

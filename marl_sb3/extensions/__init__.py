@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marl_sb3.doors import (
     ALGORITHM_TABLES,
+    ASSIGNED_RUNNERS,
     BUILTIN_ENVS,
     DIALECTS,
     ENGINES,
@@ -27,6 +28,7 @@ BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
 DIALECTS.add("zoo", "marl_sb3.extensions.dialects.names:ZOO")
 DIALECTS.add("rllib", "marl_sb3.extensions.dialects.names:RLLIB")
+ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment.runner:AssignedRunner")
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
 ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
 ENV_FINDERS.add("installed", "marl_sb3.envs.finding:FINDER")

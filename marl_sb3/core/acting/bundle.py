@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class PolicyBundle(PolicyByAgent):
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
     # a sentence that says why that one was taken; empty if the latest was asked for, or a number
     checkpoint_why: str = ""
+    candidates: Mapping[AgentID, Sequence[PolicyID]] = field(default_factory=dict)  # see `PolicyByAgent`
 
     def make_actor(self, rows: PolicyRows, deterministic: bool, tells: bool = False) -> Actor:
         """Make an actor of a policy, with its own recurrent state and noise, for envs whose episodes have just begun.

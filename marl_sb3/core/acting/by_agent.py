@@ -40,12 +40,14 @@ class PolicyByAgent:
 
     policies: Mapping[PolicyID, BaseAlgorithm]  # policy id -> SB3 algorithm
     policy_of: Mapping[AgentID, PolicyID]  # agent -> policy id
+    # agent -> all policies that may play it, where an `Assignment` has varied that; else empty
+    candidates: Mapping[AgentID, Sequence[PolicyID]]
     spaces: Mapping[PolicyID, PolicySpaces]  # policy id -> observation and action space of the env
     processing: Mapping[PolicyID, Processing]  # policy id -> processing of observations, rewards and actions
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
-        """Return the agents that a policy acts for, in the env's order."""
-        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+        """Return the agents that a policy may act for, in the env's order."""
+        return [agent for agent, own in self.policy_of.items() if policy_id in self.candidates.get(agent, (own,))]
 
     # --- Acting ------------------------------------------------------------------------------------------------------
 

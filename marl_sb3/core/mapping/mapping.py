@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from marl_sb3.core.config import require_ids, shown, shown_id
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state import StateReader, is_plain
+from marl_sb3.core.vec_env import fresh_seed
+from marl_sb3.doors import Assignment
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -31,6 +34,59 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
     policy_ids = list(policies)
     require_ids("policy", policy_ids, "policies", _NAME_POLICIES)
     return policy_ids
+
+
+@dataclass(frozen=True)
+class PolicyMapping:
+    """Which policies may play each agent."""
+
+    # Agent -> ids; the first one plays in evaluations.
+    candidates: Mapping[AgentID, Sequence[PolicyID]]
+    # Chooses among them when an episode begins; None: no agent has more than one.
+    assignment: Assignment | None = None
+    # Of the random numbers of the assignment.
+    seed: int = 0
+
+    @property
+    def policy_of(self) -> dict[AgentID, PolicyID]:
+        """Agent -> the policy that plays in evaluations."""
+        return {agent: first for agent, (first, *_) in self.candidates.items()}
+
+    def seats_of(self, policy_id: PolicyID) -> dict[AgentID, PolicyID]:
+        """Return the agents that a policy may play, each with its id."""
+        return {agent: policy_id for agent, policy_ids in self.candidates.items() if policy_id in policy_ids}
+
+    @property
+    def varied(self) -> Mapping[AgentID, Sequence[PolicyID]]:
+        """The candidates if some agent has more than one; else nothing."""
+        return self.candidates if any(policy_ids[1:] for policy_ids in self.candidates.values()) else {}
+
+
+def policy_mapping(
+    policy_ids: Sequence[PolicyID],
+    agents: Sequence[AgentID],
+    mapping: Assignment | PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
+    seed: int | None = None,
+) -> PolicyMapping:
+    """Return which policies may play each agent.
+
+    Args:
+        mapping: see `policy_of_agents`; or an `Assignment`.
+        seed: of the run; None: one is drawn for an `Assignment`.
+
+    Raises:
+        ConfigError: an agent is left out, a policy is unknown or plays nobody, or a checkpoint could not hold a state.
+    """
+    if not isinstance(mapping, Assignment):
+        return PolicyMapping({a: (own,) for a, own in policy_of_agents(policy_ids, agents, mapping).items()})
+    given = mapping.candidates(agents)
+    candidates = {agent: tuple(dict.fromkeys(given.get(agent) or ())) for agent in agents}
+    _require_policies(policy_ids, agents, candidates)
+    if not is_plain(mapping.get_state()):
+        words = "does not return plain data: numbers, strings, NumPy arrays, and lists and mappings of these"
+        raise ConfigError(f"{type(mapping).__name__}.get_state() {words}", key="policies")
+    found = PolicyMapping(candidates, mapping, fresh_seed() if seed is None else seed)
+    return found if found.varied else PolicyMapping(candidates)
 
 
 def policy_of_agents(
@@ -57,18 +113,47 @@ def policy_of_agents(
         _require_takes_agent(mapping)
         chosen = {agent: mapping(agent) for agent in agents}
     else:
-        words = "a function of the agent id, or a mapping of agent ids to policy ids"
+        words = "a function of the agent id, a mapping of agent ids to policy ids, or an Assignment"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
-    for agent, policy_id in chosen.items():
-        if policy_id is None:
-            raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
-        if policy_id not in policy_ids:
-            words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
-            raise ConfigError(f"{words}; accepted: {', '.join(policy_ids)}", key="policies")
-    idle = [policy_id for policy_id in policy_ids if policy_id not in chosen.values()]
+    _require_policies(policy_ids, agents, {agent: (policy_id,) for agent, policy_id in chosen.items()})
+    return chosen
+
+
+def _require_policies(
+    policy_ids: Sequence[PolicyID], agents: Sequence[AgentID], candidates: Mapping[AgentID, Sequence[Any]]
+) -> None:
+    """Refuse agents without a policy, policies that do not exist, and those that act for no agent."""
+    for agent in agents:
+        for policy_id in candidates.get(agent) or (None,):
+            if policy_id is None:
+                raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
+            if policy_id not in policy_ids:
+                words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
+                raise ConfigError(f"{words}; accepted: {', '.join(policy_ids)}", key="policies")
+    known = {policy_id for those in candidates.values() for policy_id in those}
+    idle = [policy_id for policy_id in policy_ids if policy_id not in known]
     if idle:
         raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
-    return chosen
+
+
+def read_mapping(state: StateReader, policy_ids: Sequence[PolicyID]) -> PolicyMapping:
+    """Read which policies may play each agent from a checkpoint, which does not hold an `Assignment`.
+
+    Raises:
+        CheckpointError: it names other policies, or leaves one out.
+    """
+    saved = state.fields("policy_of")
+    candidates: dict[AgentID, Sequence[PolicyID]] = {agent: (saved.string(agent),) for agent in saved.names()}
+    if "candidates" in state:
+        varied = state.fields("candidates")
+        varied.require_names(list(candidates))
+        others = {agent: varied.listed(agent) for agent in candidates}
+        candidates = {agent: (*own, *map(others[agent].string, others[agent])) for agent, own in candidates.items()}
+    try:
+        _require_policies(resolve_policies(dict.fromkeys(policy_ids), list(candidates)), list(candidates), candidates)
+    except ConfigError as error:
+        raise CheckpointError(f"{saved.where}: {error}") from error
+    return PolicyMapping(candidates)
 
 
 def _require_takes_agent(mapping: PolicyMappingFn) -> None:

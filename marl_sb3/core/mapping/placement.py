@@ -57,10 +57,18 @@ class PolicyRows:
         """Return the rows' values, (rows,), from an array over (E, all agents)."""
         return per_agent[:, self._among_all].reshape(-1)
 
-    def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
-        """Write the rows' actions, (rows, ...), as the env takes them, into the arrays of all groups."""
+    def put_actions(self, actions: Array, groups: Sequence[Array], chosen: BoolArray | None = None) -> None:
+        """Write the rows' actions, (rows, ...), as the env takes them, into the arrays of all groups.
+
+        Args:
+            chosen: (rows,) bool; only those of these rows. None: all.
+        """
         by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
-        groups[self.group_index][:, self._in_group] = by_env
+        if chosen is None:
+            groups[self.group_index][:, self._in_group] = by_env
+            return
+        envs, places = np.nonzero(chosen.reshape(self.num_envs, -1))
+        groups[self.group_index][envs, np.array(self.group_columns)[places]] = by_env[envs, places]
 
     @cached_property
     def zero_based_observations(self) -> ZeroBased:
@@ -98,7 +106,7 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
     Raises:
         ConfigError: they do not all have the same spaces.
     """
-    agents = tuple(agent for agent in env.agents if policy_of[agent] == policy_id)
+    agents = tuple(agent for agent in env.agents if policy_of.get(agent) == policy_id)
     groups = [index for index, group in enumerate(env.groups) if set(agents) & set(group.agents)]
     if len(groups) > 1:
         spaces = "; ".join(

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,6 +141,8 @@ class Episode:
     agent_steps: Mapping[AgentID, int]  # number of actions of each agent
     custom: Mapping[str, float]  # the custom metrics that have a value
     duration_s: float  # wall-clock seconds from its first to its last step, including updates in between
+    # agent -> the policy that played it
+    policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)
 
 
 class EpisodeTracker(Stateful):
@@ -149,10 +151,16 @@ class EpisodeTracker(Stateful):
     Args:
         window: number of episodes that means, minima and maxima are taken of.
         custom_metrics: metrics in addition to those in the env's metadata.
+        candidates: agent -> the policies that may play it, where this varies by episode.
+
+    Attributes:
+        policies_in: env index -> agent -> the policy that plays it in the running episode.
 
     Raises:
         ConfigError: `window` is less than 1, or the env's metadata is wrong.
     """
+
+    policies_in: Callable[[int], Mapping[AgentID, PolicyID]]
 
     def __init__(
         self,
@@ -160,10 +168,12 @@ class EpisodeTracker(Stateful):
         policy_of: Mapping[AgentID, PolicyID],
         window: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
+        candidates: Mapping[AgentID, Sequence[PolicyID]] | None = None,
     ) -> None:
         window = require("stats_window_size", window, PositiveInt)
         self._agents = env.agents
-        self._policy_of = policy_of
+        self._policy_of, self._candidates = policy_of, candidates or {}
+        self.policies_in = lambda env_index: policy_of
         self._num_envs = env.num_envs
         announced = info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
         self.custom_metrics = {**announced, **_checked(custom_metrics or {})}
@@ -242,6 +252,7 @@ class EpisodeTracker(Stateful):
             agent_steps=acted,
             custom={name: value for name, value in custom.items() if math.isfinite(value)},
             duration_s=time.perf_counter() - self._started_s[env_index],
+            policy_of=self.policies_in(env_index),
         )
 
     def restart(self, envs: Array | list[int]) -> None:
@@ -261,10 +272,7 @@ class EpisodeTracker(Stateful):
             **_spread("episode_len", [e.length for e in episodes]),
             "episode_duration_sec_mean": _mean([e.duration_s for e in episodes]),
             "agent_episode_returns_mean": {agent: _mean(self._returns_of([agent])) for agent in self._agents},
-            "module_episode_returns_mean": {
-                policy: _mean(self._returns_of([a for a in self._agents if self._policy_of.get(a) == policy]))
-                for policy in dict.fromkeys(self._policy_of.values())
-            },
+            "module_episode_returns_mean": self._returns_of_policies(),
             "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},
             "custom_metrics": {
                 key: value
@@ -314,12 +322,19 @@ class EpisodeTracker(Stateful):
             "agent_returns": without_nan(np.array(returns, float).reshape(of_agents)),
             "custom": without_nan(np.array(custom, float).reshape(of_metrics)),
             "added": list(self._added),
+            **({"played": self._played()} if self._candidates else {}),
         }
+
+    def _played(self) -> Array:
+        """Return which candidate of each agent has played in the finished episodes, (n, A)."""
+        numbers = [[own.index(e.policy_of[agent]) for agent, own in self._candidates.items()] for e in self.episodes]
+        return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
     def _read_finished(self, state: StateReader) -> tuple[list[str], list[Episode]]:
         env_index, listed = state.counts("env_index", (None,)), state.listed("added")
         added = [listed.string(number) for number in listed]
         n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
+        played = state.array("played", np.int64, (n, len(agents)), 0).tolist() if self._candidates else []
         columns = (
             env_index,
             state.counts("length", (n,)),
@@ -328,17 +343,39 @@ class EpisodeTracker(Stateful):
             state.sums_or_nan("custom", (n, len(names))),
             state.sums("duration_s", (n,)),
         )
+        policies = (
+            [self._policies_of(numbers, state) for numbers in played] if self._candidates else n * [self._policy_of]
+        )
+        rows = zip(*(column.tolist() for column in columns), policies, strict=True)
         return added, [
             Episode(
-                env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), seconds
+                env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), *others
             )
-            for env, length, paid, acted, own, seconds in zip(*(column.tolist() for column in columns), strict=True)
+            for env, length, paid, acted, own, *others in rows
         ]
+
+    def _policies_of(self, numbers: Sequence[int], state: StateReader) -> Mapping[AgentID, PolicyID]:
+        played = list(zip(self._candidates.items(), numbers, strict=True))
+        for (_, policies), number in played:
+            if number >= len(policies):
+                raise state.error("played", number, f"the number of a candidate, below {len(policies)}")
+        return {agent: policies[number] for (agent, policies), number in played}
 
     def _set_finished(self, finished: tuple[list[str], list[Episode]]) -> None:
         self._added, episodes = finished
         self.episodes.clear()
         self.episodes.extend(episodes)
+
+    def _returns_of_policies(self) -> dict[PolicyID, float | None]:
+        """Return the mean return of the agents that each policy has played."""
+        candidates = self._candidates or {agent: (policy,) for agent, policy in self._policy_of.items()}
+        returns: dict[PolicyID, list[float]] = {policy: [] for those in candidates.values() for policy in those}
+        for episode in self.episodes:
+            policy_of = episode.policy_of if self._candidates else self._policy_of
+            for agent, paid in episode.agent_returns.items():
+                if agent in policy_of:
+                    returns[policy_of[agent]].append(paid)
+        return {policy: _mean(paid) for policy, paid in returns.items()}
 
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]

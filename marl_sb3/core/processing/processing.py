@@ -91,6 +91,7 @@ class Processing:
 
     Attributes:
         settings: as given.
+        agents: the agents that the policy acts for.
         env_observation_space: the env's observation space.
         observation_space: the space of processed observations.
         action_space: the space in which the policy acts.
@@ -104,7 +105,7 @@ class Processing:
     """
 
     def __init__(self, settings: ProcessingSettings, policy: ProcessedPolicy, observation_space: Space) -> None:
-        self.settings = settings
+        self.settings, self.agents = settings, policy.agents
         self.env_observation_space = self.observation_space = observation_space
         self.processors: dict[str, ObservationProcessor] = {}
         changed = settings.changed()

@@ -17,3 +17,4 @@ from .runner import LocalRunner as LocalRunner
 from .runner import Runner as Runner
 from .runner import StepListener as StepListener
 from .setup import Setup as Setup
+from .setup import local_runner as local_runner

@@ -28,7 +28,7 @@ from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
-from marl_sb3.doors import EXECUTIONS, VIEWS
+from marl_sb3.doors import EXECUTIONS, VIEWS, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -60,7 +60,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         policies: `shared` (one policy for all agents), `per_agent` (one for each agent, named like it), or a mapping
             from policy ids to specs.
         policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed for `shared`, `per_agent`,
-            or policies named as the agents.
+            or policies named as the agents. An `Assignment` chooses anew in each episode.
         policies_to_train: ids, or a function of the id; the other policies act and keep their weights. None: all.
         n_steps: env steps of each env in an iteration, and in a rollout of each PPO policy without its own `n_steps`.
             None: as in the specs of the policies, or SB3's default.
@@ -81,7 +81,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
 
     Attributes:
         policies: policy id -> SB3 algorithm.
-        policy_of: agent -> policy id.
+        policy_of: agent -> policy id; with an `Assignment`, the policy that plays it in evaluations.
+        candidates: agent -> all policies that may play it, where an `Assignment` varies that; else empty.
         spaces: policy id -> observation and action space of the env.
         processing: policy id -> processing of observations, rewards and actions.
         num_timesteps: env steps taken.
@@ -98,7 +99,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self,
         env: MultiAgentVecEnv | str | EnvFactory,
         policies: str | Mapping[PolicyID, PolicySpec] = "shared",
-        policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None = None,
+        policy_mapping_fn: Assignment | PolicyMappingFn | Mapping[AgentID, PolicyID] | None = None,
         policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None = None,
         n_steps: int | None = None,
         seed: int | None = None,
@@ -140,13 +141,13 @@ class MultiAgentAlgorithm(PolicyByAgent):
         )
         bundle = self._setup.bundle
         self.policies, self.policy_of = bundle.policies, bundle.policy_of
-        self.spaces, self.processing = bundle.spaces, bundle.processing
+        self.spaces, self.processing, self.candidates = bundle.spaces, bundle.processing, bundle.candidates
         self.n_steps = self._setup.n_steps
         self.evaluation_deterministic = evaluation_deterministic
         if seed is not None:
             env.seed(seed)
         learners = self._setup.learners
-        self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
+        self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics, self.candidates)
         self._runner = execution.make_runner(
             env,
             self._setup,
@@ -357,11 +358,12 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env: envs like those of the training, as many for an exact continuation; or an id or factory of one env.
             policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
             checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
-            settings: further arguments of the constructor, such as `device`.
+            settings: further arguments of the constructor, such as `device`, or `policy_mapping_fn` if that was an
+                `Assignment`, which a checkpoint cannot hold.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
-            ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
+            ConfigError: the checkpoint does not hold the spec of a policy, or an `Assignment`.
         """
         use = partial(cls._loaded, path=path, env=env, policies=policies, settings=settings)
         return store_of(path).read(path, checkpoint, use)
@@ -375,7 +377,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         policies: Mapping[PolicyID, PolicySpec] | None,
         settings: Mapping[str, Any],
     ) -> MultiAgentAlgorithm:
-        arguments = constructor_arguments(found, policies, settings.get("n_steps"))
+        arguments = constructor_arguments(found, policies, settings)
         env = as_vec_env(env)
         try:
             algorithm = cls(env, **{**arguments, **settings})

@@ -141,9 +141,13 @@ class LocalRunner(Runner):
         policies: policy id -> what acts for it.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
+
+    Attributes:
+        played: (E, A) the number of the candidate that played each agent in the latest step; None: the only one.
     """
 
     watchers: list[ActingWatcher]
+    played: Array | None = None
 
     def __init__(
         self,
@@ -198,9 +202,9 @@ class LocalRunner(Runner):
             step = self._step(step)
             if not self._goes_on(step, listener):
                 return False
-        for _, experience in self._pairs:
+        for actor, experience in self._pairs:
             if experience is not None and experience.due_in() == 0:
-                experience.complete(step)
+                experience.complete(self._seen_by(actor, step))
         if self._rewriter is not None:
             self._rewriter.forget(self._held_from())
         return True
@@ -218,10 +222,9 @@ class LocalRunner(Runner):
         self._latest, self._failed = None, True
         actions, acted_by = list(map(np.array, self._no_actions)), dict[PolicyID, Acted]()
         for actor, experience in self._pairs:
-            acted = actor.act(step)
+            acted = self._act(actor, step, actions)
             if experience is not None:
                 experience.begin(acted)
-            actor.rows.put_actions(acted.actions, actions)
             acted_by[actor.rows.policy_id] = acted
         for watcher in self.watchers:
             watcher.before_step(step, acted_by, actions)
@@ -229,9 +232,23 @@ class LocalRunner(Runner):
         self._failed = False
         return step
 
+    def _seen_by(self, actor: Actor, step: VecStep) -> VecStep:
+        """Return a step as the policy of an actor sees it: the rows that others play now wait."""
+        return step
+
+    def _act(self, actor: Actor, step: VecStep, actions: Sequence[Array]) -> Acted:
+        """Let a policy act for its rows, and write its actions into those of all groups."""
+        acted = actor.act(step)
+        actor.rows.put_actions(acted.actions, actions)
+        return acted
+
+    def _record(self, step: VecStep) -> Sequence[Episode]:
+        """Note a step, which may have ended episodes; returns these."""
+        return self.tracker.record(step)
+
     def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
         """Tell all of a step; returns whether the listener lets the rollout go on."""
-        goes_on, episodes = False, self.tracker.record(step)
+        goes_on, episodes = False, self._record(step)
         if step.given_up:
             self._restart(step.given_up)
         try:
@@ -243,11 +260,11 @@ class LocalRunner(Runner):
         finally:
             for actor, experience in self._pairs:
                 if goes_on:
-                    observed = actor.observe(step)
+                    observed = actor.observe(self._seen_by(actor, step))
                     if experience is not None:
                         experience.add(observed)
                 else:
-                    actor.break_off(step)
+                    actor.break_off(self._seen_by(actor, step))
                     if experience is not None:
                         experience.break_off()
         return goes_on
@@ -334,7 +351,11 @@ class LocalRunner(Runner):
         if self._latest is not None:
             self._restart(list(lost))
         elif lost and seed is not None:
-            self.env.seed(seed)
+            self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Give the next episodes of all envs another run seed."""
+        self.env.seed(seed)
 
     def _restart(self, env_indices: Sequence[int]) -> None:
         """Forget the running episodes of these envs: other ones begin there."""

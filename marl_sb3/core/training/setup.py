@@ -22,10 +22,12 @@ from marl_sb3.core.learners import (
 )
 from marl_sb3.core.mapping import (
     Deterministic,
+    PolicyMapping,
     by_policy,
     policies_that_train,
-    policy_of_agents,
+    policy_mapping,
     read_deterministic,
+    read_mapping,
     resolve_policies,
     rows_of_policy,
 )
@@ -54,9 +56,9 @@ from marl_sb3.core.state import (
 )
 from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
-from marl_sb3.core.training.runner import LocalRunner, Runner
+from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
-from marl_sb3.doors import EXECUTIONS, POLICY_FILES, ExperienceMaker
+from marl_sb3.doors import ASSIGNED_RUNNERS, EXECUTIONS, POLICY_FILES, Assignment, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -71,10 +73,13 @@ class Setup:
     specs: Mapping[PolicyID, PolicySpec]  # policy id -> spec
     learners: Mapping[PolicyID, Learner]  # policy id -> learner
     bundle: PolicyBundle  # the policies, ready to act
+    mapping: PolicyMapping  # which of them play which agents
 
     def to_plain(self, evaluation_deterministic: Deterministic) -> State:
         """Return the setup as plain data for a checkpoint."""
+        others = {agent: list(policy_ids[1:]) for agent, policy_ids in self.mapping.varied.items()}
         return {
+            **({"candidates": others} if others else {}),
             "num_envs": self.num_envs,
             "n_steps": self.n_steps,
             "evaluation_deterministic": evaluation_deterministic,
@@ -98,6 +103,9 @@ class Setup:
         for agent, policy_id in self.bundle.policy_of.items():
             if policy_of.string(agent) != policy_id:
                 raise policy_of.error(agent, policy_of.string(agent), policy_id)
+        saved, own = read_mapping(state, list(self.specs)).candidates, self.mapping.candidates
+        if saved != own:
+            raise state.error("candidates", saved, f"{own}, as in the training")
         if state.integer("n_steps") != self.n_steps:
             raise state.error("n_steps", state.integer("n_steps"), str(self.n_steps))
 
@@ -105,7 +113,7 @@ class Setup:
 def set_up(
     env: MultiAgentVecEnv,
     policies: str | Mapping[PolicyID, PolicySpec],
-    policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
+    policy_mapping_fn: Assignment | PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
     policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None,
     hyperparameters: Mapping[str, Any],
     *,
@@ -127,12 +135,12 @@ def set_up(
         ConfigError: an argument is wrong, or a policy could not be saved.
     """
     policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
-    policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
+    mapping = policy_mapping(policy_ids, env.agents, policy_mapping_fn, seed)
     specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
     rollout_steps = common_steps(n_steps, specs)
     trained = policies_that_train(policies_to_train, policy_ids)
-    rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
+    rows = {policy_id: rows_of_policy(env, policy_id, mapping.seats_of(policy_id)) for policy_id in policy_ids}
     if any(is_off_policy(specs[policy_id].algorithm) for policy_id in trained):
         from marl_sb3.core.off_policy import require_memory
 
@@ -151,16 +159,17 @@ def set_up(
             raise
     bundle = PolicyBundle(
         {policy_id: learner.algorithm for policy_id, learner in learners.items()},
-        policy_of,
+        mapping.policy_of,
         {
             policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
             for policy_id, its in rows.items()
         },
         {policy_id: learner.processing for policy_id, learner in learners.items()},
+        candidates=mapping.varied,
     )
     _require_savable(bundle.policies)
     n_steps = iteration_steps(list(learners.values()), n_steps)
-    return Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
+    return Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle, mapping)
 
 
 def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
@@ -266,27 +275,31 @@ class TrainingParts:
 
 
 def constructor_arguments(
-    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, n_steps: int | None
+    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of the constructor for the algorithm in a checkpoint.
 
     Args:
         checkpoint: the checkpoint, which is untrusted.
         policies: specs from the caller; None: those in the checkpoint.
-        n_steps: the value from the caller; None: that in the checkpoint.
+        settings: other arguments of the constructor, from the caller.
 
     Raises:
         CheckpointError: the specs in the checkpoint are missing or not valid.
-        ConfigError: a policy was made of classes or functions, and `policies` is None.
+        ConfigError: a policy was made of classes or functions, and `policies` is None; or an `Assignment` has varied
+            who plays, and there is none.
     """
     state = StateReader(checkpoint.state)
+    if "candidates" in state and "policy_mapping_fn" not in settings:
+        words = "an Assignment has chosen the policies of episodes, which a checkpoint does not hold"
+        raise ConfigError(f"{checkpoint.name}: {words}: pass `policy_mapping_fn`", key="policies")
     policy_of = state.fields("policy_of")
     trained = state.listed("trained")
     return {
         "policies": policies or specs_of_checkpoint(checkpoint),
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.string(number) for number in trained],
-        "n_steps": n_steps or state.integer("n_steps", 1),
+        "n_steps": settings.get("n_steps") or state.integer("n_steps", 1),
         "evaluation_deterministic": read_deterministic(
             state, "evaluation_deterministic", state.fields("policies").names()
         ),
@@ -312,7 +325,27 @@ class InThisProcess:
         n_threads: int,
     ) -> Runner:
         """See `Execution.make_runner`."""
-        return LocalRunner(env, setup.learners, tracker)
+        return local_runner(setup.mapping, env, setup.learners, tracker)
+
+
+def local_runner(
+    mapping: PolicyMapping,
+    env: MultiAgentVecEnv,
+    policies: Mapping[PolicyID, ActingPart],
+    tracker: EpisodeTracker,
+    *,
+    warns: bool = True,
+    first_env: int = 0,
+) -> LocalRunner:
+    """Make a `LocalRunner`; one from the door `ASSIGNED_RUNNERS` if an `Assignment` varies who plays.
+
+    Args:
+        first_env: index of the first env among those of all shards.
+    """
+    if mapping.assignment is None:
+        return LocalRunner(env, policies, tracker, warns=warns)
+    make = ASSIGNED_RUNNERS["each episode"]
+    return make(mapping, env, policies, tracker, warns=warns, first_env=first_env)
 
 
 EXECUTIONS.add(MultiAgentVecEnv.stepped_by, InThisProcess())

@@ -23,6 +23,12 @@ def shard_seed(run_seed: int, shard: int) -> int:
     return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
 
 
+def assignment_rng(run_seed: int, env_index: int, episode_index: int) -> np.random.Generator:
+    """Return the generator by which an `Assignment` chooses the policies of an episode."""
+    # Three numbers as those of shards, whose last one is 0.
+    return np.random.default_rng(np.random.SeedSequence(run_seed, spawn_key=(env_index, episode_index, 1)))
+
+
 def fresh_seed() -> int:
     """Return a seed in [0, 2**31) from the operating system's entropy."""
     return int(np.random.SeedSequence().generate_state(1)[0]) >> (32 - _SEED_BITS)

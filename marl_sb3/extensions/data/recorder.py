@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.core.acting import Acted
-from marl_sb3.core.mapping import PolicyRows, rows_of_policy
+from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.extensions.data.dataset import Recorded, RecordedEpisode
 from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
@@ -85,6 +85,7 @@ class EpisodeRecorder:
         policies: the rows of each policy.
         store: gets the episodes.
         quotas: number of episodes of each env that are recorded; None: all.
+        varies: whether several policies may play an agent, one in each episode.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class EpisodeRecorder:
         policies: Sequence[PolicyRows],
         store: EpisodeStore,
         quotas: Sequence[int] | None = None,
+        *,
+        varies: bool = False,
     ) -> None:
-        self._env, self._store = env, store
+        self._env, self._store, self._varies = env, store, varies
         self._policies = {rows.policy_id: rows for rows in policies}
         self._seats = [seat for rows in policies for seat in _seats(rows)]
         self._left = None if quotas is None else list(quotas)
@@ -152,6 +155,8 @@ class EpisodeRecorder:
         for policy_id, of_policy in acted.items():
             if of_policy.decision.log_probs is not None:
                 self._put_decision(policy_id, of_policy)
+            if self._varies:
+                timeline.put(f"plays/{policy_id}", of_policy.acting.reshape(self._env.num_envs, -1))
 
     def _put_decision(self, policy_id: PolicyID, acted: Acted) -> None:
         rows, decision = self._policies[policy_id], acted.decision
@@ -231,7 +236,9 @@ class EpisodeRecorder:
         def of_env(name: str) -> Any:
             return self._timeline.of_env(name, first, env_index)
 
-        acted = of_env("acted")[:, seat.column]
+        acted, plays = of_env("acted")[:, seat.column], of_env(f"plays/{seat.rows.policy_id}")
+        if plays is not None:
+            acted = acted & plays[:, seat.policy_column]
         terminated, truncated = of_env("terminated")[:, seat.column], of_env("truncated")[:, seat.column]
         begin = 0
         for end in np.flatnonzero(terminated | truncated).tolist():
@@ -297,7 +304,12 @@ def _with_last(seen: Recorded, final: Observations | None) -> Recorded:
 
 
 def recorder_of(
-    env: MultiAgentVecEnv, policy_of: Mapping[AgentID, PolicyID], directory: Path, name: str, **options: Any
+    env: MultiAgentVecEnv,
+    policy_of: Mapping[AgentID, PolicyID],
+    directory: Path,
+    name: str,
+    candidates: Mapping[AgentID, Sequence[PolicyID]] | None = None,
+    **options: Any,
 ) -> tuple[EpisodeRecorder, EpisodeStore]:
     """Make or open a recording, and what records into it.
 
@@ -306,15 +318,18 @@ def recorder_of(
         policy_of: agent -> policy id.
         directory: see `EpisodeStore`.
         name: of the env, in the ids of the datasets.
+        candidates: agent -> all policies that may play it, where this varies by episode.
         options: `quotas` of the recorder; the others are those of the store.
 
     Raises:
         ConfigError: see `EpisodeStore`.
     """
-    rows = [rows_of_policy(env, policy_id, policy_of) for policy_id in dict.fromkeys(policy_of.values())]
+    mapping = PolicyMapping(candidates or {agent: (policy_id,) for agent, policy_id in policy_of.items()})
+    policy_ids = dict.fromkeys(policy_id for own in mapping.candidates.values() for policy_id in own)
+    rows = [rows_of_policy(env, policy_id, mapping.seats_of(policy_id)) for policy_id in policy_ids]
     kinds = {
         each.policy_id: PolicyKind(each.agents, each.group.observation_space, each.group.action_space) for each in rows
     }
     quotas = options.pop("quotas", None)
     store = EpisodeStore(directory, kinds, name, **options)
-    return EpisodeRecorder(env, rows, store, quotas), store
+    return EpisodeRecorder(env, rows, store, quotas, varies=bool(mapping.varied)), store

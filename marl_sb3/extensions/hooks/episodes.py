@@ -95,7 +95,7 @@ class EpisodeHooks(TrainingWatcher):
             episode = self._episode(each.env_index)
             episode.latest = LatestStep(self._env, each.env_index, step, self._actions)
             self._update(episode, each.length, each.agent_returns, each.agent_steps)
-            episode.custom, episode.duration_s = each.custom, each.duration_s
+            episode.custom, episode.duration_s, episode.policy_of = each.custom, each.duration_s, each.policy_of
             self._call("on_episode_step", episode)
             self._call("on_episode_end", episode)
             self._tracker.add_custom(each, _custom_numbers(episode))
@@ -179,7 +179,9 @@ class EpisodeHooks(TrainingWatcher):
 
     def _episode(self, index: int) -> RunningEpisode:
         if index not in self._running:
-            self._running[index] = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
+            episode = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
+            episode.policy_of = self._tracker.policies_in(index)
+            self._running[index] = episode
         return self._running[index]
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
-from marl_sb3.types import AgentID, Array
+from marl_sb3.types import AgentID, Array, PolicyID
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class RunningEpisode:
     # name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a film in the
     # folder `media`
     media: dict[str, Any] = field(default_factory=dict)
+    policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)  # agent -> the policy that plays it
     latest: LatestStep | None = field(default=None, repr=False)
 
     def observation(self, agent: AgentID) -> Any:

@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.core.acting import Acted, Actor
 from marl_sb3.core.experience import ExperienceHook, Rewriter
+from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.training import TrainingCallback, named_errors, with_hook
 from marl_sb3.core.vec_env import VecStep, map_arrays
 from marl_sb3.errors import HookError
@@ -238,11 +239,10 @@ class TrajectoryRewriter(Rewriter):
         self, hook: TrajectoryHooks, actors: Sequence[Actor], *, first_env: int = 0, first_step: int = 0
     ) -> None:
         self.hook, self._first_env = hook, first_env
-        self._place_of = {
-            agent: (actor.rows, index, column)
-            for actor in actors
-            for index, (agent, column) in enumerate(zip(actor.rows.agents, actor.rows.agent_columns, strict=True))
-        }
+        self._places_of: dict[AgentID, list[tuple[PolicyRows, int, int]]] = {}
+        for rows in (actor.rows for actor in actors):
+            for index, (agent, column) in enumerate(zip(rows.agents, rows.agent_columns, strict=True)):
+                self._places_of.setdefault(agent, []).append((rows, index, column))
         self._envs = [_EnvSteps(first_step) for _ in range(actors[0].rows.num_envs)]
 
     # --- Steps -------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class TrajectoryRewriter(Rewriter):
             end,
             keep=np.ones(len(steps), dtype=np.bool_),
             infos=self._infos(agent, env_index, [*steps.tolist(), end]),
-            others=_Others([other for other in self._place_of if other != agent], env_index, int(steps[0]), end, self),
+            others=_Others([other for other in self._places_of if other != agent], env_index, int(steps[0]), end, self),
             **experience,
         )
         self.hook(trajectory)
@@ -329,10 +329,14 @@ class TrajectoryRewriter(Rewriter):
 
     def of_other(self, agent: AgentID, env_index: int, begin: int, end: int) -> Trajectory | None:
         """Return what an agent did in an env from step `begin` to before `end`; None if it did not act."""
-        rows, index, column = self._place_of[agent]
-        row, env = env_index * len(rows.agents) + index, self._envs[env_index]
-        turns = [(n, step.acted[rows.policy_id]) for n, step in env.known(begin, end) if rows.policy_id in step.acted]
-        turns = [(number, acted) for number, acted in turns if acted.acting[row]]
+        env, turns = self._envs[env_index], list[tuple[int, Acted]]()
+        for place in self._places_of[agent]:  # of each policy that may play it
+            rows, index, column = place
+            row, own = env_index * len(rows.agents) + index, rows.policy_id
+            known = [(number, step.acted[own]) for number, step in env.known(begin, end) if own in step.acted]
+            turns = [(number, acted) for number, acted in known if acted.acting[row]]
+            if turns:
+                break
         if not turns:
             return None
         numbers = [number for number, _ in turns]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from marl_sb3.core.learners import PolicySpec
+from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics import Episode, InfoMetric
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import State
@@ -30,7 +31,7 @@ class ShardPlan:
     envs: EnvPlan  # how the envs are made
     agents: tuple[AgentID, ...]  # the agents of each env, in order
     specs: Mapping[PolicyID, PolicySpec]  # policy id -> spec
-    policy_of: Mapping[AgentID, PolicyID]  # agent -> policy id
+    mapping: PolicyMapping  # which policies play which agents
     trained: frozenset[PolicyID]  # the policies that are trained
     n_steps: int | None  # see `LearnerOptions`
     update_path: str  # see `marl_sb3.PPO`
@@ -57,6 +58,7 @@ class RoundOrder:
     progress: Sequence[Progress]  # what is left of the training before and after each step, from 1 to 0
     # pickled; what it keeps in itself is forgotten after the round. None: there is none.
     experience_hook: bytes | None = None
+    assignment: State | None = None  # of the `Assignment`; None: there is none
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class RecordedSteps:
 
     arrays: Mapping[str, Array]  # name in `VecStep` -> (steps, E, ...)
     infos: Sequence[StepInfos | None]  # of each step; None if all of its infos are empty
+    played: Array | None = None  # (steps, E, A); see `LocalRunner.played`
 
     def __len__(self) -> int:
         return len(self.arrays["acted"])
@@ -115,7 +118,9 @@ def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
     arrays = {name: np.concatenate([shard.arrays[name] for shard in shards], axis=1) for name in _ARRAYS}
     starts = np.cumsum([0, *(shard.arrays["acted"].shape[1] for shard in shards)])[:-1].tolist()
     steps = range(len(shards[0]))
-    return RecordedSteps(arrays, [JoinedInfos([shard.infos_of(step) for shard in shards], starts) for step in steps])
+    infos = [JoinedInfos([shard.infos_of(step) for shard in shards], starts) for step in steps]
+    played = [shard.played for shard in shards if shard.played is not None]
+    return RecordedSteps(arrays, infos, np.concatenate(played, axis=1) if played else None)
 
 
 class StepRecorder:
@@ -125,9 +130,12 @@ class StepRecorder:
         self.episodes: list[Sequence[Episode]] = []  # that ended in each step
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
         self._infos: list[StepInfos | None] = []
+        self._played: list[Array] = []
 
-    def add(self, step: VecStep, episodes: Sequence[Episode]) -> None:
-        """Keep a step, and the episodes that it ended."""
+    def add(self, step: VecStep, episodes: Sequence[Episode], played: Array | None = None) -> None:
+        """Keep a step, the episodes that it ended, and who played in it, see `LocalRunner.played`."""
+        if played is not None:
+            self._played.append(played)
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
         self._infos.append(_copied(step.infos, len(step.acted)))
@@ -136,7 +144,7 @@ class StepRecorder:
     def recorded(self) -> RecordedSteps:
         """Return the steps."""
         arrays = {name: np.stack(kept) for name, kept in self._arrays.items()}
-        return RecordedSteps(arrays, self._infos)
+        return RecordedSteps(arrays, self._infos, np.stack(self._played) if self._played else None)
 
 
 _PLAIN = (int, float, bool, str, np.generic)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng, read_states
-from marl_sb3.core.training import LocalRunner
+from marl_sb3.core.training import local_runner
 from marl_sb3.core.vec_env import VecStep, fresh_seed
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote.processes.messages import known_error
@@ -58,12 +59,15 @@ class Shard:
                 agents, wanted = ", ".join(map(str, self._env.agents)), ", ".join(map(str, plan.agents))
                 raise ConfigError(f"the envs of shard {index} have agents {agents}; those of the learners: {wanted}")
             self._policies = {policy_id: self._make_policy(policy_id) for policy_id in plan.specs}
-        self._tracker = EpisodeTracker(self._env, plan.policy_of, custom_metrics=plan.custom_metrics)
-        self._runner = LocalRunner(self._env, self._policies, self._tracker, warns=index == 0)
+        self._tracker = EpisodeTracker(self._env, plan.mapping.policy_of, custom_metrics=plan.custom_metrics)
+        self._assignment = deepcopy(plan.mapping.assignment)  # that of the learners may change in the meantime
+        mapping, first_env = replace(plan.mapping, assignment=self._assignment), plan.envs.envs_of(index)[0]
+        given = self._env, self._policies, self._tracker
+        self._runner = local_runner(mapping, *given, warns=index == 0, first_env=first_env)
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
-        rows = rows_of_policy(self._env, policy_id, plan.policy_of)
+        rows = rows_of_policy(self._env, policy_id, plan.mapping.seats_of(policy_id))
         copies = OfCopy(plan.envs.n_shards)
         options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, copies)
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
@@ -100,6 +104,8 @@ class Shard:
         random.seed(of_python)
         for number, (policy_id, policy) in enumerate(self._policies.items()):
             policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
+        if self._assignment is not None and order.assignment is not None:
+            self._assignment.set_state(StateReader(deepcopy(order.assignment), "assignment of the round"))
         hook = None if order.experience_hook is None else pickle.loads(order.experience_hook)
         envs = self._plan.envs
         first_step = self._order.progress[0].env_steps // envs.n_envs
@@ -113,7 +119,7 @@ class Shard:
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """Keep a step before the policies record it; see `StepListener.on_step`."""
-        self._recorder.add(step, episodes)
+        self._recorder.add(step, episodes, self._runner.played)
         return True
 
     # --- Envs --------------------------------------------------------------------------------------------------------
@@ -162,7 +168,7 @@ class Shard:
         """
         if saved.state is None:
             if saved.env_seed is not None:
-                self._env.seed(saved.env_seed)
+                self._runner.seed(saved.env_seed)
             self._runner.forget_episodes()
             return {}
         with preserve_rng():

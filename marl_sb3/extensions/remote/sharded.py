@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -13,6 +14,7 @@ from typing_extensions import override
 from marl_sb3.core.envs import imported_modules
 from marl_sb3.core.experience import ExperienceHook
 from marl_sb3.core.learners import available_cores
+from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import SavedPart, State
@@ -32,7 +34,7 @@ from marl_sb3.extensions.remote.rounds import (
 from marl_sb3.extensions.remote.shard_experience import OfLearner, ShardedExperience, ShardedRollout
 from marl_sb3.extensions.remote.shard_runners import ShardRunners
 from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
-from marl_sb3.types import PolicyID
+from marl_sb3.types import BoolArray, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.core.training import Setup
@@ -48,6 +50,7 @@ class ShardedRunner(Runner):
         sources: policy id -> the experience of its learner.
         tracker: keeps the finished episodes.
         progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
+        mapping: which policies play which agents.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class ShardedRunner(Runner):
         sources: Mapping[PolicyID, ShardedExperience],
         tracker: EpisodeTracker,
         progress_after: Callable[[int], Progress],
+        mapping: PolicyMapping,
     ) -> None:
         self.tracker = tracker
+        self._candidates, self._assignment = mapping.candidates, mapping.assignment
         self._make_plan = plan
         self._runners = runners
         self._sources = sources
@@ -103,9 +108,18 @@ class ShardedRunner(Runner):
             return False
         self._anew = False
         for policy_id, source in self._sources.items():
-            acted = steps.arrays["acted"][:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
+            acted = self._acted_by(policy_id, steps)[:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
             source.receive([rollout.policies[policy_id] for rollout in rollouts], acted, order.progress[1:])
         return True
+
+    def _acted_by(self, policy_id: PolicyID, steps: RecordedSteps) -> BoolArray:
+        """Return (steps, E, A) bool: the agents that acted and, where that varies, were played by a policy."""
+        acted: BoolArray = steps.arrays["acted"]
+        if steps.played is None:
+            return acted
+        number = [own.index(policy_id) if policy_id in own else -1 for own in self._candidates.values()]
+        played: BoolArray = steps.played == number
+        return acted & played
 
     def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
         """Take one round in all shards; if the runners are lost, nothing has changed."""
@@ -118,6 +132,7 @@ class ShardedRunner(Runner):
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
             [self._progress_after(self._plan.envs.n_envs * step) for step in range(env_steps + 1)],
             self._experience_hook,
+            None if self._assignment is None else self._assignment.get_state(),
         )
         self._new_episodes = True  # if a shard fails, nobody knows where its envs are
         try:
@@ -184,7 +199,8 @@ class ShardedRunner(Runner):
         """See `Part.get_state`: the states of all shards, or the reason why these are left out."""
         states = None if self._new_episodes else [saved.state for saved in self._runners.saved()]
         shards, why = self.episodes_to_save(states)
-        return {"n_shards": self._plan.envs.n_shards, "shards": shards, "left_out": why}
+        state = {"n_shards": self._plan.envs.n_shards, "shards": shards, "left_out": why}
+        return state if self._assignment is None else {**state, "assignment": self._assignment.get_state()}
 
     @override
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
@@ -194,6 +210,21 @@ class ShardedRunner(Runner):
                 raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
             if saved.integer("n_shards") != envs.n_shards:
                 raise saved.error("n_shards", saved.integer("n_shards"), f"{envs.n_shards}, as the run has")
+        put_envs = self._read_shards(saved)
+        if self._assignment is None:
+            return put_envs
+        own, put_assignment = saved.fields("assignment"), self._assignment.set_state
+        deepcopy(self._assignment).set_state(own)  # which refuses it, if anything does
+
+        def put() -> dict[int, str]:
+            put_assignment(own)
+            return put_envs()
+
+        return put
+
+    def _read_shards(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+        """Check the states of the shards; returns a function that restores them."""
+        envs = self._plan.envs
         if begin_anew := self.without_episodes(saved, envs.n_envs):
             return begin_anew
         shards = None if saved.value("shards") is None else saved.items("shards", envs.n_shards)
@@ -243,7 +274,7 @@ class InShards:
                 envs.plan,
                 env.agents,
                 setup.specs,
-                setup.bundle.policy_of,
+                setup.mapping,
                 frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
                 setup.rollout_steps,
                 update_path,
@@ -254,7 +285,7 @@ class InShards:
 
         sources = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
         runners = shard_runners(envs.runners, envs.plan.n_shards)
-        runner = ShardedRunner(plan, runners, sources, tracker, progress_after)
+        runner = ShardedRunner(plan, runners, sources, tracker, progress_after, setup.mapping)
         envs.attach(runner)
         return runner
 

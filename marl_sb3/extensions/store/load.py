@@ -9,14 +9,14 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
 from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
-from marl_sb3.core.mapping import PolicyRows, policy_of_agents, read_deterministic, resolve_policies
+from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining
 from marl_sb3.core.state import Checkpoint, StateReader, find_file, find_files, preserve_rng, store_of
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.spaces import space_from_plain
-from marl_sb3.types import AgentID, PolicyID
+from marl_sb3.types import PolicyID
 
 
 def load_policies(
@@ -56,16 +56,16 @@ def read_bundle(
     find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
     specs = specs or specs_of_checkpoint(checkpoint)
     deterministic = read_deterministic(state, "evaluation_deterministic", specs)
-    policy_of = _policy_of(state, specs)
+    mapping = read_mapping(state, list(specs))
     saved_policies = state.fields("policies")
     for saved in (saved_policies, state.fields("spaces")):
         saved.require_names(list(specs))
-    spaces = {policy_id: _spaces(checkpoint, policy_id, policy_of, env) for policy_id in saved_policies.names()}
+    spaces = {policy_id: _spaces(checkpoint, policy_id, mapping, env) for policy_id in saved_policies.names()}
     algorithms: dict[PolicyID, BaseAlgorithm] = {}
     processing: dict[PolicyID, Processing] = {}
     with preserve_rng():
         for number, (policy_id, its_spaces) in enumerate(spaces.items()):
-            rows, saved = _rows(policy_id, policy_of, its_spaces), saved_policies.fields(policy_id)
+            rows, saved = _rows(policy_id, mapping, its_spaces), saved_policies.fields(policy_id)
             try:
                 processing[policy_id] = processing_of(rows, specs[policy_id].processing)
             except ConfigError as error:
@@ -75,21 +75,20 @@ def read_bundle(
             algorithms[policy_id] = _algorithm(
                 checkpoint, rows, specs[policy_id], processing[policy_id], number, device
             )
-    why = checkpoint.why
-    return PolicyBundle(algorithms, policy_of, spaces, processing, checkpoint.name, deterministic, checkpoint_why=why)
-
-
-def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict[AgentID, PolicyID]:
-    saved = state.fields("policy_of")
-    mapping = {agent: saved.string(agent) for agent in saved.names()}
-    try:
-        return policy_of_agents(resolve_policies(specs, list(mapping)), list(mapping), mapping)
-    except ConfigError as error:
-        raise CheckpointError(f"{saved.where}: {error}") from error
+    return PolicyBundle(
+        algorithms,
+        mapping.policy_of,
+        spaces,
+        processing,
+        checkpoint.name,
+        deterministic,
+        checkpoint_why=checkpoint.why,
+        candidates=mapping.varied,
+    )
 
 
 def _spaces(
-    checkpoint: Checkpoint, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], env: MultiAgentVecEnv | None
+    checkpoint: Checkpoint, policy_id: PolicyID, mapping: PolicyMapping, env: MultiAgentVecEnv | None
 ) -> PolicySpaces:
     """Return the spaces of a policy in a checkpoint; those in the env if the checkpoint does not hold them."""
     plain = StateReader(checkpoint.state).fields("spaces").fields(policy_id)
@@ -97,7 +96,7 @@ def _spaces(
     if not missing:
         return PolicySpaces(*(space_from_plain(plain.fields(name)) for name in PolicySpaces._fields))
     for group in () if env is None else env.groups:
-        if any(policy_of.get(agent) == policy_id for agent in group.agents):
+        if set(mapping.seats_of(policy_id)) & set(group.agents):
             return PolicySpaces(group.observation_space, group.action_space)
     raise CheckpointError(
         f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
@@ -105,12 +104,12 @@ def _spaces(
     )
 
 
-def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
+def _rows(policy_id: PolicyID, mapping: PolicyMapping, its: PolicySpaces) -> PolicyRows:
     """Return the rows of a policy as if there were one env."""
-    agents = tuple(agent for agent, its_policy in policy_of.items() if its_policy == policy_id)
-    columns = tuple(list(policy_of).index(agent) for agent in agents)
+    agents, everybody = tuple(mapping.seats_of(policy_id)), list(mapping.candidates)
+    columns = tuple(map(everybody.index, agents))
     group = AgentGroup(agents, columns, *its)
-    return PolicyRows(policy_id, 1, len(policy_of), 0, group, agents, columns, tuple(range(len(agents))))
+    return PolicyRows(policy_id, 1, len(everybody), 0, group, agents, columns, tuple(range(len(agents))))
 
 
 def _algorithm(

@@ -155,6 +155,7 @@ class LiveGame:
             self._actors = [
                 self.policies.make_actor(rows_of_policy(self.env, policy_id, self.policies.policy_of), is_likeliest)
                 for policy_id, is_likeliest in likeliest.items()
+                if policy_id in self.policies.policy_of.values()
             ]
             self._choose()
             self._rng = get_rng()

@@ -42,8 +42,8 @@ def scripted() -> ScriptedEnv:
 
 def test_episode_counts_the_steps_and_rewards_of_each_agent() -> None:
     tracker, (first, second) = played(scripted, steps=7)
-    assert first == Episode(0, 3, {"a": 3.0, "b": 60.0}, {"a": 2, "b": 3}, {}, first.duration_s)
-    assert second == Episode(0, 3, {"a": 3.0, "b": 60.0}, {"a": 2, "b": 3}, {}, second.duration_s)
+    assert first == Episode(0, 3, {"a": 3.0, "b": 60.0}, {"a": 2, "b": 3}, {}, first.duration_s, first.policy_of)
+    assert second == Episode(0, 3, {"a": 3.0, "b": 60.0}, {"a": 2, "b": 3}, {}, second.duration_s, second.policy_of)
     summary = tracker.summary()
     duration_s = summary.pop("episode_duration_sec_mean")
     assert duration_s == pytest.approx((first.duration_s + second.duration_s) / 2)
