@@ -309,7 +309,7 @@ class Assignment(Protocol):
 
     The rows of agents that a policy does not play in an episode wait: it does not act for them, and learns nothing of
     them. All agents that a policy may play have the same spaces. `SampledAssignment` draws the policies;
-    `tests/training/test_assignments.py` checks what each assignment keeps.
+    `tests/extensions/assignment/test_assignments.py` checks what each assignment keeps.
     """
 
     def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
