@@ -28,10 +28,12 @@ from marl_sb3 import (
     make_sharded_vec_env,
     make_vec_env,
 )
+from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.assignment import AssignedRunner
+from marl_sb3.extensions.data import recorded_policies
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 NET: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}}
@@ -204,6 +206,44 @@ def test_rewards_of_a_turn_go_to_the_policy_that_played_it() -> None:
     rows = [{"a": "x", "b": "y"}, {"a": "y", "b": "x"}]
     _, keeps = by_hand(4, rows, skips={"b": [1]})
     assert keeps.rollouts["y"] == [[(2, 1, 0, 4.0), (1, 2, 0, 1.0), (1, 2, 1, 1.0)]]
+
+
+class KeepsOthers(MultiAgentCallback):
+    """Keeps each trajectory's policy and agent, and the policies of the other agents in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, dict[str, str]]] = []
+
+    def on_trajectory(self, trajectory: Any) -> None:
+        others = {agent: other.policy_id for agent, other in trajectory.others.items()}
+        self.seen.append((trajectory.policy_id, trajectory.agent, others))
+
+
+def test_trajectories_tell_who_played_the_other_agents() -> None:
+    env = make_vec_env(lambda: ScriptedEnv({"a": (2, "terminated"), "b": (2, "terminated")}), 1, seed=0)
+    specs = {name: PolicySpec(PPO, **ON) for name in ("x", "y")}
+    mapping = Table([{"a": "x", "b": "y"}, {"a": "y", "b": "x"}])
+    algorithm, keeps = MultiAgentAlgorithm(env, specs, mapping, n_steps=4, seed=0, device="cpu"), KeepsOthers()
+    algorithm.learn(4, callback=keeps)
+    x = [("x", "a", {"b": "y"}), ("x", "b", {"a": "y"})]
+    y = [("y", "a", {"b": "x"}), ("y", "b", {"a": "x"})]
+    assert sorted(keeps.seen, key=str) == sorted(x + y, key=str)
+
+
+def test_recordings_have_the_episodes_of_a_policy_under_its_name(tmp_path: Path) -> None:
+    specs = {name: PolicySpec(PPO, **ON) for name in ("x", "y")}
+    algorithm = in_arena(VECTORIZERS["batched"], specs, Table(TURNS))
+    algorithm.learn(96, callback=RecordEpisodes(tmp_path / "recording"))
+    found = {
+        name: Counter((e.env_index, e.agent) for e in data.episodes)
+        for name, data in recorded_policies(tmp_path / "recording").items()
+    }
+    expected: dict[str, Counter[tuple[int, str]]] = {"x": Counter(), "y": Counter()}
+    for episode in algorithm.tracker.episodes:
+        for agent, policy_id in episode.policy_of.items():
+            expected[policy_id][episode.env_index, agent] += 1
+    assert found == expected
 
 
 # --- Whatever the assignment -----------------------------------------------------------------------------------------
