@@ -54,7 +54,9 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return None if present_name(fullname) is None else ModuleSpec(fullname, self)
+        # Asked for every module that any package imports.
+        is_ours = fullname.startswith("marl_sb3.")
+        return ModuleSpec(fullname, self) if is_ours and present_name(fullname) is not None else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = present_name(spec.name)
