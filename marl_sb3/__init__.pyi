@@ -1,6 +1,6 @@
 """The public names, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .core.acting.bundle import PolicyBundle as PolicyBundle
+from .core.acting.by_agent import PolicyBundle as PolicyBundle
 from .core.config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .core.envs.registry import register_env as register_env
 from .core.learners.registry import register_algorithm as register_algorithm
