@@ -226,6 +226,19 @@ def test_files_are_where_how_it_is_built_says() -> None:
     assert [name for name in named if name not in bare and not any((root / name).exists() for root in roots)] == []
 
 
+FOLDERS = ("benchmarks", "docs", "examples", "hparams", "marl_sb3", "tests")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_tests_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
 def test_the_library_example_does_what_it_promises(in_tmp: Path) -> None:
     (example,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
     namespace: dict[str, Any] = {}
