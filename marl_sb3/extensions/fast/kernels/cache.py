@@ -1,15 +1,17 @@
 """Compile functions with numba once for each user and algorithm; later processes load the compiled code.
 
-The files are in the user's cache folder (`~/.cache/marl_sb3` on Linux), in folders named by the content of the sources:
-all clones and installations of the same sources share them. `NUMBA_CACHE_DIR` names another folder. Whoever compiles
-removes what no process has used for 30 days.
+The files are in the user's cache folder (`~/.cache/marl_sb3` on Linux), in a folder named by the content of all
+sources: all clones and installations of the same sources share it. `NUMBA_CACHE_DIR` names another folder. Whoever
+compiles removes what no process has used for 30 days.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,9 +24,9 @@ from typing import Any, TypeVar
 
 import numba
 from numba import njit
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
-from typing_extensions import override
 
 _log = logging.getLogger(__name__)
 
@@ -36,16 +38,21 @@ _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
-_VERSION, _SOURCES = re.compile(r"numba-[\w.+]+"), re.compile(r"\w+-[0-9a-f]{16}")  # names of folders
-_FILE = re.compile(r".+\.nb[ci](\.[0-9a-f]+)?")  # also one that was not written to its end
-_in_use: set[Path] = set()  # folders of the functions of this process
+_FOLDER = re.compile(r"numba-[\w.+]+/\w+-[0-9a-f]{16}")  # below the cache folder
+_DIGEST_BYTES = 32  # a file begins with the sha256 of the rest
+_FILE = re.compile(r".+\.nb[ci](\.\w+)*")  # also one that was not written to its end, and those of earlier versions
 
 
-def _content(path: str) -> str:
-    return sha256(Path(path).read_bytes()).hexdigest()
+@lru_cache
+def _content(sources: Path) -> str:
+    """Return a hash of all modules of a folder: compiled code contains the kernels of other modules that it calls."""
+    modules = sorted(sources.glob("*.py"))
+    if not modules:
+        raise FileNotFoundError(f"{sources} has no sources")
+    return sha256(b"".join(sha256(path.read_bytes()).digest() + path.name.encode() for path in modules)).hexdigest()
 
 
-def _bases(source: Path) -> Iterator[Path]:
+def _bases(sources: Path) -> Iterator[Path]:
     """Yield the folders that may hold compiled code, the best first."""
     if numba.config.CACHE_DIR:  # type: ignore[attr-defined]
         yield Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
@@ -53,7 +60,7 @@ def _bases(source: Path) -> Iterator[Path]:
     of_user = Path(AppDirs("marl_sb3", appauthor=False).user_cache_dir)  # type: ignore[no-untyped-call]
     if of_user.is_absolute():  # there may be no home
         yield of_user
-    yield source.parent / "__pycache__"
+    yield sources / "__pycache__"
 
 
 @lru_cache
@@ -67,43 +74,19 @@ def _is_writable(folder: Path) -> bool:
     return True
 
 
-class _ByContent(_CacheLocator):
-    """Where the compiled code of a function is: in a folder named by the content of all files that it comes from."""
+def _cache_folder(sources: Path) -> Path:
+    """Return where the compiled code of a folder of sources is; one that can only be read is better than none.
 
-    def __init__(self, function: Callable[..., Any], source: str) -> None:
-        self._line = function.__code__.co_firstlineno
-        # the content hash of each of these files, by path; with this one, which holds the compiler's options
-        self.sources = {__file__: _content(__file__), source: _content(source)}
-        for used in function.__globals__.values():
-            self.sources.update(getattr(getattr(used, "_cache", None), "sources", {}))
-        content = sha256("".join(sorted(set(self.sources.values()))).encode()).hexdigest()
-        # A folder for each numba: two would take turns in throwing each other's files away.
-        folder = f"numba-{numba.__version__}/{Path(source).stem}-{content[:16]}"
-        candidates = [base / folder for base in _bases(Path(source))]
-        found = [path for path in candidates if _is_writable(path)] or [path for path in candidates if path.is_dir()]
-        if not found:
-            raise OSError(f"none of {', '.join(map(str, candidates))} can be made")
-        self._folder, self._content = found[0], content
-
-    @classmethod
-    @override
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _ByContent | None:
-        try:
-            return cls(py_func, py_file)
-        except OSError:
-            return None
-
-    def get_cache_path(self) -> str:
-        """Return the folder of the files."""
-        return str(self._folder)
-
-    def get_source_stamp(self) -> str:
-        """Return a hash of the content of the sources."""
-        return self._content
-
-    def get_disambiguator(self) -> str:
-        """Return the line: functions of a module may have the same name."""
-        return str(self._line)
+    Raises:
+        OSError: there is no such folder.
+    """
+    # A folder for each numba, which loads only its own files.
+    name = f"numba-{numba.__version__}/{sources.name}-{_content(sources)[:16]}"
+    candidates = [base / name for base in _bases(sources)]
+    usable = [path for path in candidates if _is_writable(path)] or [path for path in candidates if path.is_dir()]
+    if not usable:
+        raise OSError(f"none of {', '.join(map(str, candidates))} can be made")
+    return usable[0]
 
 
 def remove_unused(base: Path) -> None:
@@ -112,86 +95,75 @@ def remove_unused(base: Path) -> None:
     Only our files in folders with our names are removed; links are not followed.
     """
     oldest_s = time.time() - _UNUSED_S
-    for version in _folders(base, _VERSION):
-        for folder in _folders(version, _SOURCES):
-            with suppress(OSError):  # another process removes it, or it is not ours to remove
-                files = [file for file in os.scandir(folder) if _FILE.fullmatch(file.name)]
-                times_s = [file.stat(follow_symlinks=False).st_mtime for file in files]
-                if folder not in _in_use and max([folder.lstat().st_mtime, *times_s]) < oldest_s:
-                    for file in files:
-                        os.unlink(file)
-                    folder.rmdir()
-        with suppress(OSError):  # it holds some
-            version.rmdir()
+    base = base.resolve()
+    for folder in base.glob("numba-*/*"):
+        if folder.resolve() != folder or not _FOLDER.fullmatch(folder.relative_to(base).as_posix()):
+            continue
+        with suppress(OSError):  # another process removes it, it is not ours to remove, or it holds other files
+            files = [file for file in os.scandir(folder) if _FILE.fullmatch(file.name)]
+            times_s = [file.stat(follow_symlinks=False).st_mtime for file in files]
+            if max([folder.stat().st_mtime, *times_s]) < oldest_s:
+                for file in files:
+                    os.unlink(file)
+                folder.rmdir()
+                folder.parent.rmdir()
 
 
-def _folders(parent: Path, name: re.Pattern[str]) -> list[Path]:
-    with suppress(OSError), os.scandir(parent) as entries:
-        return [Path(each) for each in entries if name.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
-    return []
+class KernelCache:
+    """The compiled code of one function, in a file for each list of argument types; numba asks for it and saves it.
 
-
-class _Implementation(CompileResultCacheImpl):
-    _locator_classes = [_ByContent]  # noqa: RUF012 - the base class has a list
-
-
-class _Files(IndexDataCacheFile):
-    def _data_name(self, number: int) -> str:
-        """Return a name that no other process takes: two may compile a function for different types at once."""
-        return str(super()._data_name(uuid.uuid4().int % 10**15))  # type: ignore[no-untyped-call]
-
-
-class RebuildingCache(FunctionCache):
-    """numba's cache of one function, which all copies of the same sources share and which notices more changes.
-
-    A damaged file is treated like a missing one, and code that cannot be saved is used all the same. Compiled code
-    contains the kernels that it calls, so it is compiled again after a change of any file that they come from. numba
-    checks the file of the called kernel alone.
+    A file appears as a whole, and is used only if it is as it was written, so that processes may compile the same
+    function at once. Code that cannot be saved is used all the same.
 
     Args:
-        function: uses kernels of other modules under their own names: `from module import kernel`.
+        function: calls kernels of modules in its own folder only.
 
     Raises:
-        RuntimeError: there is no folder for the files.
+        OSError: there is no folder for the files.
     """
 
-    _impl_class = _Implementation
-
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)  # type: ignore[no-untyped-call]
-        # the content hash of each file that the compiled code comes from, by path
-        self.sources: dict[str, str] = self._impl.locator.sources
-        self._cache_file = _Files(  # type: ignore[no-untyped-call]
-            self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
-        )
-        self._folder = Path(self.cache_path)
-        _in_use.add(self._folder)
+        source = Path(function.__code__.co_filename)
+        self.cache_path = str(_cache_folder(source.parent))  # read by numba's statistics
+        # With the line: functions of a module may have the same name.
+        self._name = f"{source.stem}.{function.__name__}-{function.__code__.co_firstlineno}"
 
-    @override
+    def _path(self, types: Any, target_context: Any) -> Path:
+        compiled_for = f"{types} {target_context.codegen().magic_tuple()}"
+        key = sha256(compiled_for.encode()).hexdigest()[:16]
+        return Path(self.cache_path, f"{self._name}.{sys.implementation.cache_tag}.{key}.nbc")
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the function compiled for these types, or None."""
+        target_context.refresh()
+        path = self._path(sig, target_context)
         with suppress(OSError):
-            os.utime(self._folder)  # it is in use
+            os.utime(path.parent)  # it is in use
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception as error:  # unpickling a damaged file may raise anything
-            _log.warning("compiling %s again: its files in %s are damaged (%r)", self._name, self.cache_path, error)
-            self._forget()
+            content = path.read_bytes()
+            if sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
+                raise ValueError("the content is not what was written")
+            return CompileResult._rebuild(target_context, *pickle.loads(content[_DIGEST_BYTES:]))  # type: ignore[no-untyped-call]
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # unpickling with other versions of other packages may raise anything
+            _log.warning("compiling %s again: its file %s is damaged (%r)", self._name, path, error)
             return None
 
-    @override
     def save_overload(self, sig: Any, data: Any) -> None:
+        """Write the compiled function, for later processes."""
+        path = self._path(sig, data.target_context)
+        fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        compiled = dumps(data._reduce())  # type: ignore[no-untyped-call]
         try:
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-            remove_unused(self._folder.parent.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(sha256(compiled).digest() + compiled)
+            fresh.replace(path)
+            remove_unused(path.parent.parent.parent)
         except OSError as error:  # a full disk, a folder that can only be read
             _log.info("the compiled code of %s is not saved: %s", self._name, error)
-            self.disable()  # type: ignore[no-untyped-call]
-
-    def _forget(self) -> None:
-        try:
-            self.flush()  # type: ignore[no-untyped-call]
-        except OSError:  # not writable: compile in every process
-            self.disable()  # type: ignore[no-untyped-call]
+            with suppress(OSError):
+                fresh.unlink()
 
 
 def compiled(function: _Function, **options: Any) -> _Function:
@@ -203,8 +175,8 @@ def compiled(function: _Function, **options: Any) -> _Function:
     """
     made: Any = njit(**options)(function)
     try:
-        made._cache = RebuildingCache(function)
-    except RuntimeError:
+        made._cache = KernelCache(function)
+    except OSError:
         _log.debug("no folder for the compiled code of %s: it is compiled in every process", function)
     return made  # type: ignore[no-any-return]
 
@@ -217,7 +189,7 @@ def note_compiling(function: Any) -> None:
             "compiling the fused update: takes some seconds in every process, because there is no folder for compiled "
             "code; NUMBA_CACHE_DIR names one"
         )
-    elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbi")):
+    elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbc")):
         _log.warning("compiling the fused update: takes some seconds, once for each algorithm")
 
 
