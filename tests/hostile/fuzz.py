@@ -43,7 +43,7 @@ from marl_sb3 import load_policies, load_run
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.extensions.store import read_checkpoint
-from marl_sb3.extensions.transfer.init_from import InitFrom, init_from
+from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 from marl_sb3.runs import Run, SavedRun, resume_run
 
 HANG_SECONDS = 60  # of a mutant altogether, the iteration after it included

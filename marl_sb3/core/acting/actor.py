@@ -13,8 +13,7 @@ from typing_extensions import override
 from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import RescaleActions, RowProcessing
-from marl_sb3.core.sb3 import States, noise_of_rows, uses_noise
-from marl_sb3.core.sb3.noise import noise
+from marl_sb3.core.sb3 import States, noise, noise_of_rows, uses_noise
 from marl_sb3.core.state import Fields, Stateful, array, arrays, integer, part
 from marl_sb3.core.vec_env import VecStep, ZeroBased, with_rows
 from marl_sb3.errors import ConfigError, NumericError

@@ -39,7 +39,6 @@ from marl_sb3.core.state import (
     SavedPart,
     Stateful,
     TensorFile,
-    computed,
     generators,
     in_order,
     part,
@@ -319,15 +318,15 @@ class Learner(Stateful, ABC):
     # --- State -------------------------------------------------------------------------------------------------------
 
     fields: ClassVar[Fields] = {
-        "optimizers": computed(
+        "optimizers": Field(
             lambda self: optimizer_settings(self.algorithm),
-            lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.value(name)),
+            lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.fields(name)),
         ),
-        "actor": computed(
+        "actor": Field(
             lambda self: self.actor.get_state() if self._acts_here else None,
             lambda self, saved, name: self._read_acting(saved, name, self.actor if self._acts_here else None),
         ),
-        "experience": computed(
+        "experience": Field(
             lambda self: None if self.experience is None else self.experience.get_state(),
             lambda self, saved, name: self._read_acting(saved, name, self.experience),
         ),
@@ -365,7 +364,7 @@ class Learner(Stateful, ABC):
 
 def _of_part(of_learner: Part) -> Field:
     """Return the field of a part of checkpoints that only one learner has."""
-    return computed(lambda _: of_learner.get_state(), lambda _, saved, name: of_learner.read_state(saved.fields(name)))
+    return Field(lambda _: of_learner.get_state(), lambda _, saved, name: of_learner.read_state(saved.fields(name)))
 
 
 def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:

@@ -22,11 +22,11 @@ from marl_sb3.core.state import (
     StateReader,
     counts,
     in_order,
+    parts,
     sums,
     sums_or_nan,
     without_nan,
 )
-from marl_sb3.core.state.parts import parts
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, PolicyID

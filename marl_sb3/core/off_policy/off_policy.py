@@ -35,8 +35,15 @@ from marl_sb3.core.off_policy.replay import (
 )
 from marl_sb3.core.off_policy.replay_settings import check_replay, replay_buffer
 from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import OFF_POLICY_COUNTS, Arrays, check_spaces, normalize_minibatches, num_optimized, num_updates
-from marl_sb3.core.state import Commit, Fields, SavedPart, computed, in_order
+from marl_sb3.core.sb3 import (
+    OFF_POLICY_COUNTS,
+    Arrays,
+    check_spaces,
+    normalize_minibatches,
+    num_updates,
+    optimized_parameters,
+)
+from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
 from marl_sb3.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -57,7 +64,7 @@ class OffPolicyLearner(Learner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._num_parameters = num_optimized(self.algorithm)
+        self._num_parameters = sum(parameter.numel() for parameter in optimized_parameters(self.algorithm))
 
     @property
     def buffer(self) -> Any:
@@ -156,7 +163,7 @@ class OffPolicyLearner(Learner):
 
     fields: ClassVar[Fields] = {
         **Learner.fields,
-        "replay": computed(
+        "replay": Field(
             lambda self: self.buffer.get_state() if self.trained else None,
             lambda self, saved, name: self._read_replay(saved) if self.trained else saved.null(name),
         ),

@@ -19,13 +19,13 @@ from marl_sb3.core.state import (
     MAX_COUNT,
     Commit,
     Fields,
+    Form,
     Stateful,
     StateReader,
     TensorFile,
     array,
     arrays,
     boolean,
-    form_of,
     integer,
     part,
     pieces,
@@ -40,7 +40,6 @@ from marl_sb3.core.vec_env import (
     with_rows,
     zeros,
 )
-from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array, BoolArray, Observations
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
@@ -158,15 +157,16 @@ class Lines(Stateful, _Base):
         Raises:
             CheckpointError: they are not.
         """
-        own = self.arrays()
-        if set(file.arrays) != set(own):
-            names = ", ".join(name[:80] for name in file.arrays)
-            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
-        for name, present in own.items():
-            form, shape = form_of(file.arrays, name), (lines, rows, *present.shape[2:])
-            if form.dtype != present.dtype or form.shape != shape:
-                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {present.dtype} {shape}")
-            _require_categories_of(name, file, self)
+        arrays = self.arrays()
+        file.require({name: Form(own.dtype, (lines, rows, *own.shape[2:])) for name, own in arrays.items()})
+        for name in arrays:
+            column, _, key = name.partition("/")
+            if column in ("observations", "next_observations", "actions"):
+                space: Any = self.action_space if column == "actions" else self.observation_space
+                space = space.spaces[key] if key else space
+                if not isinstance(space, spaces.Box):  # categories are indices into arrays
+                    for _, piece in pieces(file.arrays, name):
+                        require_categories(piece, space, f"{file.name}: {name}")
 
 
 class TurnAwareReplay(Lines):
@@ -223,19 +223,6 @@ class TurnAwareReplay(Lines):
         return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
 
 
-def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
-    """Refuse numbers of categories outside their space: they are indices into arrays."""
-    column, _, key = name.partition("/")
-    if column not in ("observations", "next_observations", "actions"):
-        return
-    space: Any = buffer.action_space if column == "actions" else buffer.observation_space
-    space = space.spaces[key] if key else space
-    if isinstance(space, spaces.Box):
-        return  # to read its pieces takes time
-    for _, piece in pieces(file.arrays, name):
-        require_categories(piece, space, f"{file.name}: {name}")
-
-
 class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
     """`ReplayBuffer` of single transitions."""
 
@@ -260,7 +247,7 @@ def read_resized(
         CheckpointError: they do not fit this buffer.
     """
     full, filled = state.boolean("full"), state.integer("filled", 0, rows - 1)
-    lines = form_of(file.arrays, "rewards").shape[0] if "rewards" in file.arrays else 0
+    lines = (file.forms["rewards"].shape or (0,))[0] if "rewards" in file.forms else 0
     pos = state.integer("pos", 0, max(lines - 1, 0) if full else max(lines - (filled > 0), 0))
     buffer.require_columns(file, lines if full else pos + (filled > 0), rows)
     held, oldest = (lines * rows, pos * rows + filled) if full else (pos * rows + filled, 0)

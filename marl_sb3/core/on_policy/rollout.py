@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
 from marl_sb3.core.experience import Experience, Rewriter
-from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, computed, in_order, integer
+from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, in_order, integer
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -397,7 +397,7 @@ class RolloutExperience(Experience):
             lambda own, state, name: None if state.value(name) is None else own.buffer.read_carried(state.fields(name)),
             lambda own, carried: setattr(own, "carried", carried),
         ),
-        "begun": computed(
+        "begun": Field(
             lambda own: own.buffer.begun_state() if own.is_under_way(own.steps) else None,
             lambda own, state, name: own.read_begun(state, name),
         ),

@@ -1,5 +1,9 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .gsde import noise as noise
+from .gsde import noise_of_rows as noise_of_rows
+from .gsde import preserve_noise as preserve_noise
+from .gsde import uses_noise as uses_noise
 from .inference import States as States
 from .inference import critic_states as critic_states
 from .inference import distribution as distribution
@@ -7,17 +11,6 @@ from .inference import initial_states as initial_states
 from .inference import log_prob as log_prob
 from .inference import q_values as q_values
 from .inference import takes_masks as takes_masks
-from .noise import noise_of_rows as noise_of_rows
-from .noise import preserve_noise as preserve_noise
-from .noise import uses_noise as uses_noise
-from .optimizers import count_steps as count_steps
-from .optimizers import num_optimized as num_optimized
-from .optimizers import optimizer_arrays as optimizer_arrays
-from .optimizers import optimizer_forms as optimizer_forms
-from .optimizers import optimizer_settings as optimizer_settings
-from .optimizers import parameter_addresses as parameter_addresses
-from .optimizers import read_optimizers as read_optimizers
-from .optimizers import reset_optimizers as reset_optimizers
 from .private import COUNTS as COUNTS
 from .private import OFF_POLICY_COUNTS as OFF_POLICY_COUNTS
 from .private import after_step as after_step
@@ -41,6 +34,13 @@ from .spaces import check_spaces as check_spaces
 from .spaces import normalize_minibatches as normalize_minibatches
 from .spaces import vec_normalize as vec_normalize
 from .tensors import Arrays as Arrays
+from .tensors import count_steps as count_steps
+from .tensors import optimized_parameters as optimized_parameters
+from .tensors import optimizer_arrays as optimizer_arrays
+from .tensors import optimizer_forms as optimizer_forms
+from .tensors import optimizer_settings as optimizer_settings
+from .tensors import read_optimizers as read_optimizers
 from .tensors import read_weights as read_weights
+from .tensors import reset_optimizers as reset_optimizers
 from .tensors import weight_forms as weight_forms
 from .tensors import weights as weights

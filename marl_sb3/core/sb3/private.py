@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -14,7 +14,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from marl_sb3.core.state import Fields, if_present, integer, number
+from marl_sb3.core.state import Field, Fields, StateReader, integer, number
 
 # --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
 
@@ -27,13 +27,6 @@ def set_up_logging(algorithm: Any) -> None:
         algorithm.logger = Logger(None, [])
     else:
         algorithm.set_logger(Logger(None, []))
-
-
-def _torch_names(algorithm: Any) -> tuple[list[str], list[str]]:
-    """Return the names of the modules and optimizers, and of the tensors outside of them, that are saved."""
-    if isinstance(algorithm, BaseAlgorithm):
-        return algorithm._get_torch_save_params()
-    return ["policy", "policy.optimizer"], []
 
 
 # --- Schedules and counts --------------------------------------------------------------------------------------------
@@ -62,10 +55,21 @@ COUNTS: Fields = {
         get=lambda owner: float(progress_remaining(owner.algorithm))  # without the env steps of a `Progress`
     ),
 }
-# The same for off-policy algorithms: how often `after_step` was called, and the share of random actions, both of DQN.
+
+
+def _of_dqn(attribute: str, read: Callable[[StateReader, str], float]) -> Field:
+    """The field of an attribute; None for an algorithm that has none."""
+    return Field(
+        lambda owner: getattr(owner.algorithm, attribute, None),
+        lambda owner, state, name: read(state, name) if hasattr(owner.algorithm, attribute) else state.null(name),
+        lambda owner, value: None if value is None else setattr(owner.algorithm, attribute, value),
+    )
+
+
+# The same for off-policy algorithms: how often `after_step` was called, and the share of random actions.
 OFF_POLICY_COUNTS: Fields = {
-    "steps": if_present("algorithm._n_calls", integer("algorithm._n_calls")),
-    "exploration_rate": if_present("algorithm.exploration_rate", number("algorithm.exploration_rate", 0.0, 1.0)),
+    "steps": _of_dqn("_n_calls", StateReader.integer),
+    "exploration_rate": _of_dqn("exploration_rate", lambda state, name: state.number(name, 0.0, 1.0)),
 }
 
 
@@ -190,14 +194,15 @@ def _return_true(self: Any) -> bool:
 # --- Saving ----------------------------------------------------------------------------------------------------------
 
 
-def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
-    """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
-    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[0]}
+def torch_members(algorithm: Any) -> Sequence[Mapping[str, Any]]:
+    """Return modules and optimizers, and the tensors outside of them, by the names under which SB3 saves them.
 
-
-def torch_variables(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
-    """Tensors outside all modules by the names that SB3 saves them under, such as SAC's `log_ent_coef`."""
-    return {name: attrgetter(name)(algorithm) for name in _torch_names(algorithm)[1]}
+    Such as `policy.optimizer`, and SAC's `log_ent_coef`.
+    """
+    members, variables = ["policy", "policy.optimizer"], list[str]()
+    if isinstance(algorithm, BaseAlgorithm):
+        members, variables = algorithm._get_torch_save_params()
+    return [{name: attrgetter(name)(algorithm) for name in names} for names in (members, variables)]
 
 
 def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import marl_sb3
-from marl_sb3.core.state.parts import Arrays, TensorFile
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader, is_finite
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.types import Array
 
-Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
+Arrays = Mapping[str, Array]
+Tensors = Mapping[str, Arrays]  # file name without suffix -> tensor name -> array
 
 
 @dataclass(frozen=True)
@@ -118,26 +118,50 @@ class LazyTensors(Mapping[str, Array], ABC):
         return name in self.forms  # Mapping's own would read the tensor
 
 
-def form_of(tensors: Mapping[str, Array], name: str) -> Form:
-    """Dtype and shape of a tensor; a stored tensor is not read."""
+def forms_of(tensors: Arrays) -> Mapping[str, Form]:
+    """Dtype and shape of each tensor; stored tensors are not read."""
     if isinstance(tensors, LazyTensors):
-        return tensors.forms[name]
-    return Form(tensors[name].dtype, tensors[name].shape)
+        return tensors.forms
+    return {name: Form(array.dtype, array.shape) for name, array in tensors.items()}
 
 
-def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
+def copies(tensors: Arrays) -> dict[str, Array]:
     """Copies of the tensors, in memory."""
     if isinstance(tensors, LazyTensors):
         return tensors.load()
     return {name: array.copy() for name, array in tensors.items()}
 
 
-def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[tuple[int, Array]]:
+def pieces(tensors: Arrays, name: str) -> Iterator[tuple[int, Array]]:
     """Slices of a tensor's first axis, each with the index where it begins; a stored tensor is not read as a whole."""
     if isinstance(tensors, LazyTensors):
         yield from tensors.pieces(name)
     else:
         yield 0, tensors[name]
+
+
+class TensorFile:
+    """Tensors in a file of their own, which is untrusted.
+
+    Args:
+        name: of the file, without suffix, for messages.
+        arrays: the tensors by name; `LazyTensors` if a store has read them.
+    """
+
+    def __init__(self, name: str, arrays: Arrays) -> None:
+        self.name, self.arrays, self.forms = name, arrays, forms_of(arrays)
+
+    def require(self, accepted: Mapping[str, Form]) -> None:
+        """Refuse tensors of other names, dtypes or shapes than these, which the policy has; none is read."""
+        for name in self.forms:
+            if name not in accepted:
+                raise CheckpointError(f"{self.name}: {name[:80]!r} is not in the policy as it is built")
+        for name, form in accepted.items():
+            if name not in self.forms:
+                raise CheckpointError(f"{self.name}: {name} is missing")
+            if self.forms[name] != form:
+                words = f"{name} is {self.forms[name]}; accepted: {form}, as the policy is built"
+                raise CheckpointError(f"{self.name}: {words}")
 
 
 def require_storable(file: str, forms: Mapping[str, Form]) -> None:
@@ -155,17 +179,13 @@ def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
             raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")
 
 
-def is_finite(array: Array) -> bool:
-    """Whether all numbers are finite; uses minimum and maximum, which need no temporary array."""
-    return array.dtype.kind != "f" or not array.size or bool(np.isfinite((array.min(), array.max())).all())
-
-
 # --- The files of each policy ----------------------------------------------------------------------------------------
 
 
 # Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
 KINDS = ("policy", "optimizer")  # weights; state of the optimizers
 OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
+_ALL_KINDS = (*KINDS, *OPTIONAL_KINDS)
 
 OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
@@ -179,23 +199,16 @@ def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
     return {_file_name(kind, n): arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
 
 
-def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
-    """Return one file of a policy.
-
-    Raises:
-        CheckpointError: it is missing.
-    """
-    name = _file_name(kind, number)
-    return TensorFile(name, StateReader(tensors, where).value(name))
-
-
-def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> list[OfPolicy]:
+def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPolicy]:
     """Return the files of each policy, by kind.
 
     Raises:
         CheckpointError: a file is missing, or there are files of further policies.
     """
-    names = [{kind: _file_name(kind, number) for kind in (*KINDS, *OPTIONAL_KINDS)} for number in range(num_policies)]
-    there = [{kind: name for kind, name in of.items() if kind in KINDS or name in tensors} for of in names]
-    StateReader(tensors, where).require_names([name for of in there for name in of.values()])
-    return [{kind: TensorFile(name, tensors[name]) for kind, name in of.items()} for of in there]
+    names = [(number, kind, _file_name(kind, number)) for number in range(num_policies) for kind in _ALL_KINDS]
+    there = [entry for entry in names if entry[1] in KINDS or entry[2] in tensors]
+    StateReader(tensors, where).require_names([name for _, _, name in there])
+    files: list[dict[str, TensorFile]] = [{} for _ in range(num_policies)]
+    for number, kind, name in there:
+        files[number][kind] = TensorFile(name, tensors[name])
+    return files

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 
-from marl_sb3.core.state.parts import Field, Fields, Stateful
+from marl_sb3.core.state.fields import Field, Fields, Stateful
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array

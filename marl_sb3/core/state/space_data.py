@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.state.parts import Commit, Field, computed, in_order
+from marl_sb3.core.state.fields import Commit, Field, in_order
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
@@ -134,7 +134,7 @@ def generators(path: str) -> Field:
         saved = state.listed(name, len(parts))
         return in_order([_read_part(part, saved, str(number)) for number, part in enumerate(parts)])
 
-    return computed(states, read)
+    return Field(states, read)
 
 
 def generator(path: str) -> Field:
@@ -149,7 +149,7 @@ def generator(path: str) -> Field:
 
         return commit
 
-    return computed(lambda owner: generator_state(get(owner)), read)
+    return Field(lambda owner: generator_state(get(owner)), read)
 
 
 def _read_part(part: spaces.Space[Any], saved: StateReader, name: str) -> Commit:

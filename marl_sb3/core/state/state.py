@@ -133,14 +133,13 @@ class StateReader:
         None in the shape accepts any length.
         """
         value = self.value(name)
-        wanted = f"an array of {np.dtype(dtype)} {_shape_text(shape)}"
-        if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or not _fits(value.shape, shape):
-            raise self.error(name, value, wanted)
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise self.error(name, value, f"{wanted}, finite")
+        fits = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and len(value.shape) == len(shape)
+        if not fits or any(map(_differ, value.shape, shape)) or not is_finite(value):
+            raise self.error(name, value, f"an array of {np.dtype(dtype)} {_shape_text(shape)}, finite")
         if (lowest is not None and (value < lowest).any()) or (highest is not None and (value > highest).any()):
             raise self.error(name, value, f"numbers from {_bound_text(lowest)} to {_bound_text(highest)}")
-        return value.copy()
+        copied: Array = value.copy()
+        return copied
 
     def counts(self, name: str, shape: Sequence[int | None]) -> Array:
         """An array of counts: int64, not negative."""
@@ -184,7 +183,7 @@ def is_plain(tree: Any) -> bool:
     if isinstance(tree, (list, tuple)):
         return all(map(is_plain, tree))
     if isinstance(tree, np.ndarray):
-        return tree.dtype.kind in "biu" or (tree.dtype.kind == "f" and bool(np.isfinite(tree).all()))
+        return tree.dtype.kind in "biuf" and is_finite(tree)
     return tree is None or isinstance(tree, (str, int)) or (isinstance(tree, float) and math.isfinite(tree))
 
 
@@ -194,8 +193,13 @@ def _require_text(where: str, value: Any) -> str:
     return value
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+def is_finite(array: Array) -> bool:
+    """Whether all numbers are finite; uses minimum and maximum, which need no temporary array."""
+    return array.dtype.kind != "f" or not array.size or bool(np.isfinite((array.min(), array.max())).all())
+
+
+def _differ(size: int, wanted: int | None) -> bool:
+    return wanted not in (None, size)
 
 
 def _shape_text(shape: Sequence[int | None]) -> str:

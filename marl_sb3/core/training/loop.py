@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.core.learners import Learner, run_in_threads
 from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3 import Progress, has_step_hook, parameter_addresses
+from marl_sb3.core.sb3 import Progress, has_step_hook, optimized_parameters
 from marl_sb3.core.state import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.core.training.callback import (
     TrainingCallback,
@@ -256,7 +256,7 @@ def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:
-        addresses = parameter_addresses(learner.algorithm)
+        addresses = [parameter.data_ptr() for parameter in optimized_parameters(learner.algorithm)]
         shared = [number for number, (_, taken) in enumerate(groups) if not taken.isdisjoint(addresses)]
         number = shared[-1] + 1 if shared else 0
         if number == len(groups):

@@ -12,7 +12,7 @@ from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, pr
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining
-from marl_sb3.core.state import Checkpoint, StateReader, find_file, find_files, preserve_rng, store_of
+from marl_sb3.core.state import Checkpoint, OfPolicy, StateReader, find_files, preserve_rng, store_of
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.spaces import space_from_plain
@@ -53,7 +53,7 @@ def read_bundle(
 ) -> PolicyBundle:
     """Load the policies in a checkpoint, which is untrusted; see `load_policies`, where `specs` are `policies`."""
     state = StateReader(checkpoint.state)
-    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
+    files = find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))
     specs = specs or specs_of_checkpoint(checkpoint)
     deterministic = read_deterministic(state, "evaluation_deterministic", specs)
     mapping = read_mapping(state, list(specs))
@@ -64,7 +64,7 @@ def read_bundle(
     algorithms: dict[PolicyID, BaseAlgorithm] = {}
     processing: dict[PolicyID, Processing] = {}
     with preserve_rng():
-        for number, (policy_id, its_spaces) in enumerate(spaces.items()):
+        for (policy_id, its_spaces), its_files in zip(spaces.items(), files, strict=True):
             rows, saved = _rows(policy_id, mapping, its_spaces), saved_policies.fields(policy_id)
             try:
                 processing[policy_id] = processing_of(rows, specs[policy_id].processing)
@@ -73,7 +73,7 @@ def read_bundle(
             processing[policy_id].read_state(saved.fields("processing"))()
             rows = policy_rows(rows, processing[policy_id])
             algorithms[policy_id] = _algorithm(
-                checkpoint, rows, specs[policy_id], processing[policy_id], number, device
+                checkpoint, rows, specs[policy_id], processing[policy_id], its_files, device
             )
     return PolicyBundle(
         algorithms,
@@ -113,13 +113,13 @@ def _rows(policy_id: PolicyID, mapping: PolicyMapping, its: PolicySpaces) -> Pol
 
 
 def _algorithm(
-    checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, processing: Processing, number: int, device: str
+    checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, processing: Processing, files: OfPolicy, device: str
 ) -> BaseAlgorithm:
     try:
         algorithm = build_for_acting(rows, spec, processing, device)
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
-    read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
+    read_weights(algorithm, files["policy"])()
     learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
     env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
     set_progress_remaining(algorithm, Progress(learner.number("progress_remaining"), env_steps))  # for zips

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from marl_sb3.core.state import DTYPES, Form, LazyTensors, form_of, is_finite
+from marl_sb3.core.state import DTYPES, Form, LazyTensors, forms_of, is_finite
 from marl_sb3.errors import CheckpointError
 from marl_sb3.files import opened
 from marl_sb3.types import Array
@@ -41,7 +41,7 @@ def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
     The format is that of https://huggingface.co/docs/safetensors: the length of the header, the header, the numbers.
     """
-    forms = {name: form_of(tensors, name) for name in tensors}
+    forms = forms_of(tensors)
     order = sorted(forms, key=lambda name: (-forms[name].dtype.itemsize, name))  # each is aligned to its dtype
     ends = list(accumulate(forms[name].nbytes for name in order))
     header = {

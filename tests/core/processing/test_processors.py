@@ -18,7 +18,7 @@ from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing import ORDER
 from marl_sb3.evaluation import play_episodes
-from marl_sb3.extensions.transfer.init_from import InitFrom, init_from
+from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 
 IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")
 FORCE = spaces.Box(np.array([0, -3], np.float32), np.array([5, 9], np.float32))

@@ -126,9 +126,7 @@ def damaged(tree: Any, path: Keys) -> Any:
 
 
 def places(given: SavedPart, leaf: Keys) -> list[str]:
-    """What a message may say of where the damage is: a path as far as the leaf or nearly; of optimizers their file."""
-    if leaf[0] == "optimizers":
-        return [f"{given.files['optimizer'].name}: {leaf[1]}"]
+    """What a message may say of where the damage is: a path as far as the leaf or nearly."""
     return [f"{given.where}/{'/'.join(map(str, leaf[:length]))}" for length in range(len(leaf), 0, -1)]
 
 

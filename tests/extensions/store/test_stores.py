@@ -15,7 +15,7 @@ from marl_sb3.core.state import (
     Checkpoint,
     StateReader,
     copies,
-    form_of,
+    forms_of,
     pieces,
     require_finite,
     require_storable,
@@ -62,7 +62,7 @@ class MemoryStore:
         held = {name: {key: array.copy() for key, array in group.items()} for name, group in tensors.items()}
         arrays = dict(enumerate(_arrays(state)))
         for name, group in {"arrays": arrays, **held}.items():
-            require_storable(name, {key: form_of(group, key) for key in group})
+            require_storable(name, forms_of(group))
             require_finite(name, group)
         if self.full:
             raise OSError(28, "no space left")
@@ -166,8 +166,8 @@ def test_tensors_tell_their_forms_and_come_in_pieces(tested: Any) -> None:
     def use(found: Checkpoint) -> None:
         for file, group in TENSORS.items():
             assert list(found.tensors[file].keys() ^ group.keys()) == []
+            assert forms_of(found.tensors[file]) == forms_of(group)
             for name, array in group.items():
-                assert form_of(found.tensors[file], name) == form_of(group, name)
                 parts = [np.atleast_1d(part) for _, part in pieces(found.tensors[file], name)]
                 assert np.concatenate(parts).tobytes() == array.tobytes()
 

@@ -20,7 +20,7 @@ from marl_sb3.core.sb3 import optimizer_arrays
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import CheckpointFolder
 from marl_sb3.extensions.transfer import parse_init_from
-from marl_sb3.extensions.transfer.init_from import InitFrom, init_from
+from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 
 PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
 

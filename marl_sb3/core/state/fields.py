@@ -13,18 +13,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.state import MAX_COUNT, MAX_NUMBER, State, StateReader, without_nan
-from marl_sb3.types import Array
 
-Arrays = Mapping[str, Array]
 Commit = Callable[[], None]  # sets a state that was checked before; the content of a checkpoint cannot make it fail
-
-
-class TensorFile(NamedTuple):
-    """Tensors of a part in a file of their own."""
-
-    name: str  # of the file, without suffix, for messages
-    arrays: Arrays  # the tensors by name; `LazyTensors` if a store has read them
 
 
 class SavedPart(StateReader):
@@ -77,9 +69,11 @@ class Field(NamedTuple):
     """One entry of the state of an object, its owner."""
 
     get: Callable[[Any], Any]  # returns the entry, as plain data or arrays, of an owner
-    # Checks the saved entry, given the owner, the reader of its state, and the entry's name; returns what `put` takes.
-    read: Callable[[Any, StateReader, str], Any]
-    put: Callable[[Any, Any], None]  # sets what `read` returned
+    # Checks the saved entry, given the owner, the reader of its state, which is a `SavedPart` if the owner is a part,
+    # and the entry's name; returns what `put` takes.
+    read: Callable[[Any, Any, str], Any]
+    # Sets what `read` returned; None: that is a function that does so, or None.
+    put: Callable[[Any, Any], None] | None = None
 
 
 Fields = Mapping[str, Field]
@@ -118,7 +112,11 @@ class Stateful:
     def set_fields(self, values: Mapping[str, Any]) -> None:
         """Set all fields."""
         for name, field in self.all_fields().items():
-            field.put(self, values[name])
+            value = values[name]
+            if field.put is not None:
+                field.put(self, value)
+            elif value is not None:
+                value()
         self.state_was_set()
 
     def all_fields(self) -> Fields:
@@ -134,17 +132,21 @@ class Stateful:
 
 def integer(path: str, lowest: int = 0, highest: Bound = MAX_COUNT) -> Field:
     """An integer attribute; `path` is its name, or leads to it as in `algorithm.num_timesteps`."""
-    return _attribute(path, lambda owner, state, name: state.integer(name, lowest, int(_bound(highest, owner))))
+    return Field(
+        attrgetter(path),
+        lambda owner, state, name: state.integer(name, lowest, int(highest(owner) if callable(highest) else highest)),
+        _setter(path),
+    )
 
 
 def number(path: str, lowest: float = -MAX_NUMBER, highest: float = MAX_NUMBER) -> Field:
     """A float attribute, finite."""
-    return _attribute(path, lambda _, state, name: state.number(name, lowest, highest))
+    return Field(attrgetter(path), lambda _, state, name: state.number(name, lowest, highest), _setter(path))
 
 
 def boolean(path: str) -> Field:
     """A bool attribute."""
-    return _attribute(path, lambda _, state, name: state.boolean(name))
+    return Field(attrgetter(path), lambda _, state, name: state.boolean(name), _setter(path))
 
 
 def array(path: str, lowest: float | None = None, highest: Bound | None = None) -> Field:
@@ -154,15 +156,14 @@ def array(path: str, lowest: float | None = None, highest: Bound | None = None) 
     """
     get = attrgetter(path)
 
-    def copied(owner: Any) -> Array | None:
-        own = get(owner)
-        return None if own is None else np.array(own)
+    def read(owner: Any, state: StateReader, name: str) -> Any:
+        if get(owner) is None:
+            return state.null(name)
+        own = np.asarray(get(owner))
+        most = highest(owner) if callable(highest) else highest
+        return state.array(name, own.dtype, own.shape, lowest, most)
 
-    def read(owner: Any, state: StateReader, name: str) -> Array | None:
-        own, most = copied(owner), None if highest is None else _bound(highest, owner)
-        return state.null(name) if own is None else state.array(name, own.dtype, own.shape, lowest, most)
-
-    return Field(copied, read, _setter(path))
+    return Field(lambda owner: None if get(owner) is None else np.array(get(owner)), read, _setter(path))
 
 
 def counts(path: str) -> Field:
@@ -201,13 +202,13 @@ def part(path: str) -> Field:
         own = get(owner)
         return state.null(name) if own is None else own.read_state(state.fields(name))
 
-    return computed(lambda owner: None if get(owner) is None else get(owner).get_state(), read)
+    return Field(lambda owner: None if get(owner) is None else get(owner).get_state(), read)
 
 
 def parts(path: str) -> Field:
     """A mapping of names to objects with states of their own."""
     get = attrgetter(path)
-    return computed(
+    return Field(
         lambda owner: states_of(get(owner)), lambda owner, state, name: read_states(get(owner), state.fields(name))
     )
 
@@ -232,48 +233,10 @@ def optional(field: Field) -> Field:
     return field._replace(read=read)
 
 
-def if_present(path: str, field: Field) -> Field:
-    """The same, or None for an owner that has no attribute of this path."""
-
-    def is_there(owner: Any) -> bool:
-        try:
-            attrgetter(path)(owner)
-        except AttributeError:
-            return False
-        return True
-
-    return Field(
-        lambda owner: field.get(owner) if is_there(owner) else None,
-        lambda owner, state, name: field.read(owner, state, name) if is_there(owner) else state.null(name),
-        lambda owner, value: field.put(owner, value) if is_there(owner) else None,
-    )
-
-
-def computed(get: Callable[[Any], Any], read: Callable[[Any, Any, str], Callable[[], object] | None]) -> Field:
-    """A field that is not simply an attribute; `read` returns a function that sets it, or None.
-
-    The state that `read` gets is a `SavedPart` if the owner is a part.
-    """
-    return Field(get, read, _commit)
-
-
-def _attribute(path: str, read: Callable[[Any, StateReader, str], Any]) -> Field:
-    return Field(attrgetter(path), read, _setter(path))
-
-
 def _setter(path: str) -> Callable[[Any, Any], None]:
     """A function that sets the attribute to which a path leads."""
     owners, _, name = path.rpartition(".")
     return lambda owner, value: setattr(attrgetter(owners)(owner) if owners else owner, name, value)
-
-
-def _commit(_: Any, commit: Callable[[], object] | None) -> None:
-    if commit is not None:
-        commit()
-
-
-def _bound(bound: Bound, owner: Any) -> float:
-    return bound(owner) if callable(bound) else bound
 
 
 def _copies(own: Any) -> Any:

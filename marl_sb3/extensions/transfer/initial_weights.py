@@ -19,7 +19,7 @@ import torch as th
 from marl_sb3.core.learners import specs_of_checkpoint
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.sb3 import reset_optimizers
-from marl_sb3.core.state import Checkpoint, StateReader, copies, find_file, store_of
+from marl_sb3.core.state import Checkpoint, StateReader, copies, find_files, store_of
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 from marl_sb3.types import PolicyID
@@ -162,7 +162,8 @@ def _of_checkpoint(checkpoint: Checkpoint, source_id: PolicyID, path: Path) -> _
     if source_id not in names:
         there = ", ".join(name[:_SHOWN] for name in names)
         raise ConfigError(f"{path}: the source has no policy {source_id!r}; it has {there}", key="init_from")
-    arrays = copies(find_file(checkpoint.tensors, checkpoint.name, names.index(source_id), "policy").arrays)
+    files = find_files(checkpoint.tensors, checkpoint.name, len(names))[names.index(source_id)]
+    arrays = copies(files["policy"].arrays)
     tensors = {
         name.removeprefix(_PREFIX): th.from_numpy(array) for name, array in arrays.items() if name.startswith(_PREFIX)
     }
