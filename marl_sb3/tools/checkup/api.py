@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +32,8 @@ from marl_sb3.extensions.remote import (
     packed_request,
 )
 from marl_sb3.tools.checkup.checks import CHECKS
-from marl_sb3.tools.checkup.finding import Finding, Report, Seen, difference, facts_of
-from marl_sb3.tools.checkup.player import EnvUnderTest, Job, StoppedError, Watch, noted
+from marl_sb3.tools.checkup.finding import Finding, Report, Seen, Told, difference
+from marl_sb3.tools.checkup.player import EnvUnderTest, Job, noted
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
 _RECORD_S = 3.0  # how long recording may take, unless the caller says how much
@@ -88,17 +88,13 @@ def examine(
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
     most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
     job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s)
-    if not isolated or not CAN_FORK:
-        return _examine_here(job, factory)
-    return _examine_apart(job, factory, on_call)
-
-
-def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
+    if isolated and CAN_FORK:
+        return _examine_apart(job, factory, on_call)
     from marl_sb3.tools.checkup.probes import examine_here  # takes seconds: other processes do this otherwise
 
-    subject = EnvUnderTest(job, factory or env_factory(job.env), Watch())
-    findings = list(examine_here(subject))
-    return Report.of(job.env, job.seed, findings, facts_of(subject.evidence))
+    told = Told()
+    examine_here(EnvUnderTest(job, factory or env_factory(job.env)), told.take)
+    return Report.of(job.env, job.seed, told.findings, told.facts)
 
 
 def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str], None]) -> Report:
@@ -109,21 +105,19 @@ def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str]
     jobs = [sent, replace(sent, only_fingerprint=True)] if apart else [sent]
     with ExitStack() as stack:
         processes = [stack.enter_context(closing(_EnvProcess(each, forked))) for each in jobs]
-        for process in processes:
-            process.wait(on_call)
-    findings, told = processes[0].findings, processes[0].told
-    differs = difference(told.get("fingerprint") or [], processes[-1].told.get("fingerprint") or [])
-    if differs is not None:
-        words = f"{differs.what} differs between two processes with the same seed and actions"
-        findings.append(_told_finding("differs-between-processes", Seen(words, None, 0, differs.step)))
-    return Report.of(job.env, job.seed, findings, {**told.get("facts", {}), "compared_processes": apart})
+        told, *others = [process.wait(on_call) for process in processes]
+    for other in others:
+        if (differs := difference(told.fingerprint, other.fingerprint)) is not None:
+            words = f"{differs.what} differs between two processes with the same seed and actions"
+            told.findings.append(_finding("differs-between-processes", Seen(words, None, 0, differs.step)))
+    return Report.of(job.env, job.seed, told.findings, {**told.facts, "compared_processes": apart})
 
 
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
 class _EnvProcess:
-    """A process that plays the env, and what it has told.
+    """A process that plays the env.
 
     Args:
         job: what it plays.
@@ -134,9 +128,7 @@ class _EnvProcess:
     """
 
     def __init__(self, job: Job, factory: EnvFactory | None) -> None:
-        self._job = job
-        self.findings: list[Finding] = []  # what it has found, and how it ended if the env ended it
-        self.told: dict[str, Any] = {}  # by name, the facts and the fingerprint
+        self._job, self._told = job, Told()
         self._output = anonymous_file("marl_sb3-output")
         # Two new processes have nothing in common, such as the order of sets.
         self._starter = ForkServer(_MODULES) if factory is None else Forker()
@@ -154,8 +146,10 @@ class _EnvProcess:
         self._worker.start()
         _factories.pop(job.env, None)
 
-    def wait(self, on_call: Callable[[str], None]) -> None:
-        """Wait for the end of the process; it is killed if a call of the env takes too long.
+    def wait(self, on_call: Callable[[str], None]) -> Told:
+        """Wait for the end of the process, and return what it has told, and how it ended if the env ended it.
+
+        It is killed if a call of the env takes too long.
 
         Args:
             on_call: called several times a second with what is played.
@@ -165,27 +159,23 @@ class _EnvProcess:
             EnvRaisedError: the env could not be imported.
             RuntimeError: the examination itself failed.
         """
+
+        def tell_call() -> None:
+            call, episode, step = noted(self._worker.heartbeat)
+            where = {"episode": episode, "step": step}
+            on_call(", ".join([*(f"{what} {n}" for what, n in where.items() if n is not None), call]))
+
         try:
-            Worker.result(self._worker.receive(on_news=self._take, on_look=lambda: on_call(self._words())))
+            Worker.result(self._worker.receive(on_news=self._told.take, on_look=tell_call))
         except WorkerLostError as error:
-            self.findings.append(self._end(error))
+            self._tell_end(error)
         except (ConfigError, EnvRaisedError):
             raise
         except Exception as error:
             raise RuntimeError(f"the examination failed:\n{error.__cause__}") from error
+        return self._told
 
-    def _take(self, news: Finding | dict[str, Any]) -> None:
-        if isinstance(news, Finding):
-            self.findings.append(news)
-        else:
-            self.told.update(news)
-
-    def _words(self) -> str:
-        call, episode, step = noted(self._worker.heartbeat)
-        where = [] if episode is None else [f"episode {episode}"]
-        return ", ".join([*where, *([] if step is None else [f"step {step}"]), call])
-
-    def _end(self, lost: WorkerLostError) -> Finding:
+    def _tell_end(self, lost: WorkerLostError) -> None:
         call, episode, step = noted(self._worker.heartbeat)
         frame = re.search(r'File "(.+)", line (\d+) in (\S+)', lost.stacks)  # the innermost line that was running
         place = "" if frame is None else " ({}, line {}, in {})".format(*frame.groups())
@@ -197,9 +187,10 @@ class _EnvProcess:
             raise RuntimeError(f"the examination failed before the env was imported: {ending(lost.code)}\n{output}")
         else:
             check, what = "crashes", f"{call} ended the process: {ending(lost.code)}{place}"
-        if "facts" in self.told:
+        if self._told.facts:
             check, what = "render-fails", f"while a picture was made, {what}"
-        return _told_finding(check, Seen(what, None, episode, step, None, f"{lost.stacks}{output}" or None))
+        seen = Seen(what, None, episode, step, None, f"{lost.stacks}{output}" or None)
+        self._told.findings.append(_finding(check, seen))
 
     def close(self) -> None:
         """End the process."""
@@ -208,41 +199,17 @@ class _EnvProcess:
         os.close(self._output)
 
 
-def _told_finding(check_id: str, seen: Seen) -> Finding:
-    """The finding of a check that is made outside the process."""
+def _finding(check_id: str, seen: Seen) -> Finding:
+    """Make the finding of a check that is made outside the process of the env."""
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
 
 
-# --- In the process --------------------------------------------------------------------------------------------------
-
-
 def _examine(link: Link, job: Job) -> None:
-    """Play, and tell what is found at once, so that it is known if the env ends the process."""
+    """Play in this process, and tell what is found at once, so that it is known if the env ends the process."""
     link.write_to(link.descriptors[0])
-    watch = Watch(link.heartbeat)
-    watch.at("the import of the env")
-    subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), watch)
-    if job.only_fingerprint:
-        _tell_fingerprint(link, subject)
-    else:
-        _tell_findings(link, subject)
-    watch.rest()
-
-
-def _tell_findings(link: Link, subject: EnvUnderTest) -> None:
+    link.heartbeat.enter("the import of the env||")
+    subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), link.heartbeat)
     from marl_sb3.tools.checkup.probes import examine_here
 
-    def tell_facts() -> None:
-        evidence = subject.evidence
-        link.tell({"facts": facts_of(evidence), "fingerprint": evidence.fingerprint if evidence.repeats else None})
-
-    for finding in examine_here(subject, tell_facts):
-        link.tell(finding)
-
-
-def _tell_fingerprint(link: Link, subject: EnvUnderTest) -> None:
-    from marl_sb3.tools.checkup.probes import fingerprint_of, look_at_interface
-
-    with suppress(StoppedError):  # the other process says so
-        look_at_interface(subject)
-        link.tell({"fingerprint": fingerprint_of(subject, 0)})
+    examine_here(subject, link.tell)
+    subject.rest()

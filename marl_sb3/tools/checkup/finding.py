@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -254,6 +254,28 @@ class Evidence:
         modes = self.metadata.get("render_modes", self.metadata.get("render.modes")) or ()
         return list(modes) if isinstance(modes, (list, tuple)) else []
 
+    def all_facts(self) -> dict[str, Any]:
+        """Return what was played, and what the probes measured."""
+        over = self.over()
+        ends = [end for episode in over for end in episode.ends().values()]
+        return {
+            "agents": [str(agent) for agent in self.agents],
+            "num_episodes": len(over),
+            "unending": self.longest,
+            "num_env_steps": sum(episode.length for episode in self.episodes),
+            "episode_len": _extremes([episode.length for episode in over]),
+            "episode_return": _extremes([sum(episode.returns().values()) for episode in over]),
+            "ends": dict(Counter("terminated" if terminated else "truncated" for _, terminated, _ in ends)),
+            **self.facts,
+        }
+
+
+def _extremes(values: list[Any]) -> dict[str, float] | None:
+    """Return the smallest, mean and largest value; None if there are none, or if one is no finite number."""
+    if not values or not math.isfinite(sum(values)):
+        return None
+    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+
 
 # --- Checks and findings ----------------------------------------------------------------------------------------------
 
@@ -328,6 +350,26 @@ class Finding:
         return cls(*words, places[:MOST_SEEN], len(places))
 
 
+# A finding; or, once they are known, all facts, and the fingerprint that is compared with that of another process.
+News: TypeAlias = "Finding | tuple[Mapping[str, Any], Fingerprint]"
+
+
+@dataclass
+class Told:
+    """What an examination has told so far."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # empty before they are known
+    fingerprint: Fingerprint = field(default_factory=list)  # of the first episode; empty if it cannot be compared
+
+    def take(self, news: News) -> None:
+        """Take in what is told next."""
+        if isinstance(news, Finding):
+            self.findings.append(news)
+        else:
+            self.facts, self.fingerprint = news
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """What was found in an env."""
@@ -380,26 +422,3 @@ class Report:
         """Return the report as JSON has it."""
         findings = [asdict(finding) for finding in self.findings]
         return {"env": self.env, "seed": self.seed, "healthy": self.is_healthy, "findings": findings, **self.facts}
-
-
-def facts_of(evidence: Evidence) -> dict[str, Any]:
-    """Return what was played, and what the probes measured."""
-    over = evidence.over()
-    ends = [end for episode in over for end in episode.ends().values()]
-    return {
-        "agents": [str(agent) for agent in evidence.agents],
-        "num_episodes": len(over),
-        "unending": evidence.longest,
-        "num_env_steps": sum(episode.length for episode in evidence.episodes),
-        "episode_len": _extremes([episode.length for episode in over]),
-        "episode_return": _extremes([sum(episode.returns().values()) for episode in over]),
-        "ends": dict(Counter("terminated" if terminated else "truncated" for _, terminated, _ in ends)),
-        **evidence.facts,
-    }
-
-
-def _extremes(values: list[Any]) -> dict[str, float] | None:
-    """Return the smallest, mean and largest value; None if there are none, or if one is no finite number."""
-    if not values or not math.isfinite(sum(values)):
-        return None
-    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}

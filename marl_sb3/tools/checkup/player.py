@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from marl_sb3.tools.checkup.finding import Evidence, Fingerprint, PlayedEpisode,
 from marl_sb3.types import AgentID
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
+_PARTS = ("observations", "rewards", "terminated", "truncated", "infos")  # of what step() returns
 
 Records = Literal["everything", "fingerprints", "nothing"]
 
@@ -45,25 +46,8 @@ class Job:
     only_fingerprint: bool = False
 
 
-class Watch:
-    """Tells the main process of every call, by the heartbeat of this process; None: this is the main process."""
-
-    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
-        self._heartbeat = heartbeat
-
-    def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
-        """Note the call that comes next; see `noted`."""
-        if self._heartbeat is not None:
-            self._heartbeat.enter(f"{call}|{'' if episode is None else episode}|{'' if step is None else step}")
-
-    def rest(self) -> None:
-        """Note that the next work is not that of the env: it has no time limit."""
-        if self._heartbeat is not None:
-            self._heartbeat.rest()
-
-
 def noted(heartbeat: Heartbeat) -> tuple[str, int | None, int | None]:
-    """Return the call that a `Watch` has noted last, its episode and its step."""
+    """Return the call that a process has noted last, see `EnvUnderTest.at`, its episode and its step."""
     call, episode, step = (heartbeat.text or "the start of the process||").split("|")
     return call, int(episode) if episode else None, int(step) if step else None
 
@@ -95,13 +79,23 @@ class EnvUnderTest:
 
     job: Job  # what is played, and how much
     factory: EnvFactory  # makes a new env
-    watch: Watch  # is told of every call
+    heartbeat: Heartbeat | None = None  # tells the main process of every call; None: this is the main process
     evidence: Evidence = field(default_factory=Evidence)  # what has been recorded
     repeated_steps: int = _REPEATED_STEPS  # of the first episode when it is played again
     # Of the first episode, when it is played again after others; None: it cannot be compared.
     fingerprint_again: Fingerprint | None = None
     moved_globals: tuple[str, ...] = ()  # the global random generators whose state changed while it was played
     awaited: list[Any] = field(default_factory=awaited)  # threads and processes that ran before the env was made
+
+    def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
+        """Note the call that comes next; see `noted`."""
+        if self.heartbeat is not None:
+            self.heartbeat.enter(f"{call}|{'' if episode is None else episode}|{'' if step is None else step}")
+
+    def rest(self) -> None:
+        """Note that the next work is not that of the env: it has no time limit."""
+        if self.heartbeat is not None:
+            self.heartbeat.rest()
 
     def seeds(self, episode: int) -> tuple[int, int]:
         """Return the seed of an episode, 31 bits, as many as all envs take; and the seed of its actions."""
@@ -115,7 +109,7 @@ class EnvUnderTest:
             ConfigError: the factory does not take the arguments, or returns no env.
             StoppedError: it raised an exception.
         """
-        self.watch.at("the env's factory")
+        self.at("the env's factory")
         try:
             return make_env(self.factory, 0, {**self.job.env_kwargs, **more})
         except EnvRaisedError as error:
@@ -132,7 +126,7 @@ class EnvUnderTest:
 
     def close(self, env: ParallelEnv) -> None:
         """Close an env."""
-        self.watch.at("close()")
+        self.at("close()")
         try:
             guarded(env.close, "close()")
         except StoppedError as stopped:
@@ -148,13 +142,15 @@ class ProbePlayer:
 
     def __init__(self, subject: EnvUnderTest, env: ParallelEnv, records: Records) -> None:
         self.env, self.records = env, records
-        self._evidence, self._watch = subject.evidence, subject.watch
+        self._subject, self._evidence = subject, subject.evidence
         self._ended = EndedAgents()
+        self._to_act: tuple[AgentID, ...] = ()
+        self._spaces: dict[AgentID, spaces.Space[Any]] = {}  # of actions
         self._latest: tuple[Mapping[AgentID, Any], Mapping[AgentID, Any]] = ({}, {})  # observations, infos; no copies
         self.episode = PlayedEpisode(-1, 0)  # the one that is played
         self.fingerprint: Fingerprint = []  # of this episode
         self.steps_done = 0  # of this episode
-        self.actions: Mapping[AgentID, Any] = {}  # of its latest step
+        self.actions: dict[AgentID, Any] = {}  # of its latest step
         self.busy_s = 0.0  # seconds in the env since the player was made
 
     def play(self, seeds: tuple[int, int], most_steps: int, until: float = math.inf) -> None:
@@ -184,18 +180,10 @@ class ProbePlayer:
                 self.begin(next(seeds))
         return steps
 
-    def begin(self, seeds: tuple[int, int]) -> None:
-        """Reset the env; `seeds` are those of the env and of the actions."""
-        seed, action_seed = seeds
-        self._spaces = _seeded(self._evidence.action_spaces, action_seed)
-        self.episode = PlayedEpisode(self.episode.index + 1, seed)
-        self.fingerprint, self._ended, self.steps_done = [], EndedAgents(), 0
-        self._attempt(self._reset)
-
     def adopt(self, other: ProbePlayer) -> None:
         """Continue the episode of another player, in an env that has got the state of the other's env."""
         self.episode, self._ended = replace(other.episode), deepcopy(other._ended)
-        self._latest, self.steps_done = other._latest, other.steps_done
+        self._latest, self.steps_done, self._to_act = other._latest, other.steps_done, other._to_act
         self._spaces = deepcopy(other._spaces)
 
     @property
@@ -203,80 +191,74 @@ class ProbePlayer:
         """Whether the episode can continue."""
         return not self.episode.is_over and self.episode.stopped is None
 
-    def step(self, actions: Mapping[AgentID, Any] | None = None) -> None:
-        """Take a step of the episode with the actions of some agents; those of others are drawn."""
-        self._attempt(lambda: self._step(actions or {}))
+    def begin(self, seeds: tuple[int, int]) -> None:
+        """Reset the env; `seeds` are those of the env and of the actions."""
+        seed, action_seed = seeds
+        # Copies, as an env may draw from its own; one for each agent, which may have a space in common.
+        self._spaces = {agent: deepcopy(space) for agent, space in self._evidence.action_spaces.items()}
+        for number, space in enumerate(self._spaces.values()):
+            space.seed(action_seed + number)
+        self.episode = PlayedEpisode(self.episode.index + 1, seed)
+        self.fingerprint, self._ended, self.steps_done, self._to_act = [], EndedAgents(), 0, ()
+        self.actions = {}
+        with self._noting_stops():
+            self._record("reset()", lambda: self.env.reset(seed=seed, options=None), ("observations", "infos"))
+            if not self._to_act:
+                raise self._stop("no-agents", "no agent is live after reset()")
 
-    def _attempt(self, call: Callable[[], None]) -> None:
+    def step(self, chosen: Mapping[AgentID, Any] | None = None) -> None:
+        """Take a step of the episode with the actions that are chosen for some agents; those of others are drawn."""
+        observations, infos = self._latest
+        masks = {agent: mask_of(observations.get(agent), infos.get(agent)) for agent in self._to_act}
+        self.actions = {agent: random_action(self._spaces[agent], mask) for agent, mask in masks.items()}
+        self.actions |= {agent: action for agent, action in (chosen or {}).items() if agent in masks}
+        self.steps_done += 1
+        with self._noting_stops():
+            self._record("step()", lambda: self.env.step(dict(self.actions)), _PARTS)
+            self.episode.is_over = not self._to_act
+
+    @contextmanager
+    def _noting_stops(self) -> Iterator[None]:
         try:
-            call()
+            yield
         except StoppedError as stopped:
             self.episode.stopped = stopped.check, stopped.seen
-
-    def _reset(self) -> None:
-        observations, infos = self._call("reset()", lambda: self.env.reset(seed=self.episode.seed, options=None), 2)
-        self._record(Step(0, (), {}, self._live(), observations, infos=infos))
-        if not self._acting():
-            raise self._stop("no-agents", "no agent is live after reset()")
-
-    def _step(self, chosen: Mapping[AgentID, Any]) -> None:
-        acting, (observations, infos) = self._acting(), self._latest
-        masks = {agent: mask_of(observations.get(agent), infos.get(agent)) for agent in acting}
-        actions = {agent: random_action(self._spaces[agent], mask) for agent, mask in masks.items()}
-        actions.update((agent, action) for agent, action in chosen.items() if agent in actions)
-        self.steps_done += 1
-        returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
-        step = Step(self.steps_done, acting, actions, self._live(), *returned)
-        self._ended.update(step.ends())
-        self._ended.see_present(step.agents)
-        self._record(step)
-        self.actions = actions
-        self.episode.is_over = not self._acting()
-
-    def _call(self, name: str, call: Callable[[], Any], size: int) -> Any:
-        """Call the env; whatever is returned from here is a tuple of mappings."""
-        self._watch.at(name, self.episode.index, self.steps_done)
-        start = time.perf_counter()
-        returned = guarded(call, name, self.episode.index, self.steps_done)
-        self.busy_s += time.perf_counter() - start
-        if not (isinstance(returned, tuple) and len(returned) == size):
-            outline = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-            raise self._stop("bad-return", f"{name} returned {outline}, not a tuple of {size}")
-        parts = ("observations", *(() if size == 2 else ("rewards", "terminated", "truncated")), "infos")
-        for part, value in zip(parts, returned, strict=True):
-            if not isinstance(value, Mapping):
-                raise self._stop("bad-return", f"{part} of {name} are no mapping by agent", shown(value))
-        return returned
 
     def _stop(self, check: str, what: str, value: str | None = None) -> StoppedError:
         return StoppedError(check, Seen(what, None, self.episode.index, self.steps_done, value))
 
-    def _live(self) -> tuple[AgentID, ...]:
-        agents = getattr(self.env, "agents", None)
+    def _record(self, name: str, call: Callable[[], Any], parts: Sequence[str]) -> None:
+        """Call the env, find out who acts next, and record what was returned."""
+        self._subject.at(name, self.episode.index, self.steps_done)
+        start = time.perf_counter()
+        returned = guarded(call, name, self.episode.index, self.steps_done)
+        self.busy_s += time.perf_counter() - start
+        if not (isinstance(returned, tuple) and len(returned) == len(parts)):
+            outline = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+            raise self._stop("bad-return", f"{name} returned {outline}, not a tuple of {len(parts)}")
+        for part, value in zip(parts, returned, strict=True):
+            if not isinstance(value, Mapping):
+                raise self._stop("bad-return", f"{part} of {name} are no mapping by agent", shown(value))
+        live = getattr(self.env, "agents", None)
         try:
-            return tuple(agents)  # type: ignore[arg-type]
+            agents = tuple(live)  # type: ignore[arg-type]
         except TypeError:
-            raise self._stop("no-agents", "the env's `agents` is no list", shown(agents)) from None
-
-    def _acting(self) -> tuple[AgentID, ...]:
-        """Return the agents that act in the next step."""
-        live = self._live()
-        return tuple(agent for agent in self._evidence.agents if agent in live and agent not in self._ended)
-
-    def _record(self, step: Step) -> None:
+            raise self._stop("no-agents", "the env's `agents` is no list", shown(live)) from None
+        step = Step(self.steps_done, self._to_act, self.actions, agents, **dict(zip(parts, returned, strict=True)))
+        self._ended.update(step.ends())
+        self._ended.see_present(agents)
+        self._to_act = tuple(agent for agent in self._evidence.agents if agent in agents and agent not in self._ended)
         before, self._latest = self._latest[0], (step.observations, step.infos)
-        if self.records == "nothing":
-            return
-        self.fingerprint.append(step.fingerprint())
-        if self.records == "fingerprints":
-            return
-        for last in self.episode.steps[-1:]:
-            kept = last.observations
-            last.rewritten = tuple(a for a in kept if a in before and checksum(before[a]) != checksum(kept[a]))
-        step.to_act = self._acting()
-        for part in ("observations", "rewards", "terminated", "truncated", "infos"):
-            setattr(step, part, _copy(getattr(step, part)))
-        self.episode.steps.append(step)
+        if self.records != "nothing":
+            self.fingerprint.append(step.fingerprint())
+        if self.records == "everything":
+            for last in self.episode.steps[-1:]:
+                kept = last.observations
+                last.rewritten = tuple(a for a in kept if a in before and checksum(before[a]) != checksum(kept[a]))
+            step.to_act = self._to_act
+            for part in parts:
+                setattr(step, part, _copy(getattr(step, part)))
+            self.episode.steps.append(step)
 
 
 def _copy(value: Any) -> Any:
@@ -284,14 +266,6 @@ def _copy(value: Any) -> Any:
         return deepcopy(value)
     except Exception:  # what cannot be copied is no number; the checks look at the original
         return value
-
-
-def _seeded(action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> dict[AgentID, spaces.Space[Any]]:
-    """Return copies of the agents' spaces, as an env may draw from its own; each has another seed."""
-    copies = {agent: deepcopy(space) for agent, space in action_spaces.items()}
-    for number, space in enumerate(copies.values()):
-        space.seed(seed + number)
-    return copies
 
 
 def random_action(space: spaces.Space[Any], mask: Any) -> Any:

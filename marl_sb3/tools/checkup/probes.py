@@ -15,7 +15,7 @@ import traceback
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -37,6 +37,7 @@ from marl_sb3.tools.checkup.finding import (
     Evidence,
     Finding,
     Fingerprint,
+    News,
     Seen,
     checksum,
     difference,
@@ -63,7 +64,7 @@ _LEAST_KEPT = 4096, 65536  # bytes per env step that are reported: of Python and
 def look_at_interface(subject: EnvUnderTest) -> None:
     """Make the env, and ask it for agents, spaces and metadata."""
     env, evidence = subject.make(), subject.evidence
-    subject.watch.at("the env's spaces")
+    subject.at("the env's spaces")
     try:
         require_interface(env)
         evidence.agents = tuple(env.possible_agents)
@@ -262,17 +263,13 @@ def _require_same_state(subject: EnvUnderTest, player: ProbePlayer) -> None:
         saved = deepcopy(state)  # as a checkpoint does: the env may return its own arrays
         guarded(lambda: other.env.set_state(saved), "set_state()", 0, step)
         other.adopt(player)
-        differs = difference(_rest(player), _rest(other))
+        player.fingerprint = []
+        for each in (player, other):
+            each.play_on(step + _STEPS_AFTER)
+        differs = difference(player.fingerprint, other.fingerprint)
     if differs is not None:
         words = f"{differs.what} differs after set_state() with the state of step {step}"
         raise StoppedError(_STATE, Seen(words, None, 0, step + 1 + differs.step))
-
-
-def _rest(player: ProbePlayer) -> Fingerprint:
-    """Continue an episode, and return the fingerprint from here on."""
-    player.fingerprint = []
-    player.play_on(player.steps_done + _STEPS_AFTER)
-    return player.fingerprint
 
 
 # --- Pictures ---------------------------------------------------------------------------------------------------------
@@ -283,22 +280,18 @@ def render_frames(subject: EnvUnderTest) -> None:
     modes = subject.evidence.render_modes()
     if "rgb_array" not in modes:
         subject.evidence.report("no-film", Seen(f"render_modes are {modes!r}"))
-    for mode in modes:
-        seen = None if mode in (None, "human") else _render_fault(subject, str(mode))
+    for mode in (str(mode) for mode in modes if mode not in (None, "human")):
+        try:
+            with subject.player(render_mode=mode) as player:
+                player.play(subject.seeds(0), 2)
+                subject.at("render()", 0, player.steps_done)
+                fault = _picture_fault(mode, guarded(player.env.render, "render()", 0, player.steps_done))
+            seen = Seen(f"render() returned {fault}") if fault else None
+        except (StoppedError, ConfigError) as error:
+            seen = error.seen if isinstance(error, StoppedError) else Seen(str(error))
         if seen is not None:
-            words = f"render_mode {str(mode)!r}: {seen.what}"
+            words = f"render_mode {mode!r}: {seen.what}"
             subject.evidence.report("render-fails", replace(seen, what=words, agent=None, value=None))
-
-
-def _render_fault(subject: EnvUnderTest, mode: str) -> Seen | None:
-    try:
-        with subject.player(render_mode=mode) as player:
-            player.play(subject.seeds(0), 2)
-            subject.watch.at("render()", 0, player.steps_done)
-            fault = _picture_fault(mode, guarded(player.env.render, "render()", 0, player.steps_done))
-    except (StoppedError, ConfigError) as error:
-        return error.seen if isinstance(error, StoppedError) else Seen(str(error))
-    return Seen(f"render() returned {fault}") if fault else None
 
 
 def _picture_fault(mode: str, picture: Any) -> str | None:
@@ -319,8 +312,14 @@ def look_for_growth(subject: EnvUnderTest) -> None:
     """Measure how much memory the env keeps per env step, from one reset to another."""
     if subject.evidence.reports["raises"]:
         return
-    with subject.player("nothing") as player, _traced_memory():
-        kept = _kept_bytes(subject, player, lambda: None) and _kept_bytes(subject, player, lambda: gc.collect(1))
+    was_tracing = tracemalloc.is_tracing()
+    tracemalloc.start()  # counts the memory of Python and NumPy
+    try:
+        with subject.player("nothing") as player:
+            kept = _kept_bytes(subject, player, lambda: None) and _kept_bytes(subject, player, lambda: gc.collect(1))
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
     if kept:
         words = f"the process grows by {kept / 1024:,.0f} KiB in each env step, and resets do not free it"
         subject.evidence.report("memory-grows", Seen(words))
@@ -347,18 +346,6 @@ def _kept_bytes(subject: EnvUnderTest, player: ProbePlayer, collect: Callable[[]
     per_step = per_piece.sum(axis=0) / measured
     grows = (per_step > _LEAST_KEPT) & (per_piece.min(axis=0) > 0.5 * per_piece.mean(axis=0))
     return float(per_step.max(where=grows, initial=0.0))
-
-
-@contextmanager
-def _traced_memory() -> Iterator[None]:
-    """Count the memory of Python and NumPy."""
-    was_tracing = tracemalloc.is_tracing()
-    tracemalloc.start()
-    try:
-        yield
-    finally:
-        if not was_tracing:
-            tracemalloc.stop()
 
 
 def name_left_running(subject: EnvUnderTest) -> None:
@@ -392,10 +379,10 @@ def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
     from marl_sb3.core.vec_env import make_vec_env
     from marl_sb3.tools.checkup.fit import fitting, random_actions
 
-    job, watch = subject.job, subject.watch
-    watch.at("make_vec_env()")
+    job = subject.job
+    subject.at("make_vec_env()")
     with closing(make_vec_env(subject.factory, _N_ENVS, job.seed, **job.env_kwargs)) as vec_env:
-        watch.rest()
+        subject.rest()
         facts = fitting(vec_env, subject.evidence)
         if subject.evidence.reports["no-algorithm"]:
             return facts
@@ -404,7 +391,7 @@ def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
         for group in vec_env.groups:
             group.action_space.seed(job.seed)
         while time.perf_counter() < until:
-            watch.at("step() of the vectorizer", None, steps)
+            subject.at("step() of the vectorizer", None, steps)
             drawn = random_actions(vec_env, step)
             start = time.perf_counter()
             step = vec_env.step(drawn)
@@ -427,20 +414,24 @@ PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
 }
 
 
-def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
-    """Run all probes, and yield what is found after each.
+def examine_here(subject: EnvUnderTest, tell: Callable[[News], None]) -> None:
+    """Run all probes, and tell what is found after each; and the facts once all are known, before anything is rendered.
 
-    An env that cannot be made or reset is not probed any further. `on_facts` is called once all facts are known, before
-    anything is rendered.
+    An env that cannot be made or reset is not probed any further.
 
     Raises:
         ConfigError: the factory does not take the arguments, or returns no env.
     """
+    if subject.job.only_fingerprint:
+        with suppress(StoppedError):  # the other process says so
+            look_at_interface(subject)
+            tell(({}, fingerprint_of(subject, 0)))
+        return
     told: set[str] = set()
     evidence = subject.evidence
     for name in PROBES:
         if name == "render":
-            on_facts()
+            tell((evidence.all_facts(), evidence.fingerprint if evidence.repeats else []))
         _run_probe(subject, name)
         # What probes report comes first: it may explain what the others find.
         for check in sorted(CHECKS, key=lambda check: check.find is not None):
@@ -449,10 +440,10 @@ def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: N
             if finding := _found(check, evidence):
                 told.add(check.id)
                 evidence.faulty = evidence.faulty or finding.severity is FAULT
-                yield finding
+                tell(finding)
         was_played = any(episode.length > 0 for episode in evidence.episodes)
         if not evidence.agents or (name == "episodes" and not was_played):
-            on_facts()
+            tell((evidence.all_facts(), []))
             return
 
 
@@ -474,7 +465,7 @@ def _run_probe(subject: EnvUnderTest, name: str) -> None:
             PROBES[name](subject)
     except StoppedError as stopped:
         subject.evidence.report(stopped.check, stopped.seen)
-    subject.watch.rest()
+    subject.rest()
     lines = [line.strip() for line in text.getvalue().splitlines() if line.strip()]
     for line in lines[:_LINES] if name == "episodes" else ():
         subject.evidence.report("prints", Seen(f"{len(lines):,} lines, among them {line[:100]!r}"))
