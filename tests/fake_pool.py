@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from marl_sb3.extensions.remote import Failed
-from marl_sb3.extensions.remote.processes.pool import Answer, InProcessPool, Lost
+from marl_sb3.extensions.remote.processes.pool import InProcessPool, Lost
 from marl_sb3.extensions.remote.shard import ShardHost
 from marl_sb3.extensions.remote.shard_runners import ShardRunners
 
@@ -38,18 +38,18 @@ class FakePool(InProcessPool):
         self.sent: list[tuple[int, str]] = []  # (runner, method) of every message
         self.dead: set[int] = set()  # the runners that have died
 
-    def poll(self, timeout_s: float) -> Sequence[Answer]:
+    def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         for _ in range(len(self._messages)):
-            runner, ticket, method, arguments = self._messages.popleft()
+            runner, method, arguments = self._messages.popleft()
             if not self.starts(runner):
-                self._messages.append((runner, ticket, method, arguments))
+                self._messages.append((runner, method, arguments))
             elif runner in self.dead or not self.hangs(runner, method):
-                return [Answer(runner, ticket, self._result(runner, method, arguments))]
+                return [(runner, self._result(runner, method, arguments))]
         return []
 
-    def send(self, process: int, method: str, *arguments: Any) -> int:
+    def send(self, process: int, method: str, *arguments: Any) -> None:
         self.sent.append((process, method))
-        return super().send(process, method, *deepcopy(arguments))
+        super().send(process, method, *deepcopy(arguments))
 
     def _result(self, process: int, method: str, arguments: Sequence[Any]) -> Any:
         if process not in self.dead and self.dies(process, method):

@@ -216,11 +216,17 @@ class ShardHost:
         self._shards: dict[int, Shard] = {}
 
     def work(
-        self, saved: Mapping[int, SavedShard], method: str | None, shards: Sequence[int], *arguments: Any
+        self,
+        kept: Sequence[int],
+        saved: Mapping[int, SavedShard],
+        method: str | None,
+        shards: Sequence[int],
+        *arguments: Any,
     ) -> tuple[dict[int, Inexact], dict[int, Any]]:
         """Restore the states of some shards, then call a method of these and other shards.
 
         Args:
+            kept: the shards of this process; it closes all others, which another one has from now on.
             saved: shard -> the state to restore.
             method: of `Shard`; None: nothing more is done.
             shards: whose method is called.
@@ -234,6 +240,8 @@ class ShardHost:
             AttributeError: an env does not have what was called.
             RuntimeError: any other exception in a shard.
         """
+        for number in set(self._shards) - set(kept):
+            self._shards.pop(number).close()
         inexact = {number: self._call(number, "restore", state) for number, state in saved.items()}
         return inexact, {number: method and self._call(number, method, *arguments) for number in shards}
 
@@ -262,15 +270,10 @@ class ShardHost:
         """Return the versions of this process."""
         return versions()
 
-    def forget(self, shards: Sequence[int]) -> None:
-        """Close shards that another process has from now on."""
-        for number in shards:
-            if number in self._shards:
-                self._shards.pop(number).close()
-
     def close(self) -> None:
         """Close all shards."""
-        self.forget(list(self._shards))
+        while self._shards:
+            self._shards.popitem()[1].close()
 
 
 def host_in_a_process_of_its_own(plan: ShardPlan) -> ShardHost:

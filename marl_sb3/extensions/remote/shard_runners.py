@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +18,7 @@ from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.vec_env import Health
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
-from marl_sb3.extensions.remote.processes.pool import Answer, Lost, Pool, differing
+from marl_sb3.extensions.remote.processes.pool import Lost, Pool, differing
 from marl_sb3.extensions.remote.processes.worker import RestartBudget
 from marl_sb3.extensions.remote.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 
@@ -33,9 +34,9 @@ class _Process:
 
     ready: bool = False  # whether it runs and has the same versions
     shards: set[int] = field(default_factory=set)  # those whose present state it has
-    # ticket -> the shards of a message that has not been answered, in order
-    asked: dict[int, list[int]] = field(default_factory=dict)
-    asked_s: float = 0.0  # time since when it has owed an answer
+    to_do: deque[list[int]] = field(default_factory=deque)  # the shards of each piece of work that it will be asked for
+    doing: list[int] | None = None  # the shards of what it is asked for; empty: the answer is not wanted any more
+    asked_s: float = 0.0  # since when
 
 
 class ShardRunners:
@@ -135,92 +136,88 @@ class ShardRunners:
                 return self._results(method, shards, arguments)
             except BaseException:  # nobody knows what states the processes have, and their answers are not wanted
                 for process in self._processes.values():
-                    if process.ready:
-                        process.asked.clear()
-                        process.shards.clear()
+                    process.to_do.clear()
+                    process.shards.clear()
+                    process.doing = None if process.doing is None else []
                 raise
 
     def _results(
         self, method: str | None, shards: Sequence[int], arguments: Sequence[Any]
     ) -> tuple[dict[int, Inexact], dict[int, Any]]:
-        def ask(number: int, wanted: list[int]) -> None:
-            self._forget_elsewhere(number, wanted)
-            states = {shard: self._saved[shard] for shard in wanted if shard not in self._processes[number].shards}
-            self._ask(number, wanted, "work", states, method, wanted, *arguments)
-
         inexact: dict[int, Inexact] = {}
         results: dict[int, Any] = {}
         losses = RestartBudget(_MAX_LOSSES)
         if len(self._processes) < self._number:  # several starts have failed: another one is tried
             self._begin()
         holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
-        for number, own in balanced(list(self._saved), self._wait_for_any(), holders).items():
-            if wanted := [shard for shard in own if shard in shards]:
-                ask(number, wanted)
+        for number, share in balanced(list(self._saved), self._wait_for_any(), holders).items():
+            if wanted := [shard for shard in share if shard in shards]:
+                self._processes[number].to_do.append(wanted)
         while len(results) < len(shards):
+            for number in self._ready():
+                self._ask_next(number, method, arguments)
             for asked, result in self._poll():
                 if isinstance(result, Failed):
                     raise result.error
                 if isinstance(result, Lost):
-                    self._count(losses, asked, result.why)
-                    for shard in chain(*asked):  # one per message: one that ends its process takes no other with it
-                        ask(self._least_busy(), [shard])
+                    self._count(losses, asked[0], result.why)
+                    for shard in chain(*asked):  # one at a time: one that ends its process takes no other with it
+                        self._least_busy().to_do.append([shard])
                 else:
                     inexact.update(result[0])
                     results.update(result[1])
         return inexact, results
 
-    def _forget_elsewhere(self, number: int, shards: Sequence[int]) -> None:
-        """Let the other processes that have had these shards forget them."""
-        for holder, process in self._processes.items():
-            moved = process.shards & set(shards) if holder != number else set()
-            if moved:
-                process.shards -= moved
-                self._pool.send(holder, "forget", sorted(moved))
-
-    def _ask(self, number: int, shards: list[int], method: str, *arguments: Any) -> None:
+    def _ask_next(self, number: int, method: str | None, arguments: Sequence[Any]) -> None:
+        """Ask a process that owes no answer for what it has to do next; shards that it has not had come with it."""
         process = self._processes[number]
-        if not process.asked:
-            process.asked_s = time.monotonic()
-        process.asked[self._pool.send(number, method, *arguments)] = shards
+        if process.doing is not None or not process.to_do:
+            return
+        wanted = process.doing = process.to_do.popleft()
+        process.asked_s = time.monotonic()
+        states = {shard: self._saved[shard] for shard in wanted if shard not in process.shards}
+        for other in self._processes.values():
+            if other is not process:
+                other.shards -= set(wanted)
+        kept = sorted(process.shards.union(wanted))
+        self._pool.send(number, "work", kept, states, method, wanted, *arguments)
 
-    def _count(self, losses: RestartBudget, asked: Sequence[Sequence[int]], why: str) -> None:
+    def _count(self, losses: RestartBudget, asked: Sequence[int], why: str) -> None:
         """Count processes that end while they work on one shard alone."""
-        if asked and len(asked[0]) == 1 and (times := losses.lost(asked[0][0])):
+        if len(asked) == 1 and (times := losses.lost(asked[0])):
             assert self._plan is not None
-            where = self._plan.name_of(asked[0][0])
+            where = self._plan.name_of(asked[0])
             raise RunnersLostError(f"{times} runners have ended in one round while in {where}: {why}")
 
-    def _least_busy(self) -> int:
+    def _least_busy(self) -> _Process:
         """Return the process that owes answers for the fewest shards; see `_wait_for_any`."""
-        return min(self._wait_for_any(), key=lambda number: sum(map(len, self._processes[number].asked.values())))
+        processes = [self._processes[number] for number in self._wait_for_any()]
+        return min(processes, key=lambda process: len(process.doing or ()) + sum(map(len, process.to_do)))
 
     def _poll(self) -> list[tuple[list[list[int]], Any]]:
         """Return what has happened since the last call, or within a second; processes that have ended are replaced.
 
         Returns:
-            The shards of each message that was answered, and the result; or those of each message that a process which
-            has ended owed an answer to, in order, and `Lost`.
+            The shards of a piece of work that is done, and its result; or those of each piece that a process which has
+            ended was asked for or would have been, in order, and `Lost`.
         """
-        found: list[tuple[list[list[int]], Any]] = []
-        for answer in self._pool.poll(self._poll_s):
-            process = self._processes.get(answer.process)
-            if process is None:
-                continue  # it was lost a moment ago
+        done: list[tuple[list[list[int]], Any]] = []
+        for number, result in self._pool.poll(self._poll_s):
+            process = self._processes[number]
             if not process.ready:
-                self._join(answer)
-            elif isinstance(answer.result, Lost):
-                found.append(self._lose(answer.process, answer.result))
-            elif answer.ticket in process.asked:
-                shards = process.asked.pop(answer.ticket)
-                process.shards |= set(shards)
-                process.asked_s = time.monotonic()
-                found.append(([shards], answer.result))
+                self._join(number, result)
+            elif isinstance(result, Lost):
+                done.append(self._lose(number, result))
+            else:
+                shards, process.doing = process.doing, None
+                if shards:
+                    process.shards.update(shards)
+                    done.append(([shards], result))
         until_s, silent = time.monotonic() - self._round_timeout_s, Lost(f"no answer for {self._round_timeout_s:g} s")
         for number in self._ready():
-            if self._processes[number].asked and self._processes[number].asked_s < until_s:
-                found.append(self._lose(number, silent))
-        return found
+            if self._processes[number].doing is not None and self._processes[number].asked_s < until_s:
+                done.append(self._lose(number, silent))
+        return done
 
     # --- Processes ---------------------------------------------------------------------------------------------------
 
@@ -261,36 +258,33 @@ class ShardRunners:
                 )
 
     def _begin(self) -> None:
-        number = self._pool.begin(self._plan)
-        self._processes[number] = _Process()
-        self._ask(number, [], "versions")
+        self._processes[self._pool.begin(self._plan)] = _Process()
 
     def _ready(self) -> list[int]:
         """Return the processes that can be asked."""
         return [number for number, process in self._processes.items() if process.ready]
 
-    def _join(self, answer: Answer) -> None:
+    def _join(self, number: int, answer: Any) -> None:
         """Take in the first answer of a process: its versions, or why it cannot be used."""
-        result = answer.result
-        if isinstance(result, (Lost, Failed)):
-            fault: str | None = result.why if isinstance(result, Lost) else str(result.error)
+        if isinstance(answer, (Lost, Failed)):
+            fault: str | None = answer.why if isinstance(answer, Lost) else str(answer.error)
         else:
-            differences = differing(result)
+            differences = answer and differing(answer)
             fault = differences and f"it has {differences}"
         if fault and self._joined < self._number:
             raise ConfigError(f"a runner cannot start: {fault}", key="ray")
         if fault:
             self._starts.lost()
-            self._replace(answer.process, f"a runner that replaces another cannot start: {fault}")
+            self._replace(number, f"a runner that replaces another cannot start: {fault}")
             return
-        self._processes[answer.process] = _Process(ready=True)
+        self._processes[number].ready = True
         self._joined += 1
         self._starts.succeeded()
         if self._joined > self._number:
             _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
 
     def _lose(self, number: int, lost: Lost) -> tuple[list[list[int]], Lost]:
-        asked = list(self._processes[number].asked.values())
+        asked = [self._processes[number].doing or [], *self._processes[number].to_do]
         self._replace(number, f"a runner has ended ({lost.why}); its shards are rolled out again elsewhere")
         return asked, lost
 
@@ -349,4 +343,4 @@ def balanced(shards: Sequence[int], processes: Sequence[int], holders: Mapping[i
         free = quota - len(assigned[process])
         assigned[process] += homeless[:free]
         del homeless[:free]
-    return {process: sorted(own) for process, own in assigned.items()}
+    return {process: sorted(share) for process, share in assigned.items()}

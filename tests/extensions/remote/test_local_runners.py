@@ -38,7 +38,7 @@ def trained(algorithm: MultiAgentAlgorithm, callback: MultiAgentCallback | None 
 
 def runner_processes(algorithm: MultiAgentAlgorithm) -> list[int]:
     pool: Any = algorithm.parts.runner._runners._pool  # type: ignore[attr-defined]
-    return [member.worker.process for member in pool._members.values()]
+    return [worker.process for worker in pool.workers.values()]
 
 
 class Disturbs(MultiAgentCallback):

@@ -1,4 +1,4 @@
-"""Pools: processes that work on their messages in order, whatever starts them and carries the messages.
+"""Pools: processes that do what they are asked, whatever starts them and carries the messages.
 
 `InProcessPool` and `LocalPool` are for this machine; `RayPool` of `processes.ray` is for a cluster.
 """
@@ -39,44 +39,38 @@ class Lost:
     why: str  # in words
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a message."""
-
-    process: int  # that was asked
-    ticket: int  # from `Pool.send`
-    result: Any  # what the method returned, `Lost` or `Failed`
-
-
 class Pool(ABC):
-    """Processes, each of which serves an object."""
+    """Processes, each of which serves an object and does one thing after the other."""
 
     is_elsewhere = True  # whether the processes are others than this one
 
     def __init__(self) -> None:
-        self._numbers, self._tickets = itertools.count(), itertools.count()
+        self._numbers = itertools.count()
 
     @abstractmethod
     def begin(self, argument: Any) -> int:
         """Begin to start a process, which makes its object of the argument; returns its number, which no other has.
 
-        Messages are kept until the process runs.
+        Its first answer is what `versions` of its object returns, or None: the versions of this process.
 
         Raises:
             ConfigError: the argument cannot be sent to another process.
         """
 
     @abstractmethod
-    def send(self, process: int, method: str, *arguments: Any) -> int:
-        """Ask a process to call a method of its object; returns the ticket of the answer. It waits for nothing."""
+    def send(self, process: int, method: str, *arguments: Any) -> None:
+        """Ask a process that owes no answer to call a method of its object. It waits for nothing."""
 
     def share(self, value: Any) -> Any:
         """Return what stands for a value in the arguments of several messages, so that it is sent once."""
         return value
 
     @abstractmethod
-    def poll(self, timeout_s: float) -> Sequence[Answer]:
-        """Return answers that have arrived since the last call; if there are none, wait for one."""
+    def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
+        """Return the processes that have answered since the last call, each with its answer; wait if there are none.
+
+        An answer is what the method returned, `Failed` or `Lost`.
+        """
 
     @abstractmethod
     def end(self, process: int) -> None:
@@ -100,26 +94,25 @@ class InProcessPool(Pool):
         super().__init__()
         self._make = make
         self._served: dict[int, Any] = {}
-        self._messages: deque[tuple[int, int, str, tuple[Any, ...]]] = deque()
+        self._messages: deque[tuple[int, str, tuple[Any, ...]]] = deque()
 
     def begin(self, argument: Any) -> int:
         """Make the object."""
         process = next(self._numbers)
         self._served[process] = self._make(argument)
+        self.send(process, "versions")
         return process
 
-    def send(self, process: int, method: str, *arguments: Any) -> int:
+    def send(self, process: int, method: str, *arguments: Any) -> None:
         """Keep the message until `poll`."""
-        ticket = next(self._tickets)
-        self._messages.append((process, ticket, method, arguments))
-        return ticket
+        self._messages.append((process, method, arguments))
 
-    def poll(self, timeout_s: float) -> Sequence[Answer]:
+    def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         """Work on the next message."""
         if not self._messages:
             return []
-        process, ticket, method, arguments = self._messages.popleft()
-        return [Answer(process, ticket, self._result(process, method, arguments))]
+        process, method, arguments = self._messages.popleft()
+        return [(process, self._result(process, method, arguments))]
 
     def _result(self, process: int, method: str, arguments: Sequence[Any]) -> Any:
         try:
@@ -138,45 +131,6 @@ class InProcessPool(Pool):
             self.end(process)
 
 
-class _Member:
-    """A process of a `LocalPool`."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker  # the process
-        # ticket and payload of messages; the first was sent. The request to make the object has the ticket None.
-        self.waiting: deque[tuple[int | None, bytes]] = deque([(None, worker.make)])
-        # the answer to all further messages, if the process has ended or could not make its object
-        self.broken: Lost | Failed | None = None
-
-    def send_next(self) -> None:
-        """Send the first message."""
-        try:
-            self.worker.send(Kind.REQUEST, self.waiting[0][1])
-        except BaseException:  # after an interrupt, nobody knows how much of the message was sent
-            self.worker.end()
-            raise
-
-    def answer(self) -> tuple[int | None, Any]:
-        """Return the ticket of the first message, and the answer, which has arrived."""
-        result = self.broken or self._received()
-        ticket, _ = self.waiting.popleft()
-        if isinstance(result, Lost) or (ticket is None and isinstance(result, Failed)):
-            self.broken = result
-        elif self.waiting:
-            self.send_next()
-        return ticket, result
-
-    def _received(self) -> Any:
-        try:
-            message = self.worker.receive()
-        except WorkerLostError as error:
-            return Lost(error.how)
-        try:
-            return Worker.result(message)
-        except BaseException as error:
-            return Failed(error)
-
-
 class LocalPool(Pool):
     """A `Pool` of processes of this machine.
 
@@ -185,13 +139,17 @@ class LocalPool(Pool):
         modules: that the fork server imports before it forks a process, separated by commas.
         name: of a process, for messages.
         timeout_s: how long a process may take to send an answer that has begun to arrive.
+
+    Attributes:
+        workers: number -> the process.
     """
 
     def __init__(self, make: Make, modules: str, name: str, timeout_s: float) -> None:
         super().__init__()
-        self._make, self._modules, self._name, self._timeout_s = make, modules, name, timeout_s
+        self._make, self._starter, self._name, self._timeout_s = make, partial(fork_server, modules), name, timeout_s
         self._context = ProcessContext.here(imports=True)
-        self._members: dict[int, _Member] = {}
+        self.workers: dict[int, Worker] = {}
+        self._refused: dict[int, str] = {}  # number -> why the process could not be started
         stacks.add_source(self.stacks)
 
     def begin(self, argument: Any) -> int:
@@ -201,60 +159,63 @@ class LocalPool(Pool):
         except Exception as error:
             raise unsendable(error) from error
         process = next(self._numbers)
-        starter, request = partial(fork_server, self._modules), packed_request("make", (self._context, packed))
-        worker = Worker(f"{self._name} {process}", starter, request, timeout_s=self._timeout_s)
-        self._members[process] = member = _Member(worker)  # before the start, which may be interrupted
+        request = packed_request("make", (self._context, packed))
+        worker = Worker(f"{self._name} {process}", self._starter, request, timeout_s=self._timeout_s)
+        self.workers[process] = worker  # before the start, which may be interrupted
         try:
             worker.start()
         except WorkerLostError as error:
-            member.broken = Lost(error.how)
+            self._refused[process] = error.how
         return process
 
-    def send(self, process: int, method: str, *arguments: Any) -> int:
-        """Send the message as soon as those before it are answered.
-
-        A process that has not read a large message while this one does not read its large answer would wait for ever.
-        """
-        member, ticket = self._members[process], next(self._tickets)
-        member.waiting.append((ticket, packed_request(method, arguments)))
-        if len(member.waiting) == 1 and not member.broken:
-            member.send_next()
-        return ticket
+    def send(self, process: int, method: str, *arguments: Any) -> None:
+        """Send the message."""
+        try:
+            self.workers[process].send(Kind.REQUEST, packed_request(method, arguments))
+        except BaseException:  # after an interrupt, nobody knows how much of the message was sent
+            self.workers[process].end()
+            raise
 
     def share(self, value: Any) -> Any:
         """Pickle the value, once."""
         return _Pickled(by_value(value))
 
-    def poll(self, timeout_s: float) -> Sequence[Answer]:
+    def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         """Return answers that have arrived; if there are none, wait for one."""
-        asked = {process: member for process, member in self._members.items() if member.waiting}
-        if not asked:
-            return []
-        ready = [process for process, member in asked.items() if member.broken or member.worker.fileno() < 0]
+        ready = [process for process, worker in self.workers.items() if not worker.is_healthy]
         if not ready:
-            by_file = {member.worker.fileno(): process for process, member in asked.items()}
-            ready = [by_file[file] for file in select.select(list(by_file), [], [], timeout_s)[0]]
-        answers = [(process, *asked[process].answer()) for process in ready]
-        return [Answer(process, ticket, result) for process, ticket, result in answers if ticket is not None]
+            by_file = {worker.fileno(): process for process, worker in self.workers.items() if worker.is_busy}
+            ready = [by_file[file] for file in select.select(list(by_file), [], [], timeout_s)[0]] if by_file else []
+        return [(process, self._answer(process)) for process in ready]
+
+    def _answer(self, process: int) -> Any:
+        try:
+            message = self.workers[process].receive()
+        except WorkerLostError as error:
+            return Lost(self._refused.pop(process, error.how))
+        try:
+            return Worker.result(message)
+        except BaseException as error:
+            return Failed(error)
 
     def stacks(self) -> list[str]:
         """Return what each process is doing, with its name."""
-        return stacks_of([member.worker for member in self._members.values()])
+        return stacks_of(list(self.workers.values()))
 
     def end(self, process: int) -> None:
         """Kill a process."""
-        self._members.pop(process).worker.free()
+        self.workers.pop(process).free()
 
     def close(self) -> None:
         """Let processes that owe no answer close their objects, and end all."""
         until_s = time.monotonic() + _CLOSE_S
-        idle = [each.worker for each in self._members.values() if not (each.waiting or each.broken)]
+        idle = [worker for worker in self.workers.values() if worker.is_healthy and not worker.is_busy]
         for worker in idle:
             worker.send(Kind.REQUEST, packed_request("close", ()))
         for worker in idle:
             with suppress(WorkerLostError):
                 worker.receive(until_s)
-        for process in list(self._members):
+        for process in list(self.workers):
             self.end(process)
 
 
@@ -292,9 +253,9 @@ def versions() -> dict[str, str]:
 
 def differing(theirs: Mapping[str, str]) -> str | None:
     """Return in words which versions of another process are not those of this one; None if none."""
-    found = [
-        f"{name} {theirs.get(name, 'none')} instead of {own}"
-        for name, own in versions().items()
-        if theirs.get(name) != own
+    differences = [
+        f"{name} {theirs.get(name, 'none')} instead of {ours}"
+        for name, ours in versions().items()
+        if theirs.get(name) != ours
     ]
-    return ", ".join(found) or None
+    return ", ".join(differences) or None

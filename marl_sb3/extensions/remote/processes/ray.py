@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.extensions.remote.processes.messages import Failed, MessageLog, pass_on
-from marl_sb3.extensions.remote.processes.pool import Answer, Lost, Make, Pool, unsendable
+from marl_sb3.extensions.remote.processes.pool import Lost, Make, Pool, unsendable
 from marl_sb3.extensions.remote.ray import RaySettings
 
 _log = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class RayPool(Pool):
         self._ray = connection.ray
         self._options = {**connection.options, "max_restarts": 0, "max_task_retries": 0}
         self._actors: dict[int, Any] = {}
-        self._asked: dict[Any, tuple[int, int]] = {}  # reference -> process, ticket
+        self._asked: dict[Any, int] = {}  # reference -> process
         self._argument: Any = None  # it is the same for all actors
 
     def begin(self, argument: Any) -> int:
@@ -260,19 +260,18 @@ class RayPool(Pool):
         process = next(self._numbers)
         actor = self._ray.remote(ServingActor).options(**self._options)
         self._actors[process] = actor.remote(self._make, self._argument)
+        self.send(process, "versions")
         return process
 
-    def send(self, process: int, method: str, *arguments: Any) -> int:
+    def send(self, process: int, method: str, *arguments: Any) -> None:
         """Send a message."""
-        ticket = next(self._tickets)
-        self._asked[self._actors[process].call.remote(method, *arguments)] = process, ticket
-        return ticket
+        self._asked[self._actors[process].call.remote(method, *arguments)] = process
 
     def share(self, value: Any) -> Any:
         """Put the value into Ray's store."""
         return self._ray.put(value)
 
-    def poll(self, timeout_s: float) -> Sequence[Answer]:
+    def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         """Return answers that have arrived; if there are none, wait for one."""
         waiting = list(self._asked)
         if not waiting:
@@ -281,7 +280,7 @@ class RayPool(Pool):
         if waiting:
             more, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False)
             ready += more
-        return [Answer(*self._asked.pop(reference), self._result(reference)) for reference in ready]
+        return [(self._asked.pop(reference), self._result(reference)) for reference in ready]
 
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -297,8 +296,7 @@ class RayPool(Pool):
     def end(self, process: int) -> None:
         """Kill an actor."""
         self._ray.kill(self._actors.pop(process))
-        for reference in [asked for asked, (owner, _) in self._asked.items() if owner == process]:
-            del self._asked[reference]
+        self._asked = {reference: asked for reference, asked in self._asked.items() if asked != process}
 
     def close(self) -> None:
         """Kill all actors, and end the connection."""
