@@ -24,8 +24,7 @@ from measure import Report, Setting, number, print_table, say
 
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs import env_factory, make_env
-from marl_sb3.runs import load_config, prepare
-from marl_sb3.runs.execute import execute
+from marl_sb3.runs import execute, load_config, prepare
 from marl_sb3.tools.serving.external import external_server
 from marl_sb3.tools.serving.spaces_json import describe
 

@@ -30,9 +30,9 @@ from marl_sb3.runs import TrainConfig, resolved
 from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race
-from marl_sb3.tools.tuning.jobs.trials import FINALS, TRIALS, enqueue_missing
-from marl_sb3.tools.tuning.jobs.workers import TrainedRun, work
 from marl_sb3.tools.tuning.space import Space
+from marl_sb3.tools.tuning.trials import FINALS, TRIALS, enqueue_missing
+from marl_sb3.tools.tuning.workers import GoesOn, TrainedRun, work
 
 SPREAD, TRAINING_SD, EVALUATION_SD = 3.1, 3.0, 2.5
 DISTANCES = (0.1, 0.25, 0.5)  # of the peak from the preset in each parameter, as a share of its range
@@ -85,7 +85,7 @@ class Pretence:
     truth: Truth
     params_of: Any
 
-    def __call__(self, config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
+    def __call__(self, config: TrainConfig, folder: Path, _: Any, goes_on: GoesOn | None) -> TrainedRun:
         """See `Train`."""
         assert config.seed is not None
         rng = np.random.default_rng([config.seed, 7])
@@ -103,7 +103,7 @@ class Pretence:
                     "evaluation": {"env_runners": {"episode_return_mean": value}},
                 }
             )
-            if not all(each.on_iteration_end(results[-1]) for each in callbacks):
+            if goes_on is not None and not goes_on(results[-1]):
                 break
         return TrainedRun(folder, False, results[-1], results, None)
 

@@ -342,7 +342,7 @@ def main(options: TrainOptions) -> int:
         run = _prepare(options)
     with _clients_served(options, run):
         if options.quiet:
-            from marl_sb3.runs.execute import execute
+            from marl_sb3.runs import execute
 
             execute(run)
         else:

@@ -60,7 +60,7 @@ def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
 def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """Fork servers are forked from the server, too: workers of searches start in milliseconds."""
     from marl_sb3.extensions.remote.processes import fork_server
-    from marl_sb3.tools.tuning.jobs import workers
+    from marl_sb3.tools.tuning import workers
 
     monkeypatch.setattr(fork_server, "subprocess", forked_subprocess(server))
     monkeypatch.setattr(workers, "POLL_S", 0.05)
@@ -70,10 +70,10 @@ def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkS
 @pytest.fixture
 def forked_seeds(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """The trainings of `--seeds` are forked from the server, too."""
-    from marl_sb3.runs import seeds
+    from marl_sb3.runs import jobs
 
-    monkeypatch.setattr(seeds, "subprocess", forked_subprocess(server))
-    monkeypatch.setattr(seeds, "POLL_S", 0.02)
+    monkeypatch.setattr(jobs, "subprocess", forked_subprocess(server))
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
     return server
 
 

@@ -30,20 +30,8 @@ MOST_EPISODES = 4  # of an evaluation by each env
 SHORT_SEARCH = {"timesteps": 4_000, "evaluations": 2, "evaluation_episodes": 2}
 
 
-class WorkHere:
-    """Takes the place of `tuning.jobs.workers.Workers`: does their work in this process."""
-
-    def __init__(self, study: Any, count: int, queue: Any) -> None:
-        self.study, self.queue = study, queue
-
-    def run(self, look: Callable[[], None]) -> None:
-        from marl_sb3.tools.tuning.jobs.workers import work_here
-
-        work_here(self.study, self.queue, look)
-
-
 class TrainHere:
-    """Takes the place of `subprocess.Popen` in `runs.seeds`: trains in this process."""
+    """Takes the place of `subprocess.Popen` in `runs.jobs`: trains in this process."""
 
     def __init__(self, command: list[str], **_: Any) -> None:
         from marl_sb3.train import main
@@ -76,10 +64,9 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from marl_sb3 import evaluation
     from marl_sb3.runs import evaluate as runs_evaluate
-    from marl_sb3.runs import seeds
+    from marl_sb3.runs import jobs
     from marl_sb3.tools.checkup import api as checkup
-    from marl_sb3.tools.tuning import Search, api
-    from marl_sb3.tools.tuning.jobs import workers
+    from marl_sb3.tools.tuning import Search, api, workers
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -110,9 +97,10 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "plan_race", lambda study, best, seeds: plan_race(study, 1, min(seeds, 2)))
     whole = {"n_timesteps": SHORT_SEARCH["timesteps"]}
     monkeypatch.setattr(Search, "whole_config", lambda self, settings: whole_config(self, settings).changed(whole))
-    monkeypatch.setattr(workers, "Workers", WorkHere)
-    monkeypatch.setattr(seeds, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
-    monkeypatch.setattr(seeds, "POLL_S", 0.0)
+    monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
+    monkeypatch.setattr(jobs.Pool, "run", lambda _, several, *__: [job() for job in several])
+    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
     monkeypatch.setattr(checkup, "examine", partial(checkup.examine, isolated=False, measure_s=0.0))
 
 

@@ -82,7 +82,6 @@ WITHOUT_A_FACE = {
     "core.sb3": 1,
     "extensions.data": 1,
     "extensions.display": 1,
-    "runs": 2,
     "tools.looking": 1,
     "tools.serving": 10,
 }
@@ -183,7 +182,7 @@ def test_an_import_from_above_or_from_beside_is_found() -> None:
     assert refused("marl_sb3.core.envs.registry", lazily) == ["marl_sb3.extensions.fast.ppo"]  # the core reaches none
     assert refused("marl_sb3.extensions.data.store", lazily) == ["marl_sb3.extensions.fast.ppo"]
     assert refused("marl_sb3.extensions.fast.coverage", lazily) == []
-    assert refused("marl_sb3.runs.build", lazily) == []
+    assert refused("marl_sb3.runs.building", lazily) == []
     beside = imports_of("from marl_sb3.tools.looking import health\n")
     assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.looking.health"]
 
@@ -215,7 +214,7 @@ def test_rooms_take_names_from_faces(imports: dict[str, list[Import]]) -> None:
 
 def test_a_name_from_inside_another_room_is_found() -> None:
     inside = imports_of("from marl_sb3.core.acting.actor import Actor\nfrom marl_sb3.core.acting import Observed\n")
-    assert without_a_face({"marl_sb3.runs.build": inside}) == {"core.acting": 1}
+    assert without_a_face({"marl_sb3.runs.building": inside}) == {"core.acting": 1}
 
 
 def _is_of(folder: Path) -> bool:

@@ -1,15 +1,17 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .build import check_device as check_device
-from .build import env_of as env_of
-from .build import env_settings as env_settings
-from .build import import_algorithms as import_algorithms
-from .build import resolved as resolved
+from .building import build as build
+from .building import check_device as check_device
+from .building import env_of as env_of
+from .building import env_settings as env_settings
+from .building import import_algorithms as import_algorithms
+from .building import resolved as resolved
 from .estimates import estimate_run as estimate_run
 from .evaluate import SUM as SUM
 from .evaluate import EvaluatedRun as EvaluatedRun
 from .evaluate import evaluate_run as evaluate_run
 from .evaluate import samples_of as samples_of
+from .execution import execute as execute
 from .files import Hparams as Hparams
 from .files import entry_of as entry_of
 from .files import preset_path as preset_path
@@ -23,6 +25,8 @@ from .folder import undone_on_error as undone_on_error
 from .folder import write_traceback as write_traceback
 from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone
+from .jobs import Pool as Pool
+from .jobs import SeedRuns as SeedRuns
 from .run import Run as Run
 from .run import SavedRun as SavedRun
 from .schema import ACCEPTED as ACCEPTED
@@ -37,7 +41,6 @@ from .schema import names_in as names_in
 from .schema import nested as nested
 from .schema import source_of as source_of
 from .schema import value_of as value_of
-from .seeds import SeedRuns as SeedRuns
 from .settings import load_config as load_config
 from .settings import require_kinds as require_kinds
 from .settings import require_trusted as require_trusted

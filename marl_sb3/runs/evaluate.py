@@ -28,7 +28,7 @@ from marl_sb3.evaluation import (
 from marl_sb3.extensions.data import recorder_of
 from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
 from marl_sb3.files import as_path
-from marl_sb3.runs.build import env_of, env_settings, make_envs
+from marl_sb3.runs.building import env_of, env_settings, make_envs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 

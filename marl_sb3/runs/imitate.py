@@ -24,8 +24,8 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data import Cloning, CloningOptions, EpisodesOfSpaces, read_data, require_episodes
 from marl_sb3.extensions.display import number, progress_bars, standard_console
 from marl_sb3.files import as_path, path_is_usable, read_regular, require_text
-from marl_sb3.runs.build import import_algorithms, source_named
-from marl_sb3.runs.execute import save_policies_of_complete
+from marl_sb3.runs.building import import_algorithms, source_named
+from marl_sb3.runs.execution import save_policies_of_complete
 from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.folder import IMITATION_FILE, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import logs_of

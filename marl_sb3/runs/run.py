@@ -25,7 +25,7 @@ from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.extensions.store import read_bundle, with_checkpoint
 from marl_sb3.files import is_regular
 from marl_sb3.results import read_results
-from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
+from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.runs.resume import Change
 from marl_sb3.runs.schema import TrainConfig

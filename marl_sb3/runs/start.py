@@ -32,7 +32,7 @@ from marl_sb3.extensions.store import RUN_CONFIG
 from marl_sb3.extensions.transfer import init_from as start_from
 from marl_sb3.extensions.transfer import parse_init_from
 from marl_sb3.files import parse_value, path_is_usable, read_regular, require_own, require_text, write_whole
-from marl_sb3.runs.build import build, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.building import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs

@@ -24,7 +24,7 @@ from marl_sb3.core.state import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
 from marl_sb3.files import parse_value, read_regular, write_whole
 from marl_sb3.results import read_results
-from marl_sb3.runs.build import source_named
+from marl_sb3.runs.building import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
 from marl_sb3.runs.run import Run

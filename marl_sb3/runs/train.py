@@ -16,8 +16,8 @@ from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer
 from marl_sb3.extensions.remote import RaySettings, either
-from marl_sb3.runs.build import import_algorithms
-from marl_sb3.runs.execute import execute
+from marl_sb3.runs.building import import_algorithms
+from marl_sb3.runs.execution import execute
 from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.settings import load_config, require_kinds

@@ -27,8 +27,8 @@ from marl_sb3.extensions.display import (
     standard_console,
 )
 from marl_sb3.extensions.display.training_view import training_view
-from marl_sb3.runs.build import rollout_lengths
-from marl_sb3.runs.execute import execute
+from marl_sb3.runs.building import rollout_lengths
+from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
+    from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig
-    from marl_sb3.runs.seeds import SeedRun, SeedRuns
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
 _SILENT_S = 30.0  # while several seeds train: time between lines about their progress

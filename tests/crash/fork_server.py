@@ -191,9 +191,9 @@ def _fork_workers() -> None:
     from forked import Client, forked_subprocess
 
     from marl_sb3.extensions.remote.processes import fork_server
-    from marl_sb3.runs import seeds
+    from marl_sb3.runs import jobs
 
-    fork_server.subprocess = seeds.subprocess = forked_subprocess(Client.of(ADDRESS))
+    fork_server.subprocess = jobs.subprocess = forked_subprocess(Client.of(ADDRESS))
 
 
 def _redirect(command: Command) -> None:

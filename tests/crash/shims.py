@@ -40,7 +40,7 @@ PLACES = {
     ),
     "cut": Place("marl_sb3.runs.logs.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
     "policies": Place(
-        "marl_sb3.runs.execute.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
+        "marl_sb3.runs.execution.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
     ),
 }
 MOMENTS = ("before", "during", "after")

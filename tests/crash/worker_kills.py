@@ -25,8 +25,7 @@ from typing import Any
 import psutil
 from run_records import differences
 
-from marl_sb3.runs import Run, load_config, prepare
-from marl_sb3.runs.execute import execute
+from marl_sb3.runs import Run, execute, load_config, prepare
 
 MOST_IN_A_RUN = 20
 TIMEOUT_S = 0.4  # of a call of an env, so that stopped workers are noticed soon

@@ -17,7 +17,7 @@ from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.remote import make_sharded_vec_env
 from marl_sb3.runs import load_config
-from marl_sb3.runs.build import policy_spec
+from marl_sb3.runs.building import policy_spec
 
 # --- SoftQ -----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.state import StateReader
 from marl_sb3.runs import TrainConfig, load_config, resolved, to_yaml
-from marl_sb3.runs.build import policy_spec
+from marl_sb3.runs.building import policy_spec
 
 WAYS: dict[str, Any] = {
     "--set": {"settings": {"frame_stack": 4, "normalize_rewards": True}},

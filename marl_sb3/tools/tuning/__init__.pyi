@@ -2,7 +2,6 @@
 
 from .api import prepared as prepared
 from .finals import cost_words as cost_words
-from .jobs.trials import require_any_complete as require_any_complete
 from .options import SamplingOptions as SamplingOptions
 from .options import SearchOptions as SearchOptions
 from .options import SteppingOptions as SteppingOptions
@@ -11,4 +10,5 @@ from .options import TrialOptions as TrialOptions
 from .report import write_files as write_files
 from .search import Search as Search
 from .study import TuneStudy as TuneStudy
+from .trials import require_any_complete as require_any_complete
 from .view import print_outcome as print_outcome

@@ -14,12 +14,12 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import in_notebook, standard_console
 from marl_sb3.extensions.remote import RaySettings
 from marl_sb3.tools.tuning.finals import CONFIRM_BEST, CONFIRM_SEEDS, plan_race
-from marl_sb3.tools.tuning.jobs.trials import Watcher, run_finals, run_trials
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.prepare import prepare_study, require_trainable_preset
 from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.search import require_integer
 from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trials import Watcher, run_finals, run_trials
 from marl_sb3.tools.tuning.view import SearchView
 
 __all__ = ["prepare_study", "prepared", "tune"]
@@ -98,9 +98,9 @@ def prepared(
     with ExitStack() as stack:
         trainer = None
         if ray is not None:
-            from marl_sb3.tools.tuning.jobs.ray import RayTrainer
+            from marl_sb3.tools.tuning.ray import RayTrainer
 
-            trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers)))).work
+            trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers)))).workers
         study = prepare_study(**arguments)
         races = confirm_seeds > 0 and len(study.search.objectives()) == 1
         if races:

@@ -25,6 +25,7 @@ from marl_sb3.runs import (
     Run,
     RunFolder,
     TrainConfig,
+    build,
     check_device,
     entry_of,
     metric_names,
@@ -34,13 +35,12 @@ from marl_sb3.runs import (
     require_trusted,
     resolved,
 )
-from marl_sb3.runs.build import build
 from marl_sb3.startup import start_without_dynamo
-from marl_sb3.tools.tuning.jobs.workers import study_lock
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import Grid, Space, SpaceSource, parse_grid, parse_space, read_space
 from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.workers import study_lock
 from marl_sb3.types import PolicyID
 
 DEFAULT_ENV = "arena"

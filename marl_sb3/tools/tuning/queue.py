@@ -1,26 +1,26 @@
-"""Trials that workers claim one at a time, and that are tried again if a worker dies."""
+"""Trials that workers claim one at a time, and that are tried again if a process dies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.tools.tuning import trial as key
+
+HERE = "here-"  # begins the names of workers that train in the process of the search
 
 
 class TrialQueue:
-    """The trials of an Optuna study, shared by several processes, any of which may be killed at any time.
+    """The trials of an Optuna study, shared by the workers of a search, which may be killed at any time.
 
     Args:
         study: Optuna's study.
-        folder: of the search; the locks of its workers are below.
+        folder: of the search; the logs of its workers are below.
         total: the number of trials, which are enqueued when they are claimed; 0: only those of `enqueue`.
         sampler: makes the sampler of a trial from its index.
     """
@@ -37,7 +37,7 @@ class TrialQueue:
         self._folder = folder
         self._total = total
         self._sampler = sampler
-        self.lock = FileLock(folder / ".trials.lock")  # reentrant
+        self._lock = FileLock(folder / ".trials.lock")
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -50,15 +50,18 @@ class TrialQueue:
 
     def claim(self, worker: str) -> optuna.trial.Trial | None:
         """Claim a trial for a worker; None if there are none left."""
-        with self.lock:
-            while (waiting := self._waiting()) is None:
+        log = self._folder / "workers" / f"{worker}.log"
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+        with self._lock:
+            while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
                 if count(self.trials) >= self._total:
                     return None
                 self.enqueue({})
-            index = _index_of(waiting, self.trials)
+            index = _index_of(waiting[0], self.trials)
             # Store the worker's name before the trial runs: after a kill, every running trial has one.
             for name, value in ((key.WORKER, worker), (key.INDEX, index)):
-                self._storage.set_trial_user_attr(waiting._trial_id, name, value)
+                self._storage.set_trial_user_attr(waiting[0]._trial_id, name, value)
             if self._sampler is not None:
                 # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
                 self.optuna.sampler = self._sampler(index)
@@ -75,51 +78,16 @@ class TrialQueue:
         n_retries = len(trials) - count(trials)
         return max(0, sum(trial.state.is_finished() for trial in trials) - n_retries)
 
-    def _waiting(self) -> FrozenTrial | None:
-        return next((trial for trial in self.trials if trial.state == TrialState.WAITING), None)
+    def requeue_dead(self) -> None:
+        """Requeue the trials that a search of this folder ran which has died; see `requeue`.
 
-    def is_waiting(self) -> bool:
-        """Whether a trial waits for a worker."""
-        return self._waiting() is not None
-
-    # --- Workers -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def working(self, worker: str) -> Iterator[None]:
-        """Mark the worker as alive by a lock, which the system releases if the process dies."""
-        try:
-            with self._worker_lock(worker).acquire(timeout=0):
-                yield
-        except Timeout:
-            raise ConfigError(f"{self._folder}: there is a worker {worker!r} already", key="study") from None
-
-    def in_flight(self) -> list[str]:
-        """The living workers of this folder that run a trial."""
-        return [trial.user_attrs[key.WORKER] for trial in self._running(alive=True)]
-
-    def requeue_dead(self, why: str | None = key.KILLED) -> int:
-        """Mark the trials of dead workers as failed, and requeue them; see `requeue`.
-
-        Args:
-            why: `INTERRUPTED` if the search ended the workers itself, which is not the trial's fault. None: the search
-                has died; worker processes, which have logs, ended with it, and any other worker was the search itself.
-
-        Returns:
-            The number of these trials.
+        Its worker processes ended with it, which is not the fault of their trials; any other worker was the search.
         """
-        with self.lock:
-            dead = self._running(alive=False)
-            for trial in dead:
-                was_a_process = (self._folder / "workers" / f"{trial.user_attrs[key.WORKER]}.log").exists()
-                self.requeue(trial.number, why or (key.INTERRUPTED if was_a_process else key.KILLED))
-        return len(dead)
-
-    def _running(self, *, alive: bool) -> list[FrozenTrial]:
-        """The running trials of living or dead workers of this folder; a database may hold those of other machines."""
-        workers = {path.stem for path in (self._folder / "workers").glob("*")}  # names of locks and logs
-        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        ours = [trial for trial in running if trial.user_attrs.get(key.WORKER) in workers]
-        return [trial for trial in ours if self._is_alive(trial.user_attrs[key.WORKER]) == alive]
+        workers = {path.stem for path in (self._folder / "workers").glob("*")}  # a database has those of other machines
+        for trial in self.trials:
+            worker = trial.user_attrs.get(key.WORKER)
+            if trial.state == TrialState.RUNNING and worker in workers:
+                self.requeue(trial.number, key.KILLED if str(worker).startswith(HERE) else key.INTERRUPTED)
 
     def requeue(self, number: int, why: str) -> None:
         """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""
@@ -135,18 +103,6 @@ class TrialQueue:
             given = {name: trial.user_attrs[name] for name in key.OF_A_FINAL if name in trial.user_attrs}
             self.enqueue(params, **given, **{key.RETRY_OF: number, key.DEATHS: deaths})
         self.optuna.tell(number, state=TrialState.FAIL)
-
-    def _is_alive(self, worker: str) -> bool:
-        try:
-            with self._worker_lock(worker).acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
-
-    def _worker_lock(self, worker: str) -> FileLock:
-        folder = self._folder / "workers"
-        folder.mkdir(exist_ok=True)
-        return FileLock(folder / f"{worker}.lock")
 
 
 def count(trials: Iterable[FrozenTrial]) -> int:

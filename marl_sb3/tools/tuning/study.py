@@ -77,20 +77,19 @@ class TuneStudy:
         return self.queue.trials
 
     def begin(self) -> None:
-        """Set up a new study, whose first trial is the preset; or requeue the trials of dead workers.
+        """Set up a new study, whose first trial is the preset; or requeue the trials of a search that has died.
 
         Raises:
             ConfigError: the storage holds a different search of this name, or lacks the trials in the folder.
         """
-        with self.queue.lock:
-            self._require_same_search()
-            preset = self.search.preset_params()
-            first = list(self.space.grid()) if self.search.sampler == "grid" else [] if preset is None else [preset]
-            # Those that are missing: a kill may leave the grid incomplete.
-            for params in itertools.islice(first, count(self.trials), None):
-                self.queue.enqueue(params)
-            self.queue.requeue_dead(None)
-        self.finals.requeue_dead(None)
+        self._require_same_search()
+        preset = self.search.preset_params()
+        first = list(self.space.grid()) if self.search.sampler == "grid" else [] if preset is None else [preset]
+        # Those that are missing: a kill may leave the grid incomplete.
+        for params in itertools.islice(first, count(self.trials), None):
+            self.queue.enqueue(params)
+        self.queue.requeue_dead()
+        self.finals.requeue_dead()
 
     def _require_same_search(self) -> None:
         fields = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}

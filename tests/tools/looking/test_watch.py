@@ -19,7 +19,7 @@ from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.runs import SavedRun
-from marl_sb3.runs.build import make_envs
+from marl_sb3.runs.building import make_envs
 from marl_sb3.tools.looking import WatchPlan
 from marl_sb3.tools.looking import watch as watching
 from marl_sb3.tools.looking.playback import View, ViewerLeftError

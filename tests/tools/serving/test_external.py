@@ -30,8 +30,7 @@ from marl_sb3.callbacks import stop
 from marl_sb3.core.envs import SingleAgentEnv
 from marl_sb3.envs import external_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import SavedRun, load_config, prepare
-from marl_sb3.runs.execute import execute
+from marl_sb3.runs import SavedRun, execute, load_config, prepare
 from marl_sb3.tools.serving.client import EpisodeLostError, ServerError
 from marl_sb3.tools.serving.external import external_server
 

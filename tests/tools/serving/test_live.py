@@ -23,7 +23,7 @@ from PIL import Image
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.runs import SavedRun
-from marl_sb3.runs.build import make_envs
+from marl_sb3.runs.building import make_envs
 from marl_sb3.tools.serving.game import LiveGame
 from marl_sb3.tools.serving.http import RequestError
 from marl_sb3.tools.serving.live import LiveEpisode, ViewerGoneError

@@ -14,9 +14,9 @@ from marl_sb3.core.metrics import Result
 from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.jobs.trials import TRIALS
-from marl_sb3.tools.tuning.jobs.workers import Train, TrainedRun, train_here, work
 from marl_sb3.tools.tuning.space import Space
+from marl_sb3.tools.tuning.trials import TRIALS
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, train_here, work
 
 SETTINGS = {
     "n_envs": 4,
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
+def pretend(config: TrainConfig, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
     """Take the place of a training: its returns follow from the seed and the hyperparameters."""
     returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
     results: list[Result] = []
@@ -41,8 +41,7 @@ def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any])
         evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
         sampled = {"num_env_steps_sampled_lifetime": env_steps, "env_runners": {"num_episodes": 0}}
         results.append({**sampled, "evaluation": evaluated})
-        (report,) = callbacks
-        if not report.on_iteration_end(results[-1]):
+        if not goes_on(results[-1]):
             break
     return TrainedRun(folder.absolute(), False, results[-1], results, "ckpt-000001")
 

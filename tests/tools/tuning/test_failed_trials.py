@@ -14,14 +14,13 @@ from searches import SMALL, in_this_process, work_on
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import runs
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.tools.tuning import workers
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import outcome_words
-from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trial
-from marl_sb3.tools.tuning.jobs.workers import Workers
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED
+from marl_sb3.tools.tuning.trials import run_trial
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED
 def test_any_error_is_that_of_its_trial_alone(
     error: BaseException, text: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = runs.prepare, []
+    original, calls = workers.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -42,7 +41,7 @@ def test_any_error_is_that_of_its_trial_alone(
             raise error
         return original(*arguments)
 
-    monkeypatch.setattr(runs, "prepare", fails_once)
+    monkeypatch.setattr(workers, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
@@ -61,38 +60,14 @@ def test_what_the_user_can_change_is_no_trials_fault(
 
     study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "prepare", fails)
+        patch.setattr(workers, "prepare", fails)
         for _ in range(2):
             with pytest.raises(type(why)):
                 work_on(study)
-            study.queue.requeue_dead()
     work_on(study)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
     assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, INTERRUPTED, None]
     assert study.trials[2].user_attrs[DEATHS] == 0
-
-
-def test_workers_that_the_search_ended_lose_no_trial(in_tmp: Path) -> None:
-    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
-
-    class Endless:
-        """A worker that has begun a trial, and then takes no notice of SIGTERM."""
-
-        def send_signal(self, number: int) -> None: ...
-        def receive(self, until_s: float | None) -> None:
-            raise KeyboardInterrupt  # once more, while the search waits for it
-
-        def free(self) -> None:
-            holding.__exit__(None, None, None)
-
-    holding = study.queue.working("w")
-    holding.__enter__()
-    assert study.queue.claim("w") is not None
-    workers = Workers(study, 1, TRIALS)
-    workers._running["w"] = Endless()  # type: ignore[assignment]
-    workers._stop()
-    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, None]
-    assert study.trials[1].user_attrs[DEATHS] == 0
 
 
 def test_a_trial_that_was_trained_to_its_end_is_not_given_up(in_tmp: Path) -> None:

@@ -34,8 +34,8 @@ from marl_sb3.tools.tuning.finals import (
     rows,
     shrunk_value,
 )
-from marl_sb3.tools.tuning.jobs.trials import FINALS, enqueue_missing, run_finals
-from marl_sb3.tools.tuning.jobs.workers import TrainedRun, work
+from marl_sb3.tools.tuning.trials import FINALS, enqueue_missing, run_finals
+from marl_sb3.tools.tuning.workers import TrainedRun, work
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
@@ -220,9 +220,7 @@ def test_what_was_trained_before_is_not_trained_again(study: TuneStudy) -> None:
 def test_a_race_that_was_interrupted_goes_on(study: TuneStudy) -> None:
     plan_race(study, 1, 2)
     assert enqueue_missing(study)
-    with study.finals.working("one"):
-        claimed = study.finals.claim("one")
-        assert claimed is not None
+    assert study.finals.claim("one") is not None
     again = prepare_study(LOCAL_ENV, study="s")  # the worker is dead
     assert decide(again) is None
     assert "not trained to their end" in outcome_words(again)
@@ -242,8 +240,9 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
 
     def kill_one(done: int, total: int) -> None:
         running = [each for each in study.finals.trials if each.state == TrialState.RUNNING]
-        if running and not killed:
-            killed.extend(writing_to(study.folder / "workers").values())
+        processes = list(writing_to(study.folder / "workers").values())
+        if running and processes and not killed:
+            killed.append(processes[0])
             os.kill(killed[0], signal.SIGKILL)
 
     work_on(study, pretend)
@@ -253,12 +252,11 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
     assert [(len(each.values), len(each.failed)) for each in candidates(study)] == [(2, 0), (2, 0)]
 
 
-def test_a_worker_whose_search_is_gone_begins_nothing_more(study: TuneStudy) -> None:
+def test_a_worker_whose_search_ends_begins_nothing_more(study: TuneStudy) -> None:
     plan_race(study, 1, 2)
     enqueue_missing(study)
     wanted = iter([True, False])
-    train = worth(lambda rate, index: 1.0)
-    assert work(study, FINALS, "w", is_wanted=lambda: next(wanted), train=train)
+    assert work(study, FINALS, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
     assert [len(each.values) for each in candidates(study)] == [1, 0]
 
 

@@ -11,29 +11,25 @@ from searches import GRID, SMALL, SPACE, in_this_process, pretend, work_on
 
 from marl_sb3.tools.tuning import Search, TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.jobs.trials import run_trial
+from marl_sb3.tools.tuning.queue import HERE
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
+from marl_sb3.tools.tuning.trials import run_trial
 
 
-def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
+def test_a_dead_search_gives_its_trials_back(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
-    with study.queue.working("one"):
-        first = study.queue.claim("one")
-        assert first is not None
-        assert study.queue.requeue_dead() == 0
-        assert study.queue.in_flight()
-    assert study.queue.requeue_dead() == 1
-    assert not study.queue.in_flight()
+    first = study.queue.claim(HERE)
+    assert first is not None
+    study.queue.requeue_dead()
     assert study.n_done() == 0
-    with study.queue.working("other"):
-        again = study.queue.claim("other")
-        assert again is not None
-        assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
-        study.queue.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
-        once_more = study.queue.claim("other")
-        assert once_more is not None
-        assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
-    assert study.queue.requeue_dead() == 1
+    again = study.queue.claim(HERE)
+    assert again is not None
+    assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
+    study.queue.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
+    once_more = study.queue.claim(HERE)
+    assert once_more is not None
+    assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
+    study.queue.requeue_dead()
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
     assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
     assert study.n_done() == 1
@@ -44,9 +40,7 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
 def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_takes(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
     for number in range(3):
-        with study.queue.working(f"process-{number}"):
-            (study.folder / "workers" / f"process-{number}.log").touch()  # that of a worker process
-            assert study.queue.claim(f"process-{number}") is not None
+        assert study.queue.claim(f"process-{number}") is not None
         study = prepare_study(study="s")
     assert study.n_done() == 0
     assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED] * 3 + [None]
@@ -59,16 +53,14 @@ def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, i
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
-        with study.queue.working("killed"):
-            trial = study.queue.claim("killed")
-            assert trial is not None
-            for parameter in study.space.parameters[:n_drawn]:
-                parameter.suggest(trial)
+        trial = study.queue.claim(HERE)
+        assert trial is not None
+        for parameter in study.space.parameters[:n_drawn]:
+            parameter.suggest(trial)
         study = prepare_study(study="killed")
-        with study.queue.working("nobody kills this"):
-            trial = study.queue.claim("nobody kills this")
-            assert trial is not None
-            run_trial(study, trial, pretend)
+        trial = study.queue.claim("nobody kills this")
+        assert trial is not None
+        run_trial(study, trial, pretend)
     work_on(study, pretend)
     ended = [trial for trial in study.trials if trial.user_attrs.get(ERROR) != KILLED]
     assert sorted(
@@ -103,8 +95,7 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
     killed_before: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = prepare_study(**{**SMALL, "trials": 1}, study="s")
-    with study.queue.working("one"):
-        assert study.queue.claim("one") is not None
+    assert study.queue.claim("one") is not None
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

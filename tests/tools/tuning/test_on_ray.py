@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.jobs.ray import PruningServer, packed, unpack
-from marl_sb3.tools.tuning.jobs.trials import OPPOSITION, ReportEvaluations, run_trial
-from marl_sb3.tools.tuning.jobs.workers import TrainerLostError
+from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
+from marl_sb3.tools.tuning.trials import OPPOSITION, TrialReport, run_trial
+from marl_sb3.tools.tuning.workers import TrainerLostError
 
 
 def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:
@@ -32,10 +32,10 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> No
 
 def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(in_tmp: Path) -> None:
     study = prepare_study("arena", study="s", trials=1, timesteps=2000, settings={"n_steps": 50})
-    report = ReportEvaluations(study, study.queue.claim("worker"), 200, watch_opposition=True)  # type: ignore[arg-type]
-    assert report.on_iteration_end({OPPOSITION: (None, "too few episodes")})
+    report = TrialReport(study, study.queue.claim("worker"), 200, watch_opposition=True)  # type: ignore[arg-type]
+    assert report.goes_on({OPPOSITION: (None, "too few episodes")})
     assert (report.opposed, report.doubt) == (None, "too few episodes")
-    assert not report.on_iteration_end({OPPOSITION: ("their sum is 0", None)})
+    assert not report.goes_on({OPPOSITION: ("their sum is 0", None)})
     assert report.opposed == "their sum is 0"
 
 

@@ -19,9 +19,9 @@ from searches import trial_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import RunFolder, load_config, resolved
 from marl_sb3.tools.tuning import Search, TuneStudy
-from marl_sb3.tools.tuning.jobs.trials import run_trial
 from marl_sb3.tools.tuning.report import best_files, html_report, trials_csv
 from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.trials import run_trial
 
 SPACE: Mapping[str, Any] = {
     "learning_rate": {"log_uniform": [1e-4, 1e-2], "linear": True},

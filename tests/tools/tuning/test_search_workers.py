@@ -15,11 +15,11 @@ from waiting import writing_to
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.tuning import TuneStudy
+from marl_sb3.tools.tuning import TuneStudy, workers
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.jobs.trials import TRIALS, run_trials
-from marl_sb3.tools.tuning.jobs.workers import SearchError, Workers
-from marl_sb3.tools.tuning.trial import ERROR, RETRY_OF, WORKER
+from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED, RETRY_OF, WORKER
+from marl_sb3.tools.tuning.trials import run_trials
+from marl_sb3.tools.tuning.workers import SearchError
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -29,9 +29,10 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
 
     def kill_one(watched: TuneStudy) -> None:
         running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
-        if running and not killed:
-            name = running[0].user_attrs[WORKER]
-            killed.append(writing_to(study.folder / "workers")[f"{name}.log"])
+        processes = writing_to(study.folder / "workers")
+        logs = [f"{trial.user_attrs[WORKER]}.log" for trial in running]
+        if not killed and (found := [processes[log] for log in logs if log in processes]):
+            killed.append(found[0])
             os.kill(killed[0], signal.SIGKILL)
 
     run_trials(study, workers=2, watch=kill_one)
@@ -90,42 +91,45 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.tools.tuning.jobs.trials._MAX_FIRST_FAILURES", 2)
+@pytest.mark.parametrize(
+    ("most_failures", "words"),
+    [
+        (2, r"all 2 trials have failed, the last one with its process ended; see .*\.log"),
+        (9, r"worker processes end with exit code 9 again and again, the last one saying 'out of luck'; see .*\.log"),
+    ],
+)
+def test_trials_that_kill_their_workers_end_the_search_too(
+    most_failures: int, words: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_sb3.tools.tuning.trials._MAX_FIRST_FAILURES", most_failures)
     Path("kills.py").write_text(
         "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
         "class Kills(ArenaEnv):\n"
         "    def step(self, actions):\n"
+        "        print('out of luck', flush=True)\n"
         "        os._exit(9)\n"
     )
-    with pytest.raises(
-        SearchError, match=r"all 2 trials have failed, the last one with its process ended; see .*\.log"
-    ) as end:
+    with pytest.raises(SearchError, match=words) as end:
         marl_sb3.tune("kills:Kills", **{**SMALL, "trials": 9})
     assert Path(str(end.value).partition("; see ")[2]).is_file()
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = prepare_study(**SMALL)
-    (study.folder / "study.yaml").unlink()
-    with pytest.raises(
-        SearchError, match=r"end with exit code 2 again and again, the last one saying .* holds no study'; see"
-    ):
-        run_trials(study)
+@pytest.mark.parametrize("grace_s", [30.0, 0.0])
+def test_ctrl_c_gives_the_trials_back_that_run(grace_s: float, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "GRACE_S", grace_s)
+    study = prepare_study(**{**SMALL, "timesteps": 100_000, "evaluations": 100})
 
+    def interrupt(watched: TuneStudy) -> None:
+        if any((watched.folder_of(trial) / "result.jsonl").exists() for trial in watched.trials):
+            raise KeyboardInterrupt
 
-def test_three_workers_may_die_in_a_row_and_a_finished_trial_begins_the_count_anew(in_tmp: Path) -> None:
-    study = prepare_study(**SMALL)
-    finished_trials = iter([0, 0, 1, 1, 1, 1])
-    study.queue.n_done = lambda: next(finished_trials)  # type: ignore[method-assign]
-    workers = Workers(study, 1, TRIALS)
-    (study.folder / "workers").mkdir()
-    (study.folder / "workers" / "w.log").write_text("out of luck\n")
-    for _ in range(5):
-        workers._require_progress("w", "signal SIGKILL")
-    with pytest.raises(SearchError, match="end with signal SIGKILL again and again, the last one saying 'out of luck'"):
-        workers._require_progress("w", "signal SIGKILL")
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(study, workers=1, watch=interrupt)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
+    assert study.trials[0].user_attrs[ERROR] == INTERRUPTED
+    assert study.trials[1].user_attrs[DEATHS] == 0
+    assert bool(list(study.folder_of(study.trials[0]).glob("policies/*.zip"))) == (grace_s > 0)
 
 
 def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:

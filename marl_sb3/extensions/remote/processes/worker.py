@@ -161,10 +161,10 @@ class Worker:
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of what the worker serves; returns the result."""
+    def ask(self, name: str, *arguments: Any, **calls: Any) -> Any:
+        """Call a method of what the worker serves; returns the result. The calls are those of `receive`."""
         self.send(Kind.REQUEST, packed_request(name, arguments))
-        return self.result(self.receive())
+        return self.result(self.receive(**calls))
 
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Send a request; if the worker has ended, `receive` says so."""

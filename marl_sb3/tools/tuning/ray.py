@@ -1,7 +1,6 @@
 """Run the jobs of a search on a Ray cluster; the study stays on this machine.
 
-Each worker is a thread of this process: it claims a job, has a process of the cluster train it, and stores the outcome.
-In the end every run folder is on this machine.
+A process of the cluster trains each job. In the end every run folder is on this machine.
 """
 
 from __future__ import annotations
@@ -12,26 +11,21 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
-
 from marl_sb3.core.envs import EnvFactory, import_modules, imported_modules
 from marl_sb3.core.metrics import Result
-from marl_sb3.core.training import TrainingCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import Connection, Failed, RaySettings, differing, known_error, versions
-from marl_sb3.runs import TrainConfig
-from marl_sb3.tools.tuning.jobs.trials import OPPOSITION, OppositionWatch
-from marl_sb3.tools.tuning.jobs.workers import GRACE_S, Jobs, TrainedRun, TrainerLostError, train_here, work
+from marl_sb3.runs import Pool, TrainConfig
 from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.workers import GoesOn, Train, TrainedRun, TrainerLostError, train_here
 
 _POLL_S = 0.2
 
@@ -47,7 +41,6 @@ class RayTrainer:
     """
 
     def __init__(self, settings: RaySettings) -> None:
-        self._end_by_s: float | None = None  # None: trainings go on
         self._connection = Connection(settings, settings.runners or 1)
         self._ray = self._connection.ray
         self._options = {**self._connection.options, "max_retries": 0}
@@ -81,73 +74,26 @@ class RayTrainer:
         server = self._ray.remote(PruningServer)
         return server.options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1).remote()
 
-    # --- Threads -----------------------------------------------------------------------------------------------------
-
-    def work(self, study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None]) -> None:
-        """Run all jobs, `workers` at the same time.
-
-        Args:
-            look: called several times a second.
-
-        Raises:
-            KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
-        """
-        jobs.queue_of(study).requeue_dead()
-        threads = ThreadPoolExecutor(workers)
-        working: list[Future[None]] = []
-        try:
-            for _ in range(workers):
-                working.append(threads.submit(self._work, study, jobs))
-            while wait(working, _POLL_S).not_done:
-                look()
-        except BaseException:
-            for grace_s in (GRACE_S, 0.0):
-                self._stop(grace_s)
-                with suppress(KeyboardInterrupt):  # a second Ctrl-C kills the trainings
-                    wait(working)
-            raise
-        for each in working:
-            each.result()
-
-    def _work(self, study: TuneStudy, jobs: Jobs) -> None:
-        """Claim jobs one after the other until there are none left."""
-        name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
-        try:
-            # A study keeps the sampler of one trial: each thread has an object of its own.
-            work(study.reopened(), jobs, name, is_wanted=lambda: self._end_by_s is None, train=self.train)
-        except BaseException:
-            self._stop(GRACE_S)
-            raise
-
-    def _stop(self, grace_s: float) -> None:
-        """Interrupt all trainings after their running iteration; kill them if they need longer than `grace_s`."""
-        self._end_by_s = time.monotonic() + grace_s
-
-    # --- Trainings ---------------------------------------------------------------------------------------------------
+    @contextmanager
+    def workers(self, _: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:
+        """See `Trainer`."""
+        names = [f"ray-{os.getpid()}-{secrets.token_hex(2)}" for _ in range(count)]
+        yield dict.fromkeys(names, partial(self.train, pool))
 
     def train(
-        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+        self, pool: Pool, config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
     ) -> TrainedRun:
-        """See `Train`; callbacks are called here, with the results of evaluations."""
+        """See `Train`."""
         job = secrets.token_hex(8)
         remote = self._ray.remote(train_remotely).options(**self._options)
-        training = remote.remote(config, factory, self._pruning, job, imported_modules())
-        watching = [each for each in callbacks if isinstance(each, TrainingCallback)]
-        is_asked_to_end = False
+        training = remote.remote(config, factory, None if goes_on is None else self._pruning, job, imported_modules())
+        # As Ctrl-C in its process, or a kill.
+        end_if_wanted = pool.ender(lambda kills: self._ray.cancel(training, force=kills, recursive=kills))
         while not self._ray.wait([training], timeout=_POLL_S)[0]:
-            if self._end_by_s is not None and not is_asked_to_end:
-                self._ray.cancel(training, recursive=False)  # as Ctrl-C in its process
-                is_asked_to_end = True
-            if self._end_by_s is not None and time.monotonic() > self._end_by_s:
-                self._ray.cancel(training, force=True)
-            result = self._ray.get(self._pruning.question.remote(job))
-            if result is not None:
-                answers = [each.on_iteration_end(result) for each in watching]
-                self._ray.get(self._pruning.answer.remote(job, all(answers)))
-        return self._fetched(training, folder.absolute())
-
-    def _fetched(self, training: Any, folder: Path) -> TrainedRun:
-        """Return the run of a training that has ended, with its folder on this machine."""
+            end_if_wanted()
+            result = None if goes_on is None else self._ray.get(self._pruning.question.remote(job))
+            if goes_on is not None and result is not None:
+                self._ray.get(self._pruning.answer.remote(job, goes_on(result)))
         archive: bytes
         run: TrainedRun | Failed
         try:
@@ -155,9 +101,10 @@ class RayTrainer:
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            if self._end_by_s is not None:  # it was killed
+            if pool.is_ending:  # it was killed
                 return TrainedRun(folder, interrupted=True)
             raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
+        folder = folder.absolute()
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
         unpack(archive, folder)
         if isinstance(run, Failed):
@@ -195,36 +142,27 @@ class PruningServer:
             self._answers.pop(job).set_result(goes_on)
 
 
-class AskTheSearch(OppositionWatch):
-    """Lets the search decide after each evaluation whether the training goes on."""
-
-    def __init__(self, pruning: Any, job: str) -> None:
-        super().__init__()
-        self._pruning, self._job = pruning, job
-
-    def on_iteration_end(self, result: Result) -> bool:
-        """Ask if the result has an evaluation."""
-        if "evaluation" not in result:
-            return True
-        import ray
-
-        return bool(ray.get(self._pruning.ask.remote(self._job, {**result, OPPOSITION: self.found()})))
-
-
 def train_remotely(
     config: TrainConfig, factory: EnvFactory | None, pruning: Any, job: str, imports: Sequence[str]
 ) -> tuple[bytes, TrainedRun | Failed]:
     """Train a run in a temporary folder; returns the folder as a zip file, and the run.
 
     Args:
+        pruning: the `PruningServer` that is asked about evaluations; None: the training goes on.
         imports: modules to import first, as after `--import`.
     """
     with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
         folder = Path(parent) / "run"
         run: TrainedRun | Failed
+
+        def goes_on(result: Result) -> bool:
+            import ray
+
+            return bool(ray.get(pruning.ask.remote(job, result)))
+
         try:
             import_modules(imports)
-            run = train_here(config, folder, factory, [AskTheSearch(pruning, job)])
+            run = train_here(config, folder, factory, None if pruning is None else goes_on)
         except SystemExit as error:
             run = Failed(error)
         except Exception as error:

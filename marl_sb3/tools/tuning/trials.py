@@ -12,15 +12,18 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from marl_sb3.core.metrics import Opposition, Result
-from marl_sb3.core.training import TrainingCallback
+from marl_sb3.core.metrics import Result
 from marl_sb3.errors import ConfigError, is_disk_full
-from marl_sb3.extensions.hooks import RunningEpisode
 from marl_sb3.extensions.store import checkpoints_of
 from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, write_traceback
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
-from marl_sb3.tools.tuning.jobs.workers import (
+from marl_sb3.tools.tuning.objective import NOT_TOGETHER
+from marl_sb3.tools.tuning.queue import TrialQueue
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import failure_text, states
+from marl_sb3.tools.tuning.workers import (
+    OPPOSITION,
     Jobs,
     SearchError,
     Train,
@@ -30,10 +33,6 @@ from marl_sb3.tools.tuning.jobs.workers import (
     run_jobs,
     train_here,
 )
-from marl_sb3.tools.tuning.objective import NOT_TOGETHER
-from marl_sb3.tools.tuning.queue import TrialQueue
-from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.trial import failure_text, states
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +40,6 @@ _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the setti
 _LEAST_ALIKE = 5  # if all trials, and no fewer than these, have the same value, no later one will be better
 _OPPOSED = "opposed"  # attribute of a trial whose agents' returns oppose each other: in which way
 _DOUBT = "doubt"  # attribute of a trial that does not tell whether they do: why
-OPPOSITION = "opposition"  # in a result that comes from another machine: what `OppositionWatch.found` returns there
 
 Watcher = Callable[[TuneStudy], None]
 
@@ -124,27 +122,8 @@ def require_any_complete(study: TuneStudy) -> None:
     raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
-class OppositionWatch(TrainingCallback):
-    """Compares the returns of the agents in all episodes of a training."""
-
-    _opposition: Opposition | None = None  # before the training starts
-
-    def _on_training_start(self) -> None:
-        algorithm: Any = self.model
-        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
-
-    def on_episode_end(self, episode: RunningEpisode) -> None:
-        """Add an episode."""
-        if self._opposition is not None:
-            self._opposition.add(episode.agent_returns)
-
-    def found(self) -> tuple[str | None, str | None]:
-        """Say how the returns oppose each other so far, and why it is not certain that they do not."""
-        return (None, None) if self._opposition is None else (self._opposition.words(), self._opposition.doubt())
-
-
-class ReportEvaluations(OppositionWatch):
-    """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
+class TrialReport:
+    """Reports the objective of each evaluation to Optuna, which may prune the trial.
 
     Args:
         study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
@@ -155,7 +134,6 @@ class ReportEvaluations(OppositionWatch):
     def __init__(
         self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, *, watch_opposition: bool = False
     ) -> None:
-        super().__init__()
         self._trial = trial
         self._objective, *others = study.search.objectives()
         self._reports = not others
@@ -167,10 +145,10 @@ class ReportEvaluations(OppositionWatch):
         self.opposed: str | None = None  # how the returns oppose each other
         self.doubt: str | None = None  # why it is not certain that they do not
 
-    def on_iteration_end(self, result: Result) -> bool:
-        """Report the result if it has an evaluation."""
+    def goes_on(self, result: Result) -> bool:
+        """Report a result if it has an evaluation; returns whether the training goes on."""
         if self._watches:
-            self.opposed, self.doubt = result.get(OPPOSITION) or self.found()
+            self.opposed, self.doubt = result.get(OPPOSITION, (None, None))
             if self.opposed is not None:
                 return False
         value = self._objective.value(result) if "evaluation" in result and self._reports else None
@@ -201,11 +179,11 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
     """
     queue, folder = study.queue, study.folder_of(trial)
 
-    def configured() -> tuple[TrainConfig, ReportEvaluations]:
+    def configured() -> tuple[TrainConfig, TrialReport]:
         search, index = study.search, trial.user_attrs[key.INDEX]
         config = search.trial_config(study.space.suggest(trial), search.trial_seed(index))
         watch_opposition = index == 0 and any(each.of in NOT_TOGETHER for each in search.objectives())
-        return config, ReportEvaluations(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
+        return config, TrialReport(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
 
     return _run(study, queue, trial, folder, configured, train)
 
@@ -228,7 +206,7 @@ def _run(
     queue: TrialQueue,
     trial: optuna.trial.Trial,
     folder: Path,
-    configured: Callable[[], tuple[TrainConfig, ReportEvaluations | None]],
+    configured: Callable[[], tuple[TrainConfig, TrialReport | None]],
     train: Train,
 ) -> bool:
     """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""
@@ -236,7 +214,7 @@ def _run(
         trial.set_user_attr(key.FOLDER, str(folder))
         config, report = configured()
         trial.set_user_attr(key.SEED, config.seed)
-        run = train(config, folder, study.factory, [] if report is None else [report])
+        run = train(config, folder, study.factory, None if report is None else report.goes_on)
         if report is not None and report.opposed is not None:
             trial.set_user_attr(_OPPOSED, report.opposed)
             raise ConfigError(report.opposed, key="objective")
@@ -250,7 +228,7 @@ def _run(
             queue.optuna.tell(trial, state=TrialState.PRUNED)
         else:
             queue.optuna.tell(trial, [each.of_training(run.results) for each in study.search.objectives()])
-    except KeyboardInterrupt:  # before the training, which would have finished its iteration
+    except (KeyboardInterrupt, SearchError):  # before the training, which would have finished its iteration
         queue.requeue(trial.number, key.INTERRUPTED)
         raise
     except TrainerLostError:

@@ -9,14 +9,14 @@ import pytest
 import torch as th
 import yaml
 
-import marl_sb3.runs.build
+import marl_sb3.runs.building
 from marl_sb3 import PolicySpec
 from marl_sb3.core.config import algorithm_info
 from marl_sb3.core.learners import hyperparameter_defaults, spec
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml
 from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, resolved, to_yaml
-from marl_sb3.runs.build import build, policy_spec, with_rollouts
+from marl_sb3.runs.building import build, policy_spec, with_rollouts
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -51,7 +51,9 @@ def test_a_written_configuration_has_the_same_policies_when_defaults_have_change
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(mixed), encoding="utf-8")
-    monkeypatch.setattr(marl_sb3.runs.build, "hyperparameter_defaults", lambda algorithm: {"gamma": 0.1, "n_steps": 99})
+    monkeypatch.setattr(
+        marl_sb3.runs.building, "hyperparameter_defaults", lambda algorithm: {"gamma": 0.1, "n_steps": 99}
+    )
     again = resolved(load_config(None, hparams=path))
     for policy_id in ("agent1", "agent2"):
         used = policy_spec(again, policy_id).hyperparameters

@@ -1,14 +1,18 @@
-"""Train one configuration with several seeds: each in a process of its own, in a run folder of its own."""
+"""Several trainings at a time: the pool that ends them together, and one configuration with several seeds."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from marl_sb3.core.envs import imported_modules
@@ -28,6 +32,75 @@ _DONE = 0  # exit code of the command
 _INTERRUPTED = (130, -signal.SIGTERM)  # by a signal while it trained, or while it started
 
 
+class Pool:
+    """Jobs, so many at a time, each in a thread that waits for the process that does it. All of them end together.
+
+    Args:
+        grace_s: how long trainings may take to finish their iterations if the pool ends before they do.
+
+    Attributes:
+        is_ending: whether no other job should begin.
+    """
+
+    def __init__(self, grace_s: float = math.inf) -> None:
+        self.is_ending = False
+        self._grace_s, self._kill_at_s = grace_s, math.inf
+
+    def run(self, jobs: Sequence[Callable[[], None]], at_once: int, look: Callable[[], None], poll_s: float) -> None:
+        """Do all jobs. If one of them fails, or `look`, the trainings of the others are ended.
+
+        Args:
+            look: called so often in this thread.
+
+        Raises:
+            KeyboardInterrupt: raised again after all trainings have ended; a second one kills them.
+        """
+        threads = ThreadPoolExecutor(at_once)
+        working: list[Future[None]] = []
+        try:
+            working += [threads.submit(self._do, job) for job in jobs]
+            while wait(working, poll_s).not_done:
+                look()
+        except BaseException:
+            for grace_s in (self._grace_s, 0.0):
+                self._end(grace_s)
+                with suppress(KeyboardInterrupt):
+                    wait(working)
+            raise
+        for done in working:
+            done.result()
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            if not self.is_ending:
+                job()
+        except BaseException:
+            self._end(self._grace_s)
+            raise
+
+    def _end(self, grace_s: float) -> None:
+        self.is_ending, self._kill_at_s = True, time.monotonic() + grace_s
+
+    def ender(self, end: Callable[[bool], object]) -> Callable[[], None]:
+        """Return what a job calls again and again while it waits for its training.
+
+        Args:
+            end: called once to interrupt the training, with False, and once to kill it, with True.
+        """
+        done: list[bool] = []
+
+        def look() -> None:
+            kills = time.monotonic() > self._kill_at_s
+            if self.is_ending and kills not in done:
+                done.append(kills)
+                end(kills)
+
+        return look
+
+
+# --- Seeds ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class SeedRun:
     """The training with one seed."""
@@ -37,7 +110,7 @@ class SeedRun:
     shown: Path  # its run folder for messages and commands to copy
     exit_code: int | None = None  # of its process; None while it has not ended
     result: Result | None = None  # the metrics of the last iteration, if the training is done
-    process: subprocess.Popen[bytes] | None = None
+    is_running: bool = False  # whether it has begun, and has not ended
 
     @property
     def log(self) -> Path:
@@ -111,32 +184,22 @@ class SeedRuns:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
-        waiting = list(self.runs)
+        pool = Pool()
         # Only this process can write to this pipe, whose end tells the trainings that it has ended, or was killed.
         pipe, kept_open = os.pipe()
         try:
-            while waiting or self._running():
-                while waiting and len(self._running()) < self.at_once:
-                    self._start(waiting.pop(0), pipe)
-                time.sleep(POLL_S)
-                self._note_ends(on_end)
-                watch()
-        except BaseException:
-            self._stop()
-            self._note_ends(on_end)
-            raise
+            jobs = [partial(self._train, pool, run, pipe, on_end) for run in self.runs]
+            pool.run(jobs, self.at_once, watch, POLL_S)
         finally:
             os.close(pipe)
             os.close(kept_open)
 
-    def _running(self) -> list[tuple[SeedRun, subprocess.Popen[bytes]]]:
-        return [(run, run.process) for run in self.runs if run.process is not None and run.exit_code is None]
-
-    def _start(self, run: SeedRun, pipe: int) -> None:
+    def _train(self, pool: Pool, run: SeedRun, pipe: int, on_end: Callable[[SeedRun], None]) -> None:
+        """Wait for the training with one seed; it ends as a command does."""
         paths = os.pathsep.join(path for path in sys.path if path)
         cores = str(max(1, available_cores() // self.at_once))
         with run.log.open("wb") as log:
-            run.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*self._command, "--seed", str(run.seed), "--run-dir", str(run.folder)],
                 stdout=log,
                 stderr=log,
@@ -144,33 +207,20 @@ class SeedRuns:
                 env={**os.environ, "OMP_NUM_THREADS": cores, "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends them
             )
-
-    def _note_ends(self, on_end: Callable[[SeedRun], None]) -> None:
-        for run, process in self._running():
-            run.exit_code = process.poll()
-            if run.exit_code is None:
-                continue
-            if run.is_done:
-                run.result = last_result(run.folder)
-            if run.is_done or run.is_interrupted:
-                run.log.unlink(missing_ok=True)
-            on_end(run)
-
-    def _stop(self) -> None:
-        """End the training runs: each finishes its iteration and saves. A second Ctrl-C ends them at once."""
-        processes = [process for _, process in self._running()]
-        try:
-            for process in processes:
-                process.send_signal(signal.SIGTERM)
-            for process in processes:
-                process.wait()
-        except KeyboardInterrupt:
-            for process in processes:
-                process.kill()
-                process.wait()
+        run.is_running = True
+        end_if_wanted = pool.ender(lambda kills: process.kill() if kills else process.terminate())
+        while (code := process.poll()) is None:
+            end_if_wanted()
+            time.sleep(POLL_S)
+        run.exit_code, run.is_running = code, False
+        if run.is_done:
+            run.result = last_result(run.folder)
+        if run.is_done or run.is_interrupted:
+            run.log.unlink(missing_ok=True)
+        on_end(run)
 
     def progress(self) -> str:
         """Return how far each of the running ones is, on one line."""
-        results = {run.seed: last_result(run.folder) or {} for run, _ in self._running()}
+        results = {run.seed: last_result(run.folder) or {} for run in self.runs if run.is_running}
         steps = [f"seed {seed}: {each.get('num_env_steps_sampled_lifetime', 0):,}" for seed, each in results.items()]
         return f"env steps of {self.config.n_timesteps:,}: {', '.join(steps)}"

@@ -1,0 +1,340 @@
+"""Who works on the trials and finalists of a search.
+
+A search has workers, each a thread that claims a job, has a process train it, and stores the outcome: a process of this
+machine, or of a Ray cluster. This process trains itself if no other can import the env. Only the search knows Optuna.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock, Timeout
+
+from marl_sb3.core.envs import EnvFactory, env_factory, register_env
+from marl_sb3.core.learners import available_cores
+from marl_sb3.core.metrics import Opposition, Result
+from marl_sb3.core.training import TrainingCallback
+from marl_sb3.envs import importable_id
+from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
+from marl_sb3.extensions.hooks import RunningEpisode
+from marl_sb3.extensions.remote import (
+    CAN_FORK,
+    Link,
+    ProcessContext,
+    RestartBudget,
+    Worker,
+    WorkerLostError,
+    by_value,
+    ending,
+    fork_server,
+    packed_request,
+)
+from marl_sb3.runs import Pool, TrainConfig, execute, prepare
+from marl_sb3.signals import interrupting
+from marl_sb3.tools.tuning.queue import HERE, TrialQueue
+from marl_sb3.tools.tuning.study import TuneStudy
+
+_log = logging.getLogger(__name__)
+
+GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
+POLL_S = 0.5  # time between checks of the workers
+MODULES = f"numba,{__name__}"  # what the fork server of workers imports
+OPPOSITION = "opposition"  # in a result that a training asks about: what `AskTheSearch` has found
+_START_S = 600.0  # longest time in which a worker imports the env
+_MAX_DEATHS = 3  # of workers in a row while no training is finished
+
+_numbers = itertools.count()  # make the names of all workers of this process unique
+
+
+class SearchError(MarlSb3Error, RuntimeError):
+    """A search cannot continue: its workers end at once, every trial fails, or the disk is full."""
+
+
+class TrainerLostError(RuntimeError):
+    """The process that trained a run has ended; the run has to be trained again."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a search stores of a run that was trained."""
+
+    folder: Path  # of the run, on this machine
+    interrupted: bool  # whether a signal, or the end of the search, ended it
+    result: Result | None = None  # the metrics of the last iteration
+    results: Sequence[Result] = ()  # the metrics of all iterations; empty if it was interrupted
+    checkpoint: str | None = None  # the name of the latest checkpoint
+    cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
+
+
+GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on
+
+# Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
+Train = Callable[[TrainConfig, Path, EnvFactory | None, GoesOn | None], TrainedRun]
+
+
+class AskTheSearch(TrainingCallback):
+    """Lets the search decide whether a training goes on: after each evaluation, and when its agents' returns oppose."""
+
+    def __init__(self, goes_on: GoesOn) -> None:
+        super().__init__()
+        self._goes_on = goes_on
+        self._opposition: Opposition | None = None  # before the training starts
+        self._opposed: str | None = None
+
+    def _on_training_start(self) -> None:
+        algorithm: Any = self.model
+        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
+
+    def on_episode_end(self, episode: RunningEpisode) -> None:
+        """Compare the returns of the agents."""
+        if self._opposition is not None:
+            self._opposition.add(episode.agent_returns)
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Ask if the result has an evaluation, or the returns turn out to oppose each other."""
+        assert self._opposition is not None, "the training has started"
+        before, self._opposed = self._opposed, self._opposition.words()
+        if "evaluation" not in result and (self._opposed is None or before is not None):
+            return True
+        return self._goes_on({**result, OPPOSITION: (self._opposed, self._opposition.doubt())})
+
+
+def train_here(config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None) -> TrainedRun:
+    """See `Train`: in this process."""
+    start_s = time.process_time()
+    run = execute(prepare(config, folder, factory), [] if goes_on is None else [AskTheSearch(goes_on)])
+    results = () if run.interrupted else run.results
+    return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
+
+
+# --- Workers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Trials of a study that are to be run."""
+
+    queue_of: Callable[[TuneStudy], TrialQueue]  # the queue of a study that has them
+    # trains a claimed trial and stores the outcome; returns False if it was interrupted
+    run: Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
+
+
+# Opens so many workers, which train in a pool, and closes them: name -> how it trains.
+Trainer = Callable[[TuneStudy, int, Pool], AbstractContextManager[Mapping[str, Train]]]
+
+
+def run_jobs(
+    study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None], trainer: Trainer | None = None
+) -> None:
+    """Run jobs until none are left; killed processes are replaced, and their jobs requeued.
+
+    Args:
+        study: of the jobs.
+        workers: the number of processes; the cores are divided among them.
+        look: called twice a second and at the end.
+        trainer: has a cluster train; None: processes of this machine do.
+
+    Raises:
+        ConfigError: another process is running this study, or workers cannot import the env.
+        SearchError: workers end again and again, or the disk is full.
+        KeyboardInterrupt: raised again after all trainings have ended.
+    """
+    with study_lock(study.folder):
+        try:
+            if trainer is None and is_trained_here(study, workers):
+                if not work(study, jobs, f"{HERE}{os.getpid()}-{next(_numbers)}", train_here, look):
+                    raise KeyboardInterrupt
+            else:
+                pool = Pool(GRACE_S)
+                with (trainer or local_workers)(study, workers, pool) as trains:
+                    working = [partial(_work_in_pool, study, jobs, name, train, pool) for name, train in trains.items()]
+                    pool.run(working, workers, look, POLL_S)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            words = f"no space left on the disk of {study.folder}; free some, then continue the study"
+            raise SearchError(words) from error
+        look()
+
+
+def study_lock(folder: Path) -> AbstractContextManager[object]:
+    """Keep other processes from running the study of this folder, within the context.
+
+    Raises:
+        ConfigError: another process is running it.
+    """
+    try:
+        return FileLock(folder / ".search.lock").acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
+
+
+def is_trained_here(study: TuneStudy, workers: int) -> bool:
+    """Whether this process trains: no other can."""
+    return workers == 1 and (not CAN_FORK or importable_id(study.search.env, study.factory) is None)
+
+
+def work(
+    study: TuneStudy,
+    jobs: Jobs,
+    worker: str,
+    train: Train = train_here,
+    look: Callable[[], None] = lambda: None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Claim and run jobs one after the other until there are none left; returns False if one was interrupted.
+
+    Args:
+        look: called after each job.
+        is_wanted: called before each job; the work ends if it returns False.
+    """
+    queue = jobs.queue_of(study)
+    while is_wanted() and (trial := queue.claim(worker)) is not None:
+        if not jobs.run(study, trial, train):
+            return False
+        look()
+    return True
+
+
+def _work_in_pool(study: TuneStudy, jobs: Jobs, name: str, train: Train, pool: Pool) -> None:
+    own = study.reopened()  # a study keeps the sampler of one trial
+    while not work(own, jobs, name, train, is_wanted=lambda: not pool.is_ending):
+        pass  # that training alone was interrupted, or the pool ends
+
+
+# --- Processes of this machine ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def local_workers(study: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:
+    """See `Trainer`: each worker has a process, and all divide the cores among them."""
+    env, path = study.search.env, importable_id(study.search.env, study.factory)
+    if path is None:
+        words = f"env {env!r} cannot be imported by {count} worker processes"
+        raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
+    fork_server(MODULES)  # in this thread: the system ends it with the thread that has started it
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, available_cores() // count))}
+    make = (replace(ProcessContext.here(imports=True), environment=environment), by_value((_Training, (env, path))))
+    deaths = RestartBudget(_MAX_DEATHS)
+    with ExitStack() as cleanup:
+        workers = [_ProcessOfWorker(study.folder / "workers", make, pool, deaths) for _ in range(count)]
+        for worker in workers:
+            cleanup.callback(worker.close)
+        yield {worker.name: worker.train for worker in workers}
+
+
+class _ProcessOfWorker:
+    """The process of a worker, which is started when there is something to train, and anew if it has died.
+
+    Args:
+        folder: of its log.
+        make: the arguments of the request that makes what the process serves.
+        pool: that it works in.
+        deaths: of all workers.
+    """
+
+    def __init__(self, folder: Path, make: Sequence[Any], pool: Pool, deaths: RestartBudget) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+        self._log, self._make, self._pool, self._deaths = folder / f"{self.name}.log", make, pool, deaths
+        self._worker: Worker | None = None
+        self._answers = -1  # a pipe to the process
+
+    def train(
+        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
+    ) -> TrainedRun:
+        """See `Train`; the factory is not sent: the process imports it."""
+
+        def answer(result: Result) -> None:
+            goes = False
+            try:
+                goes = goes_on is None or goes_on(result)
+            finally:
+                with suppress(BrokenPipeError):  # it has died
+                    os.write(self._answers, b"+" if goes else b"-")
+
+        try:
+            worker = self._worker or self._start()
+            end_if_wanted = self._pool.ender(
+                lambda kills: worker.send_signal(signal.SIGKILL if kills else signal.SIGTERM)
+            )
+            arguments = config, folder.absolute(), goes_on is not None
+            run: TrainedRun = worker.ask("train", *arguments, on_news=answer, on_look=end_if_wanted)
+        except WorkerLostError as error:
+            self.close()
+            if self._pool.is_ending:  # it was killed
+                return TrainedRun(folder, interrupted=True)
+            if self._deaths.lost():
+                last = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+                words = f"worker processes end with {ending(error.code)} again and again"
+                raise SearchError(f"{words}, the last one saying {last!r}; see {self._log}") from error
+            raise TrainerLostError(str(error)) from error
+        except Exception:
+            self._deaths.succeeded()
+            raise
+        self._deaths.succeeded()
+        return run
+
+    def _start(self) -> Worker:
+        answers, self._answers = os.pipe()
+        try:
+            with self._log.open("ab") as log:
+                starter, make = partial(fork_server, MODULES), packed_request("make", self._make)
+                descriptors = [log.fileno(), answers]
+                worker = self._worker = Worker(
+                    self.name, starter, make, timeout_s=_START_S, look_s=POLL_S, descriptors=descriptors
+                )
+                worker.start()
+        except WorkerLostError as error:
+            raise SearchError(str(error)) from error
+        finally:
+            os.close(answers)
+        worker.result(worker.receive())
+        return worker
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.free()
+            os.close(self._answers)
+            self._worker = None
+
+
+class _Training:
+    """What a worker's process serves.
+
+    Args:
+        link: its descriptors are those of the log, and of the pipe with the answers of the search.
+        env: id of the env.
+        path: the import path of its factory, if it was registered in the search's process; otherwise the id.
+    """
+
+    def __init__(self, link: Link, env: str, path: str) -> None:
+        link.write_to(link.descriptors[0])
+        if path != env:
+            register_env(env, env_factory(path))
+        link.heartbeat.rest()  # a training may take as long as it does
+        self._link = link
+
+    def train(self, config: TrainConfig, folder: Path, asks: bool) -> TrainedRun:
+        """See `Train`; with `asks`, the search decides whether the training goes on."""
+        try:
+            with interrupting():
+                return train_here(config, folder, None, self._goes_on if asks else None)
+        except KeyboardInterrupt:  # before the training, which would have finished its iteration
+            return TrainedRun(folder, interrupted=True)
+
+    def _goes_on(self, result: Result) -> bool:
+        self._link.tell(result)
+        return os.read(self._link.descriptors[1], 1) == b"+"
