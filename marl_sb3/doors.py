@@ -275,25 +275,13 @@ class Execution(Protocol):
     def experience(self) -> ExperienceMaker:
         """For the learners of the training."""
 
-    def make_runner(
-        self,
-        env: MultiAgentVecEnv,
-        setup: Setup,
-        tracker: EpisodeTracker,
-        progress_after: Callable[[int], Progress],
-        *,
-        update_path: str,
-        n_threads: int,
-    ) -> Runner:
+    def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """Make the runner of a training.
 
         Args:
-            env: the envs, whose `stepped_by` names this execution.
-            setup: the policies and their learners.
+            setup: the policies, their learners, and the envs, whose `stepped_by` names this execution.
             tracker: of finished episodes.
             progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
-            update_path: see `marl_sb3.PPO`.
-            n_threads: threads of one operation of PyTorch or BLAS.
         """
 
 

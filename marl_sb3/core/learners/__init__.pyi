@@ -4,7 +4,6 @@ from .building import build as build
 from .building import build_for_acting as build_for_acting
 from .building import check_action_space as check_action_space
 from .building import check_rollout as check_rollout
-from .building import integer_sizes as integer_sizes
 from .building import is_off_policy as is_off_policy
 from .building import mention_flat_images as mention_flat_images
 from .building import policy_rows as policy_rows
@@ -16,12 +15,10 @@ from .learner import LearnerOptions as LearnerOptions
 from .learner import LearnerPart as LearnerPart
 from .learner import Pace as Pace
 from .learner import Update as Update
-from .learner import common_steps as common_steps
 from .learner import iteration_steps as iteration_steps
 from .learner import joined_metrics as joined_metrics
 from .numeric_faults import check_replay_update as check_replay_update
 from .numeric_faults import check_update as check_update
-from .numeric_faults import check_weights as check_weights
 from .registry import named_algorithm as named_algorithm
 from .spec import PolicySpec as PolicySpec
 from .spec import hyperparameter_defaults as hyperparameter_defaults

@@ -8,13 +8,11 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from gymnasium import spaces
-from stable_baselines3.common import torch_layers
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -27,7 +25,7 @@ from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.policies import AttentionFeatures
 from marl_sb3.core.processing import WHOLE, FrameStack, ProcessedPolicy, Processing
-from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces
+from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
 from marl_sb3.errors import ConfigError
 from marl_sb3.wrappers import choices_of
 
@@ -156,18 +154,6 @@ def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
     settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
     made.rollout_buffer = buffer(n_steps, made.observation_space, made.action_space, states, made.device, **settings)
     return made  # type: ignore[no-any-return]
-
-
-@contextmanager
-def integer_sizes() -> Iterator[None]:
-    """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
-    layers: Any = torch_layers
-    size_of = layers.get_flattened_obs_dim
-    layers.get_flattened_obs_dim = lambda space: int(size_of(space))
-    try:
-        yield
-    finally:
-        layers.get_flattened_obs_dim = size_of
 
 
 def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:

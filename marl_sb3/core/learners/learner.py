@@ -38,7 +38,6 @@ from marl_sb3.core.state import (
     Part,
     SavedPart,
     Stateful,
-    TensorFile,
     generators,
     in_order,
     part,
@@ -225,14 +224,16 @@ class Learner(Stateful, ABC):
         engine: Engine | None = None
         if learns_here or not is_off_policy(spec.algorithm):
             more_losses = any(part_class.adds_loss for part_class in parts)
-            made = (
-                make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses) for make in ENGINES
-            )
-            engine = next((one for one in made if one is not None), None)
+            for make in ENGINES:
+                engine = engine or make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses)
         learner = cls(rows, algorithm, trained, processing, options)
         learner.engine = engine
         for part_class in parts:
-            learner.take_part(part_class(learner, spec, seed, options))
+            part = part_class(learner, spec, seed, options)
+            learner.parts = [*learner.parts, part]
+            learner._states.update(part.states)
+            learner._recorded_as = {**learner._recorded_as, **part.metrics}
+        learner.metric_names = list(learner._recorded_as)
         learner.schedules = coefficients(spec)
         return learner
 
@@ -294,22 +295,16 @@ class Learner(Stateful, ABC):
             raise ConfigError(words, key=next(iter(given)))
         return [LEARNER_PARTS[name] for name in asked]
 
-    def take_part(self, part: LearnerPart) -> None:
-        """Let something take part in the learning."""
-        self.parts = [*self.parts, part]
-        self._states.update(part.states)
-        self._recorded_as = {**self._recorded_as, **part.metrics}
-        self.metric_names = list(self._recorded_as)
-
     # --- Metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self, recorded: Mapping[str, Any]) -> Result:
         """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger; at first, nothing."""
         computed = self._computed(recorded)
-        return {
-            name: computed[name] if key is None else _with_sign(recorded, key)
-            for name, key in self._recorded_as.items()
-        }
+        metrics: Result = {}
+        for name, key in self._recorded_as.items():
+            value = computed[name] if key is None else recorded.get(key.removeprefix("-"))
+            metrics[name] = -value if value is not None and key is not None and key.startswith("-") else value
+        return metrics
 
     @abstractmethod
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
@@ -346,7 +341,7 @@ class Learner(Stateful, ABC):
 
     def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]
         """See `Part.read_state`; with another number of envs, new episodes begin."""
-        return in_order([self.read_weights(saved.files), super().read_state(saved)])
+        return in_order([read_weights(self.algorithm, saved.files["policy"]), super().read_state(saved)])
 
     def _read_acting(
         self, saved: SavedPart, name: str, acting: Actor | LearnedExperience | None
@@ -357,30 +352,10 @@ class Learner(Stateful, ABC):
             return None
         return acting.begin_episodes if saved.num_envs != self.rows.num_envs else acting.read_state(saved.fields(name))
 
-    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
-        """Do what `read_state` does, but only for the weights."""
-        return read_weights(self.algorithm, files["policy"])
-
 
 def _of_part(of_learner: Part) -> Field:
     """Return the field of a part of checkpoints that only one learner has."""
     return Field(lambda _: of_learner.get_state(), lambda _, saved, name: of_learner.read_state(saved.fields(name)))
-
-
-def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:
-    value = recorded.get(key.removeprefix("-"))
-    return -value if value is not None and key.startswith("-") else value
-
-
-def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
-    """Return the length of rollouts for specs without `n_steps`.
-
-    It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
-    """
-    # The `n_steps` of others is that of n-step returns.
-    on_policy = [spec.hyperparameters for spec in specs.values() if not is_off_policy(spec.algorithm)]
-    of_specs = (given["n_steps"] for given in on_policy if "n_steps" in given)
-    return n_steps if n_steps is not None else next(of_specs, None)
 
 
 def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:

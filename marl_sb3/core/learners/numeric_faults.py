@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.errors import NumericError
@@ -30,22 +31,30 @@ _IN_UPDATE = "it began in the update, possibly by too high a learning rate or by
 _ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
 
 
-def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float | None, rollout: Any) -> None:
+def check_update(
+    rows: PolicyRows, algorithm: OnPolicyAlgorithm, recorded: Mapping[str, Any], grad_norm: float | None
+) -> None:
     """Refuse an update with results that are not finite.
 
     Args:
+        algorithm: with the new weights, and the rollout buffer.
+        recorded: what it recorded in its logger.
         grad_norm: norm of the gradients; None if it is not known.
-        rollout: the policy's rollout buffer.
 
     Raises:
         NumericError: a result is not finite; the message names the policy, the quantity, and its origin: agent, env and
-            step.
+            step; or the parameter.
     """
     fault = _first_fault(recorded)
     if fault is None and grad_norm is not None and not math.isfinite(grad_norm):
         fault = "gradient"
     if fault is not None:
-        raise NumericError(f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, rollout)}")
+        raise NumericError(
+            f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, algorithm.rollout_buffer)}"
+        )
+    for name, parameter in algorithm.policy.named_parameters():
+        if not bool(th.isfinite(parameter).all()):
+            raise NumericError(f"policy {rows.policy_id!r}: the weights {name} are not finite after the update")
 
 
 def _first_fault(recorded: Mapping[str, Any]) -> str | None:
@@ -68,17 +77,6 @@ def check_replay_update(policy_id: PolicyID, recorded: Mapping[str, Any], buffer
     bad = next((name for name, array in buffer.tensors().items() if not np.isfinite(array).all()), None)
     origin = f"it began in the {bad} of the replay buffer" if bad else f"the replay buffer is finite: {_IN_UPDATE}"
     raise NumericError(f"policy {policy_id!r}: the {fault} is not finite; {origin}")
-
-
-def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:
-    """Refuse weights that are not finite.
-
-    Raises:
-        NumericError: a weight is not finite; the message names the policy and the parameter.
-    """
-    for name, parameter in policy.named_parameters():
-        if not bool(th.isfinite(parameter).all()):
-            raise NumericError(f"policy {policy_id!r}: the weights {name} are not finite after the update")
 
 
 def _origin(rows: PolicyRows, rollout: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from marl_sb3.core.config import PositiveInt, require, require_ids, shown
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.state import (
+    Commit,
     Field,
     Fields,
     SavedPart,
@@ -237,11 +238,6 @@ class EpisodeTracker(Stateful):
         self.episodes[place] = replace(episode, custom={**episode.custom, **numbers})
         self._added = list(dict.fromkeys([*self._added, *(n for n in numbers if n not in self.custom_metrics)]))
 
-    @property
-    def _custom_names(self) -> list[str]:
-        """The names of all custom metrics, of infos and those that hooks have added."""
-        return [*self.custom_metrics, *self._added]
-
     def _episode(self, env_index: int) -> Episode:
         length, paid, acted = self.running(env_index)
         custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
@@ -271,12 +267,15 @@ class EpisodeTracker(Stateful):
             **_spread("episode_return", [sum(e.agent_returns.values()) for e in episodes]),
             **_spread("episode_len", [e.length for e in episodes]),
             "episode_duration_sec_mean": _mean([e.duration_s for e in episodes]),
-            "agent_episode_returns_mean": {agent: _mean(self._returns_of([agent])) for agent in self._agents},
+            "agent_episode_returns_mean": {
+                agent: _mean([e.agent_returns[agent] for e in episodes if agent in e.agent_returns])
+                for agent in self._agents
+            },
             "module_episode_returns_mean": self._returns_of_policies(),
             "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},
             "custom_metrics": {
                 key: value
-                for name in self._custom_names
+                for name in (*self.custom_metrics, *self._added)
                 for key, value in _spread(name, [e.custom[name] for e in episodes if name in e.custom]).items()
             },
         }
@@ -294,9 +293,7 @@ class EpisodeTracker(Stateful):
         ),
         "custom": parts("_custom"),
         "finished": Field(
-            lambda self: self._finished(),
-            lambda self, state, name: self._read_finished(state.fields(name)),
-            lambda self, finished: self._set_finished(finished),
+            lambda self: self._finished(), lambda self, state, name: self._read_finished(state.fields(name))
         ),
     }
 
@@ -304,16 +301,16 @@ class EpisodeTracker(Stateful):
         """See `Part.read_state`; with another number of envs, only the finished episodes are restored."""
         if saved.num_envs == self._num_envs:
             return super().read_state(saved)
-        finished = self._read_finished(saved.fields("finished"))
-        return in_order([self.begin, lambda: self._set_finished(finished)])
+        return in_order([self.begin, self._read_finished(saved.fields("finished"))])
 
     def _finished(self) -> State:
         """Return the finished episodes in the window as columns."""
         episodes = self.episodes
         agent_steps = [[e.agent_steps[agent] for agent in self._agents] for e in episodes]
         returns = [[e.agent_returns.get(agent, math.nan) for agent in self._agents] for e in episodes]
-        custom = [[e.custom.get(name, math.nan) for name in self._custom_names] for e in episodes]
-        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(self._custom_names))
+        names = [*self.custom_metrics, *self._added]
+        custom = [[e.custom.get(name, math.nan) for name in names] for e in episodes]
+        of_agents, of_metrics = (len(episodes), len(self._agents)), (len(episodes), len(names))
         return {
             "env_index": np.array([e.env_index for e in episodes], np.int64),
             "length": np.array([e.length for e in episodes], np.int64),
@@ -330,9 +327,9 @@ class EpisodeTracker(Stateful):
         numbers = [[own.index(e.policy_of[agent]) for agent, own in self._candidates.items()] for e in self.episodes]
         return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
-    def _read_finished(self, state: StateReader) -> tuple[list[str], list[Episode]]:
+    def _read_finished(self, state: StateReader) -> Commit:
         env_index, listed = state.counts("env_index", (None,)), state.listed("added")
-        added = [listed.string(number) for number in listed]
+        added = list(map(listed.string, listed))
         n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
         played = state.array("played", np.int64, (n, len(agents)), 0).tolist() if self._candidates else []
         columns = (
@@ -346,13 +343,17 @@ class EpisodeTracker(Stateful):
         policies = (
             [self._policies_of(numbers, state) for numbers in played] if self._candidates else n * [self._policy_of]
         )
-        rows = zip(*(column.tolist() for column in columns), policies, strict=True)
-        return added, [
-            Episode(
-                env, length, _known(agents, paid), dict(zip(agents, acted, strict=True)), _known(names, own), *others
-            )
-            for env, length, paid, acted, own, *others in rows
-        ]
+        episodes: list[Episode] = []
+        for env, length, paid, acted, own, *others in zip(*map(np.ndarray.tolist, columns), policies, strict=True):
+            steps = dict(zip(agents, acted, strict=True))
+            episodes.append(Episode(env, length, _known(agents, paid), steps, _known(names, own), *others))
+
+        def commit() -> None:
+            self._added = added
+            self.episodes.clear()
+            self.episodes.extend(episodes)
+
+        return commit
 
     def _policies_of(self, numbers: Sequence[int], state: StateReader) -> Mapping[AgentID, PolicyID]:
         played = list(zip(self._candidates.items(), numbers, strict=True))
@@ -360,11 +361,6 @@ class EpisodeTracker(Stateful):
             if number >= len(policies):
                 raise state.error("played", number, f"the number of a candidate, below {len(policies)}")
         return {agent: policies[number] for (agent, policies), number in played}
-
-    def _set_finished(self, finished: tuple[list[str], list[Episode]]) -> None:
-        self._added, episodes = finished
-        self.episodes.clear()
-        self.episodes.extend(episodes)
 
     def _returns_of_policies(self) -> dict[PolicyID, float | None]:
         """Return the mean return of the agents that each policy has played."""
@@ -376,9 +372,6 @@ class EpisodeTracker(Stateful):
                 if agent in policy_of:
                     returns[policy_of[agent]].append(paid)
         return {policy: _mean(paid) for policy, paid in returns.items()}
-
-    def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
-        return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
 
 
 def _checked(custom_metrics: Any) -> Mapping[str, InfoMetric]:
@@ -393,8 +386,7 @@ def _known(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     return {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    values = list(values)
+def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 

@@ -23,7 +23,6 @@ from marl_sb3.core.learners import (
     build,
     check_rollout,
     check_update,
-    check_weights,
     mention_flat_images,
 )
 from marl_sb3.core.mapping import PolicyRows
@@ -113,8 +112,7 @@ class OnPolicyLearner(Learner):
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         metrics = self.metrics(recorded)
-        check_update(self.rows, recorded, metrics.get("gradients_global_norm"), self.buffer)
-        check_weights(self.policy_id, self.algorithm.policy)
+        check_update(self.rows, self.algorithm, recorded, metrics.get("gradients_global_norm"))
         return metrics
 
     def _computed(self, recorded: Mapping[str, Any]) -> Result:

@@ -17,6 +17,7 @@ from .private import after_step as after_step
 from .private import all_callbacks as all_callbacks
 from .private import calls_lstm_as_sb3 as calls_lstm_as_sb3
 from .private import has_step_hook as has_step_hook
+from .private import integer_sizes as integer_sizes
 from .private import num_updates as num_updates
 from .private import pickled_members as pickled_members
 from .private import progress_remaining as progress_remaining

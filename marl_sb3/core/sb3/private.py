@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch as th
+from stable_baselines3.common import torch_layers
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
 from stable_baselines3.common.logger import Logger
@@ -111,6 +112,18 @@ def unchecked_distributions() -> Iterator[None]:
         yield
     finally:
         th.distributions.Distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def integer_sizes() -> Iterator[None]:
+    """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
+    layers: Any = torch_layers
+    size_of = layers.get_flattened_obs_dim
+    layers.get_flattened_obs_dim = lambda space: int(size_of(space))
+    try:
+        yield
+    finally:
+        layers.get_flattened_obs_dim = size_of
 
 
 def take_single_steps(policy: Any) -> None:

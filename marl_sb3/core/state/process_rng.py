@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
 
-from marl_sb3.core.state.fields import Field, Fields, Stateful
+from marl_sb3.core.state.fields import Commit, Field, Fields, Stateful
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
@@ -29,21 +30,21 @@ _TORCH = np.dtype(
 )
 
 
-def _python_state() -> State:
+def _python_state(_: object) -> State:
     _, words, gauss = random.getstate()
     return {"words": np.array(words, dtype=np.uint32), "gauss": gauss}
 
 
-def _read_python(_: object, states: StateReader, name: str) -> tuple[int, tuple[int, ...], float | None]:
+def _read_python(_: object, states: StateReader, name: str) -> Commit:
     state = states.fields(name)
     words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
     gauss = None if state.value("gauss") is None else state.number("gauss")
     if words[-1] > _NUMPY_WORDS:
         raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
-    return 3, tuple(words), gauss
+    return partial(random.setstate, (3, tuple(words), gauss))
 
 
-def _numpy_state() -> State:
+def _numpy_state(_: object) -> State:
     state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
         "key": state["state"]["key"],
@@ -53,14 +54,15 @@ def _numpy_state() -> State:
     }
 
 
-def _read_numpy(_: object, states: StateReader, name: str) -> dict[str, Any]:
+def _read_numpy(_: object, states: StateReader, name: str) -> Commit:
     state = states.fields(name)
     inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
     has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
-    return {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+    read = {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+    return partial(np.random.set_state, read)
 
 
-def _read_torch(_: object, state: StateReader, name: str) -> th.Tensor:
+def _read_torch(_: object, state: StateReader, name: str) -> Commit:
     """Check the state of PyTorch's generator. PyTorch does not: a wrong index would make it read foreign memory."""
     raw = state.array(name, np.uint8, (th.get_rng_state().numel(),))
     where = f"{state.where}/{name}"
@@ -72,11 +74,11 @@ def _read_torch(_: object, state: StateReader, name: str) -> th.Tensor:
         if (
             not 1 <= left <= _NUMPY_WORDS
             or left + following > _NUMPY_WORDS + 1
-            or not all(switch in (0, 1) for switch in switches)
+            or not {0, 1}.issuperset(switches)
             or not np.isfinite(normals).all()
         ):
             raise CheckpointError(f"{where} is not a state of PyTorch's generator")
-    return _torch_state(raw, "cpu", where)
+    return partial(th.set_rng_state, _torch_state(raw, "cpu", where))
 
 
 def _torch_state(raw: Array, device: str, where: str) -> th.Tensor:
@@ -93,13 +95,14 @@ def _cuda_states() -> list[th.Tensor]:
     return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-def _read_cuda(_: object, state: StateReader, name: str) -> list[th.Tensor]:
-    """The states of the devices; none where no device is."""
-    devices = state.listed(name)
-    read = {device: devices.array(device, np.uint8, (None,)) for device in devices}
-    if not th.cuda.is_available():
-        return []
-    return [_torch_state(raw, f"cuda:{device}", f"{devices.where}/{device}") for device, raw in read.items()]
+def _read_cuda(_: object, state: StateReader, name: str) -> Commit:
+    """Read the states of the devices; none are set where no device is."""
+    devices, states = state.listed(name), []
+    for device in devices:
+        raw = devices.array(device, np.uint8, (None,))
+        if th.cuda.is_available():
+            states.append(_torch_state(raw, f"cuda:{device}", f"{devices.where}/{device}"))
+    return partial(_set_cuda, states)
 
 
 def _set_cuda(states: list[th.Tensor]) -> None:
@@ -111,11 +114,11 @@ class ProcessRandomness(Stateful):
     """The generators as a part of a training."""
 
     fields: ClassVar[Fields] = {
-        "python": Field(lambda _: _python_state(), _read_python, lambda _, read: random.setstate(read)),
-        "numpy": Field(lambda _: _numpy_state(), _read_numpy, lambda _, read: np.random.set_state(read)),  # noqa: NPY002
-        "torch": Field(lambda _: th.get_rng_state().numpy(), _read_torch, lambda _, read: th.set_rng_state(read)),
+        "python": Field(_python_state, _read_python),
+        "numpy": Field(_numpy_state, _read_numpy),
+        "torch": Field(lambda _: th.get_rng_state().numpy(), _read_torch),
         # The state of each CUDA device; none before CUDA is used.
-        "cuda": Field(lambda _: [each.numpy() for each in _cuda_states()], _read_cuda, lambda _, read: _set_cuda(read)),
+        "cuda": Field(lambda _: [state.numpy() for state in _cuda_states()], _read_cuda),
     }
 
 

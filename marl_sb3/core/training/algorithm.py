@@ -135,6 +135,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             seed=seed,
             device=device,
             update_path=update_path,
+            n_threads=self.n_threads,
             evaluation_deterministic=evaluation_deterministic,
             progress_remaining=self._counters.progress_remaining,
             experience=execution.experience,
@@ -148,14 +149,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env.seed(seed)
         learners = self._setup.learners
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics, self.candidates)
-        self._runner = execution.make_runner(
-            env,
-            self._setup,
-            self.tracker,
-            self._counters.progress_remaining,
-            update_path=update_path,
-            n_threads=self.n_threads,
-        )
+        self._runner = execution.make_runner(self._setup, self.tracker, self._counters.progress_remaining)
         self._loop = TrainingLoop(self, self._runner, learners, self._counters, self.n_steps, self.n_parallel_updates)
         self.parts = TrainingParts(learners, self._runner, self.tracker, self._counters)
         self._reporter = Reporter(verbose, tensorboard_log)

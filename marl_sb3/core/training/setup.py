@@ -14,7 +14,6 @@ from marl_sb3.core.learners import (
     Learner,
     LearnerOptions,
     PolicySpec,
-    common_steps,
     is_off_policy,
     iteration_steps,
     policy_specs,
@@ -32,10 +31,12 @@ from marl_sb3.core.mapping import (
     rows_of_policy,
 )
 from marl_sb3.core.metrics import EpisodeTracker
+from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import (
     Progress,
     optimizer_forms,
     progress_remaining,
+    read_weights,
     set_progress_remaining,
     weight_forms,
 )
@@ -67,20 +68,23 @@ from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 class Setup:
     """The setup of a training."""
 
-    num_envs: int  # E
+    env: MultiAgentVecEnv
     n_steps: int  # env steps of each env in an iteration
-    rollout_steps: int | None  # see `common_steps`
+    # Env steps in a rollout of the policies that do not set them; None: SB3's default.
+    rollout_steps: int | None
     specs: Mapping[PolicyID, PolicySpec]  # policy id -> spec
     learners: Mapping[PolicyID, Learner]  # policy id -> learner
     bundle: PolicyBundle  # the policies, ready to act
     mapping: PolicyMapping  # which of them play which agents
+    update_path: str  # see `marl_sb3.PPO`
+    n_threads: int  # threads of one operation of PyTorch or BLAS
 
     def to_plain(self, evaluation_deterministic: Deterministic) -> State:
         """Return the setup as plain data for a checkpoint."""
         others = {agent: list(policy_ids[1:]) for agent, policy_ids in self.mapping.varied.items()}
         return {
             **({"candidates": others} if others else {}),
-            "num_envs": self.num_envs,
+            "num_envs": self.env.num_envs,
             "n_steps": self.n_steps,
             "evaluation_deterministic": evaluation_deterministic,
             "policy_of": dict(self.bundle.policy_of),
@@ -121,6 +125,7 @@ def set_up(
     seed: int | None,
     device: str,
     update_path: str,
+    n_threads: int,
     evaluation_deterministic: Deterministic,
     progress_remaining: Callable[[], Progress],
     experience: ExperienceMaker,
@@ -138,50 +143,45 @@ def set_up(
     mapping = policy_mapping(policy_ids, env.agents, policy_mapping_fn, seed)
     specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
-    rollout_steps = common_steps(n_steps, specs)
+    off_policy = [policy_id for policy_id in policy_ids if is_off_policy(specs[policy_id].algorithm)]
+    rollout_steps = n_steps
+    for policy_id, spec in specs.items():  # the `n_steps` of off-policy algorithms is that of n-step returns
+        if rollout_steps is None and policy_id not in off_policy:
+            rollout_steps = spec.hyperparameters.get("n_steps")
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, mapping.seats_of(policy_id)) for policy_id in policy_ids}
-    if any(is_off_policy(specs[policy_id].algorithm) for policy_id in trained):
+    if trained.intersection(off_policy):
         from marl_sb3.core.off_policy import require_memory
 
-        require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
+        require_memory([(rows[policy_id], specs[policy_id]) for policy_id in off_policy if policy_id in trained])
     learners: dict[PolicyID, Learner] = {}
+    policies_made: dict[PolicyID, BaseAlgorithm] = {}
+    spaces: dict[PolicyID, PolicySpaces] = {}
+    processing: dict[PolicyID, Processing] = {}
     goal_rewards = goal_rewards_of(env)
     options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, experience, goal_rewards)
     for index, policy_id in enumerate(policy_ids):
         # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
         own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
         make = specs[policy_id].info.learner_class.make
+        group = rows[policy_id].group
         try:
-            learners[policy_id] = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
+            learner = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
+            require_storable("its weights", weight_forms(learner.algorithm))
+            require_storable("its optimizer", optimizer_forms(learner.algorithm))
+            for files in POLICY_FILES:
+                files.require_writable(learner.algorithm)
         except ConfigError as error:
             error.policy_id = policy_id
             raise
-    bundle = PolicyBundle(
-        {policy_id: learner.algorithm for policy_id, learner in learners.items()},
-        mapping.policy_of,
-        {
-            policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
-            for policy_id, its in rows.items()
-        },
-        {policy_id: learner.processing for policy_id, learner in learners.items()},
-        candidates=mapping.varied,
-    )
-    _require_savable(bundle.policies)
-    n_steps = iteration_steps(list(learners.values()), n_steps)
-    return Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle, mapping)
-
-
-def _require_savable(policies: Mapping[PolicyID, BaseAlgorithm]) -> None:
-    """Refuse, before the training, policies that could not be saved afterwards."""
-    for policy_id, policy in policies.items():
-        try:
-            require_storable("its weights", weight_forms(policy))
-            require_storable("its optimizer", optimizer_forms(policy))
-            for files in POLICY_FILES:
-                files.require_writable(policy)
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
+        learners[policy_id], policies_made[policy_id] = learner, learner.algorithm
+        spaces[policy_id] = PolicySpaces(group.observation_space, group.action_space)
+        processing[policy_id] = learner.processing
+    bundle = PolicyBundle(policies_made, mapping.policy_of, spaces, processing, candidates=mapping.varied)
+    n_steps = iteration_steps(list(learners.values()), n_steps)
+    return Setup(env, n_steps, rollout_steps, specs, learners, bundle, mapping, update_path, n_threads)
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class TrainingParts:
         files, saved = self._files(checkpoint), StateReader(checkpoint.state).fields("policies")
         setters: list[Callable[[], object]] = []
         for policy_id, learner in self.learners.items():
-            setters.append(learner.read_weights(files[policy_id]))
+            setters.append(read_weights(learner.algorithm, files[policy_id]["policy"]))
             setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
         in_order(setters)()
 
@@ -314,18 +314,9 @@ class InThisProcess:
 
     experience = HERE
 
-    def make_runner(
-        self,
-        env: MultiAgentVecEnv,
-        setup: Setup,
-        tracker: EpisodeTracker,
-        progress_after: Callable[[int], Progress],
-        *,
-        update_path: str,
-        n_threads: int,
-    ) -> Runner:
+    def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`."""
-        return local_runner(setup.mapping, env, setup.learners, tracker)
+        return local_runner(setup.mapping, setup.env, setup.learners, tracker)
 
 
 def local_runner(

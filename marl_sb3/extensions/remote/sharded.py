@@ -19,7 +19,7 @@ from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import SavedPart, State
 from marl_sb3.core.training import Runner, StepListener
-from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, shard_seed
+from marl_sb3.core.vec_env import Health, shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
@@ -256,29 +256,20 @@ class InShards:
 
     experience = OfLearner()
 
-    def make_runner(
-        self,
-        env: MultiAgentVecEnv,
-        setup: Setup,
-        tracker: EpisodeTracker,
-        progress_after: Callable[[int], Progress],
-        *,
-        update_path: str,
-        n_threads: int,
-    ) -> Runner:
+    def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`; nothing is started."""
-        envs = cast("ShardedVecEnv", env)
+        envs = cast("ShardedVecEnv", setup.env)
 
         def plan() -> ShardPlan:
             return ShardPlan(
                 envs.plan,
-                env.agents,
+                envs.agents,
                 setup.specs,
                 setup.mapping,
                 frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
                 setup.rollout_steps,
-                update_path,
-                n_threads,
+                setup.update_path,
+                setup.n_threads,
                 tracker.custom_metrics,
                 imported_modules(),
             )

@@ -37,9 +37,15 @@ from torch import nn
 
 from marl_sb3.core.config import place_of
 from marl_sb3.core.envs import MASK
-from marl_sb3.core.learners import integer_sizes
 from marl_sb3.core.processing import WHOLE, NormalizeObservations, Processing, RescaleActions
-from marl_sb3.core.sb3 import critic_states, initial_states, take_single_steps, takes_masks, unchecked_distributions
+from marl_sb3.core.sb3 import (
+    critic_states,
+    initial_states,
+    integer_sizes,
+    take_single_steps,
+    takes_masks,
+    unchecked_distributions,
+)
 from marl_sb3.core.vec_env import ZeroBased
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.types import Array

@@ -24,8 +24,8 @@ import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import algorithm_info
-from marl_sb3.core.learners import integer_sizes
 from marl_sb3.core.mapping import rows_of_policy
+from marl_sb3.core.sb3 import integer_sizes
 from marl_sb3.core.sb3.spaces import OneRow
 from marl_sb3.errors import ExportError
 from marl_sb3.extensions.transfer import export_policies, onnx_check, open_session
