@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,16 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
     KEYS,
-    LATER,
-    NETWORK,
-    OF_NETWORK,
-    OF_RUN,
     TRANSLATED,
-    Context,
+    Meanings,
     canonical_hyperparameters,
     canonical_name,
     canonical_settings,
-    network_settings,
-    number_of_envs,
+    meanings,
+    path_of,
     put,
     refuse_unsupported,
-    translated,
+    run_meanings,
     translated_key,
 )
 from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
@@ -93,42 +88,17 @@ class MergedSettings:
                 converted[policy_id] = canonical_hyperparameters({str(name): own for name, own in settings.items()})
         return converted
 
-    def translate_rllib(self) -> None:
-        """Translate RLlib's names that need the algorithm or the number of envs, which are known now.
+    def translate(self) -> None:
+        """Translate names that need the algorithm or the number of envs, which are known now.
 
         Raises:
             ConfigError: a name has no counterpart for the algorithm, or a source gives a setting by two names.
         """
-        if not any(name.rpartition(".")[2] in LATER for name in self.sources):
-            return
-        of_run = self.fields[HYPERPARAMETERS]
-        if of_envs := {name: of_run.pop(name) for name in OF_RUN if name in of_run}:
-            latest = max(of_envs, key=lambda name: self._source(name).order)
-            self._put_meant("", latest, self.fields, lambda: {"n_envs": number_of_envs(of_envs)})
-        context = Context(*(self.fields.get(name, getattr(TrainConfig, name)) for name in Context._fields))
+        self._replace("", self.fields[HYPERPARAMETERS], run_meanings)
+        n_envs = self.fields.get("n_envs", TrainConfig.n_envs)
         for policy, algo, settings in self._by_policy():
-            self._put_network(policy, str(algo), settings)
-            for name in LATER & settings.keys():
-                value = settings.pop(name)
-                meaning = partial(translated, name, value, str(algo), kinds_of(algo), context)
-                self._put_meant(policy, name, settings, meaning)
-
-    def _put_network(self, policy: str, algo: str, settings: dict[str, Any]) -> None:
-        """Put the settings that RLlib's names of networks mean together; their place is that of the latest of them."""
-        given = {name: settings.pop(name) for name in NETWORK if name in settings}
-        if not given:
-            return
-        latest = max(given, key=lambda name: self._source(f"{policy}{name}").order)
-        kind = settings.get("policy", self.fields.get("policy"))
-        has_values = "gae_lambda" in kinds_of(algo)
-        meaning = partial(network_settings, given, kind, settings.get("policy_kwargs"), algo, has_values)
-        meant = self._meant(policy, meaning)
-        for name in [name for name in meant if name.startswith(OF_NETWORK)]:
-            put(settings, ("policy_kwargs", name.removeprefix(OF_NETWORK)), meant.pop(name))
-            self.sources[f"{policy}{name}"] = self._source(f"{policy}{latest}")
-        if not policy:
-            meant = {f"processing.{name}": value for name, value in meant.items()}
-        self._put_meant(policy, latest, settings if policy else self.fields, lambda: meant)
+            kind = settings.get("policy", self.fields.get("policy"))
+            self._replace(policy, settings, meanings, kind, str(algo), kinds_of(algo), n_envs)
 
     def _by_policy(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         """Yield the settings of the run, and of each policy: `POLICY.`, its algorithm, its settings."""
@@ -140,26 +110,27 @@ class MergedSettings:
         for policy_id, own in single:
             yield f"{policy_id}.", algos.get(policy_id, algo), own
 
-    def _put_meant(
-        self, policy: str, name: str, target: dict[str, Any], meaning: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        """Put the settings that a name of RLlib means, but not where a later source has given them."""
-        source, meant = self._source(f"{policy}{name}"), self._meant(policy, meaning)
-        for setting, value in meant.items():
-            other = self._source(f"{policy}{setting}").order if setting in target else -1
-            if other == source.order:
-                words = f"{name} and {setting} are both given, but mean the same; accepted: one of them"
-                raise ConfigError(f"{source}: {words}", key=f"{policy}{name}")
-            if other < source.order:
-                target[setting] = value
-                self.sources[f"{policy}{setting}"] = source
-
-    def _meant(self, policy: str, meaning: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    def _replace(self, policy: str, settings: dict[str, Any], means: Callable[..., Meanings], *known: Any) -> None:
+        """Put what names mean in their place, from the latest source that has one, unless a later one has it itself."""
         try:
-            return dict(meaning())
+            found = list(means(settings, *known))
         except ConfigError as error:
             key = f"{policy}{error.key}"
             raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
+        for names, meant in found:
+            by_order = sorted(names, key=lambda name: self._source(f"{policy}{name}").order)
+            latest, source = by_order[-1], self._source(f"{policy}{by_order[-1]}")
+            for name in names:
+                del settings[name]
+            for name, value in meant.items():
+                setting = name if policy else canonical_name(name)
+                target, order = self.fields if setting in ACCEPTED else settings, self._source(policy + setting).order
+                if setting in target and order == source.order:
+                    words = f"{latest} and {setting} are both given, but mean the same; accepted: one of them"
+                    raise ConfigError(f"{source}: {words}", key=f"{policy}{latest}")
+                if setting not in target or order < source.order:
+                    put(target, (setting,) if setting in ACCEPTED else path_of(setting), value)
+                    self.sources[policy + setting] = source
 
     def _source(self, key: str) -> Source:
         return source_of(self.sources, key) or Source(key)
@@ -250,7 +221,7 @@ def load_config(
     if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
         values.fields.pop("extensions", None)
     refuse_unsupported(values.of_the_zoo, values.sources)
-    values.translate_rllib()
+    values.translate()
     try:
         fields = {**nested(values.fields), "picks_rollouts": hparams is None and not entry}
         return TrainConfig(env, sources=values.sources, notes=notes, **fields)

@@ -24,18 +24,16 @@ from marl_sb3.core.config import (
 from marl_sb3.doors import SETTINGS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib import (
-    LATER,
     SECTION_OF,
     explanation,
     is_of_rllib,
     is_taken_apart,
-    network_settings,
+    meanings,
     no_counterpart,
     split_name,
-    translated,
     unnested,
 )
-from marl_sb3.extensions.dialects.rllib_names import NETWORK, NO_COUNTERPART, RENAMED, Context
+from marl_sb3.extensions.dialects.rllib_names import NO_COUNTERPART, RENAMED
 from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ def _class_name(entry: str, value: Any) -> Any:
 def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, tuple[str, Any]]:
     """Return the settings of one source by canonical name: the name that the source uses, and the value.
 
-    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `translated`.
+    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `rllib.meanings`.
 
     Args:
         given: may have sections: `checkpoints: {every: 5}` is `checkpoints.every: 5`.
@@ -201,9 +199,14 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
     result: dict[str, Any] = {}
     found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
     for name in sorted(found, key=lambda name: name.startswith(OF_NETWORK)):
-        own, _, entry = _without_section(name).partition(OF_NETWORK)
-        put(result, ("policy_kwargs", entry) if entry else (own,), found[name][1])
+        put(result, path_of(_without_section(name)), found[name][1])
     return result
+
+
+def path_of(setting: str) -> tuple[str, ...]:
+    """Return where a setting of a policy belongs: `policy_kwargs.net_arch` is an entry of `policy_kwargs`."""
+    entry = setting.removeprefix(OF_NETWORK)
+    return (setting,) if entry == setting else ("policy_kwargs", entry)
 
 
 def put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -226,19 +229,13 @@ class RLlibNames:
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
         """See `Dialect.translated`; what some of RLlib's names mean depends on the algorithm or on `n_envs`."""
         settings = canonical_hyperparameters(given, spec.values)
-        algorithm, kinds = spec.algorithm.__name__, spec.info.kinds
-        of_network = {name: settings.pop(name) for name in NETWORK if name in settings}
-        network, has_values = settings.get("policy_kwargs"), "gae_lambda" in kinds
-        meant = network_settings(of_network, spec.policy, network, algorithm, has_values)
-        if "frame_stack" in meant.keys() & settings.keys():
-            raise given_twice("frame_stack", "use_attention", "frame_stack")
-        for name, value in meant.items():
-            put(settings, ("policy_kwargs", name.partition(".")[2]) if "." in name else (name,), value)
-        for name in [name for name in settings if name in LATER]:
-            meant = translated(name, settings.pop(name), algorithm, kinds, Context(n_envs))
-            for setting in meant.keys() & settings.keys():
-                raise given_twice(setting, name, setting)
-            settings |= meant
+        for names, meant in list(meanings(settings, spec.policy, spec.algorithm.__name__, spec.info.kinds, n_envs)):
+            for name in names:
+                del settings[name]
+            for setting, value in meant.items():
+                if setting in settings:
+                    raise given_twice(setting, names[0], setting)
+                put(settings, path_of(setting), value)
         return settings
 
     def explain(self, name: str) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting, shown
 from marl_sb3.errors import ConfigError
@@ -18,14 +18,12 @@ from marl_sb3.extensions.dialects.rllib_names import (
     NO_COUNTERPART,
     RENAMED,
     RUNNERS,
-    Context,
 )
 
 SECTION_OF = section_by_setting()  # of each setting of a policy that is no hyperparameter
 
-OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
 # Names that are translated when the algorithm and the number of envs are known.
-LATER = OF_RUN.union(DEPENDENT, NETWORK)
+_LATER = frozenset({*RUNNERS, *ENVS_PER_RUNNER, *DEPENDENT, *NETWORK})
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -71,7 +69,7 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 
 def is_of_rllib(own: str) -> bool:
     """Whether a name is in one of the tables."""
-    return any(own in table for table in (RENAMED, LATER, ALWAYS, NO_COUNTERPART, NESTED))
+    return any(own in table for table in (RENAMED, _LATER, ALWAYS, NO_COUNTERPART, NESTED))
 
 
 def _is_always_so(own: str, key: str, value: Any) -> bool:
@@ -97,30 +95,61 @@ def no_counterpart(own: str) -> str:
     return f"RLlib's {own} has no counterpart here; {NO_COUNTERPART[own]}"
 
 
-def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Translate a name of `LATER` for one algorithm.
+# Names, and the settings that they mean together, with their values.
+Meanings: TypeAlias = "Iterator[tuple[Sequence[str], Mapping[str, Any]]]"
 
-    Args:
-        algorithm: its name, for messages.
-        kinds: its table of hyperparameters.
-        context: what is known of the run.
 
-    Returns:
-        Settings here with their values.
+def run_meanings(settings: Mapping[str, Any]) -> Meanings:
+    """Yield what names mean together that belong to the run: the number of envs of all runners of RLlib.
 
     Raises:
-        ConfigError: the name has no counterpart for this algorithm, or not with this value; its key is `own`.
+        ConfigError: a value is wrong, or is given by two names; its key is the name. So for `meanings`.
     """
-    if own in OF_RUN:
-        raise ConfigError(f"RLlib's {own} belongs to the run, not to a policy; set n_envs", key=own)
-    meanings = [meaning for meaning in DEPENDENT[own] if meaning.applies(kinds)]
-    if not meanings:
-        others = "; ".join(f"{'/'.join(each.settings)} of algorithms {each.algorithms}" for each in DEPENDENT[own])
-        raise ConfigError(f"RLlib's {own} has no counterpart for {algorithm}; it means {others}", key=own)
-    try:
-        return dict(meanings[0].convert(value, context))
-    except ConfigError as error:
-        raise ConfigError(str(error), key=own) from error
+    of_run = [name for name in (*RUNNERS, *ENVS_PER_RUNNER) if name in settings]
+    product = 1
+    for names, kind in ((RUNNERS, Count), (ENVS_PER_RUNNER, PositiveInt)):
+        given = [name for name in names if name in settings]
+        if len(given) > 1:
+            words = f"{' and '.join(given)} are both given, but mean the same; accepted: one of them"
+            raise ConfigError(words, key=given[0])
+        for name in given:
+            product *= max(1, require(name, settings[name], kind))
+    if of_run:
+        yield of_run, {"n_envs": product}
+
+
+def meanings(
+    settings: Mapping[str, Any], policy: Any, algorithm: str, kinds: Mapping[str, Any], n_envs: int
+) -> Meanings:
+    """Yield what names mean in the settings of one policy that depend on its algorithm, or on each other.
+
+    Args:
+        settings: all settings of the policy.
+        policy: name or class of the policy.
+        algorithm: its name, for messages.
+        kinds: its table of hyperparameters.
+        n_envs: number of envs of the run.
+
+    Raises:
+        ConfigError: a name has no counterpart for this algorithm, or not with this value.
+    """
+    if network := sorted((name for name in NETWORK if name in settings), key=lambda name: name != "use_attention"):
+        given = {name: settings[name] for name in network}
+        has_values = "gae_lambda" in kinds
+        yield network, network_settings(given, policy, settings.get("policy_kwargs"), algorithm, has_values)
+    for name in settings:
+        if name in RUNNERS or name in ENVS_PER_RUNNER:
+            raise ConfigError(f"RLlib's {name} belongs to the run, not to a policy; set n_envs", key=name)
+        if name not in DEPENDENT:
+            continue
+        applying = [meaning for meaning in DEPENDENT[name] if meaning.applies(kinds)]
+        if not applying:
+            others = "; ".join(f"{'/'.join(each.settings)} of algorithms {each.algorithms}" for each in DEPENDENT[name])
+            raise ConfigError(f"RLlib's {name} has no counterpart for {algorithm}; it means {others}", key=name)
+        try:
+            yield [name], applying[0].convert(settings[name], n_envs)
+        except ConfigError as error:
+            raise ConfigError(str(error), key=name) from error
 
 
 def network_settings(
@@ -185,23 +214,6 @@ def _frames(given: Mapping[str, Any]) -> int:
             f"RLlib's {named} (by default 50); {words}", key=next(name for name in MEMORY if name in given)
         )
     return int(acting) + 1
-
-
-def number_of_envs(given: Mapping[str, Any]) -> int:
-    """The number of envs of all runners of RLlib.
-
-    Args:
-        given: names of `OF_RUN` with their values.
-    """
-    product = 1
-    for names, kind in ((RUNNERS, Count), (ENVS_PER_RUNNER, PositiveInt)):
-        found = [name for name in names if name in given]
-        if len(found) > 1:
-            words = f"{' and '.join(found)} are both given, but mean the same; accepted: one of them"
-            raise ConfigError(words, key=found[0])
-        for name in found:
-            product *= max(1, require(name, given[name], kind))
-    return product
 
 
 def explanation(setting: str) -> str | None:

@@ -20,26 +20,18 @@ from marl_sb3.errors import ConfigError
 # --- Values ----------------------------------------------------------------------------------------------------------
 
 
-class Context(NamedTuple):
-    """What a value may depend on; None: not known."""
-
-    n_envs: int | None = None  # number of envs of the run
-
-
-def batch_per_env(value: Any, context: Context) -> dict[str, Any]:
+def batch_per_env(value: Any, n_envs: int) -> dict[str, Any]:
     """The steps of each env that make a batch."""
     require("train_batch_size", value, PositiveInt)
-    if context.n_envs is None:
-        raise ConfigError("RLlib's train_batch_size needs the number of envs, which is not known here; set n_steps")
-    return {"n_steps": math.ceil(value / context.n_envs)}
+    return {"n_steps": math.ceil(value / n_envs)}
 
 
-def same(setting: str, unset: str | None = None) -> Callable[[Any, Context], dict[str, Any]]:
+def same(setting: str, unset: str | None = None) -> Callable[[Any, int], dict[str, Any]]:
     """Return a conversion to one setting with the same value, or to none where that is `unset`: RLlib chooses it."""
-    return lambda value, context: {} if value is not None and value == unset else {setting: value}
+    return lambda value, _: {} if value is not None and value == unset else {setting: value}
 
 
-def updates_of_sac(value: Any, context: Context) -> dict[str, Any]:
+def updates_of_sac(value: Any, n_envs: int) -> dict[str, Any]:
     """RLlib counts env steps, SB3's SAC gradient steps: only "always" is the same."""
     if value in (0, 1) and not isinstance(value, bool):
         return {"target_update_interval": 1}
@@ -49,14 +41,14 @@ def updates_of_sac(value: Any, context: Context) -> dict[str, Any]:
     )
 
 
-def epsilon_schedule(value: Any, context: Context) -> dict[str, Any]:
+def epsilon_schedule(value: Any, n_envs: int) -> dict[str, Any]:
     """A constant, or points."""
     if not accepts(Fraction | Points, value):
         raise ConfigError(f"RLlib's epsilon is {shown(value)}; accepted: {words(Fraction | Points)}")
     return {"exploration_schedule": value}
 
 
-def epsilon_greedy(value: Any, context: Context) -> dict[str, Any]:
+def epsilon_greedy(value: Any, n_envs: int) -> dict[str, Any]:
     """RLlib's class `EpsilonGreedy` of older versions: a constant, then a line from the first epsilon to the last."""
     defaults = {"initial_epsilon": 1.0, "final_epsilon": 0.05, "epsilon_timesteps": 100_000, "warmup_timesteps": 0}
     given = dict(value) if isinstance(value, Mapping) else {}
@@ -70,13 +62,13 @@ def epsilon_greedy(value: Any, context: Context) -> dict[str, Any]:
         )
         raise ConfigError(f"RLlib's exploration_config is {shown(value)}; accepted: {accepted}")
     first, last, env_steps, warmup = known.values()
-    return epsilon_schedule([[warmup, first], [warmup + env_steps, last]], context)
+    return epsilon_schedule([[warmup, first], [warmup + env_steps, last]], n_envs)
 
 
-def points_of(name: str, setting: str) -> Callable[[Any, Context], dict[str, Any]]:
+def points_of(name: str, setting: str) -> Callable[[Any, int], dict[str, Any]]:
     """Return a conversion of one of RLlib's schedules, a list of points or None, to one setting."""
 
-    def converted(value: Any, context: Context) -> dict[str, Any]:
+    def converted(value: Any, n_envs: int) -> dict[str, Any]:
         if not accepts(Points | None, value):
             raise ConfigError(f"RLlib's {name} is {shown(value)}; accepted: {words(Points | None)}")
         return {} if value is None else {setting: value}
@@ -111,7 +103,7 @@ def deterministic(value: Any) -> bool:
 # --- Names that mean settings ----------------------------------------------------------------------------------------
 
 
-Convert = Callable[[Any, Context], Mapping[str, Any]]
+Convert = Callable[[Any, int], Mapping[str, Any]]
 Applies = Callable[[Mapping[str, Any]], bool]  # to an algorithm, by its table of hyperparameters
 
 
@@ -122,7 +114,7 @@ class Meaning:
     settings: tuple[str, ...]  # the names of the settings here
     algorithms: str  # of which algorithms, in words
     applies: Applies  # the same as a function
-    convert: Convert  # the value of RLlib -> settings with their values
+    convert: Convert  # the value of RLlib, and the number of envs -> settings with their values
     note: str = ""  # how the value changes, in words; empty if it does not
 
 
