@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from forked import ForkServer
-from trials import Case, train_reference
+from kill_harness import Case, train_reference
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shlex
@@ -171,6 +172,22 @@ class Client:
     def _note(self, kind: str, pid: int, code: int) -> None:
         assert kind == "exit"
         self._codes[pid] = code
+
+
+def run_really(
+    arguments: Sequence[str],
+    output: Path,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    shims: Mapping[str, Any] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process of the system, which takes seconds; see `Client.run`. One with shims has to train."""
+    start = [str(Path(__file__).with_name("shims.py")), json.dumps(shims), *arguments[2:]] if shims else arguments
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, *start], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
 
 
 class ForkServer(Client):

@@ -9,30 +9,196 @@ resume, or the start. Exit code 1: something differs.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
-import re
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, product
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from typing import Any
 
-from forked import ForkServer
+from campaign import Tally, command
+from forked import ForkServer, run_really
 from run_records import differences
-from shims import GENERATORS
-from trained_processes import wait
-from trials import CHECKPOINT_EVERY, POLICIES, Case, Kill, Tally, Trial, sum_of, train_reference
+from shims import MOMENTS
 
-FULL_AT_KB = (4, 8, 20, 60, 100, 140, 180, 220, 260)
-NO_SPACE = r"error: OSError: \[Errno 28\] No space left on device: '.*'.*"
+ITERATIONS, N_ENVS, N_STEPS = 12, 4, 16
+SMALL = ["--n-envs", f"{N_ENVS}", "--timesteps", f"{ITERATIONS * N_ENVS * N_STEPS}", "--seed", "3", "--quiet"]
+SMALL += ["--set", f"n_steps={N_STEPS}", "--set", "batch_size=32", "--set", "n_epochs=2"]
+SMALL += ["--set", "policy_kwargs.net_arch=[8,8]", "--set", "env.max_timesteps=20", "--set", "checkpoint_keep=2"]
+
+MAPPED = """\
+arena:
+  policies:
+    explorer: {agents: [agent1], learning_rate: 0.01}
+    hunter: {agents: [agent2]}
+  policies_to_train: [explorer]
+"""
+POLICIES = {"shared": ["--policies", "shared"], "per_agent": ["--policies", "per_agent"], "mapped": []}
+CHECKPOINT_EVERY = {"batched": 1, "sync": 2}
+
+CALLS_OF_A_SAVE = 74  # roughly, with one policy
+START_S = {True: 4.0, False: 0.2}  # roughly, until the first iteration is done; of a real process, and of a forked one
+ITERATION_S = 0.04  # roughly
+REFUSAL = "error: {folder} holds no valid checkpoint: the run ended before its first; train --hparams {config} starts"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained."""
+
+    policies: str  # `shared`, `per_agent`, or `mapped`: two policies of which one is not trained
+    vectorizer: str  # what steps the envs
+
+    def __str__(self) -> str:
+        return f"{self.policies}-{self.vectorizer}"
+
+    def command(self, folder: Path) -> list[str]:
+        """Arguments of the training; a file that they need goes into the folder."""
+        every = ["--checkpoint-every", str(CHECKPOINT_EVERY[self.vectorizer])]
+        file = folder / "mapped.yml"
+        if self.policies == "mapped":
+            file.write_text(MAPPED)
+        hparams = ["--hparams", str(file)] if self.policies == "mapped" else []
+        return ["arena", *SMALL, *every, "--vectorizer", self.vectorizer, *hparams, *POLICIES[self.policies]]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill."""
+
+    kind: str  # inside a `save`, in the `cut` of the logs at a resume, at the `start`, or at any `time` after it
+    real: bool = False  # whether it is of a `python -m marl_sb3.train`, and not of a forked process
+
+
+class Trial:
+    """Runs of one case that are killed, resumed, and compared when they are complete.
+
+    Args:
+        case: what is trained.
+        reference: the run folder of a training that nobody disturbed.
+        folder: an empty folder to work in.
+        server: starts the processes that need not be real ones.
+        rng: chooses the moments.
+    """
+
+    def __init__(self, case: Case, reference: Path, folder: Path, server: ForkServer, rng: random.Random) -> None:
+        self.tally = Tally()
+        self._reference, self._folder, self._server, self._rng = reference, folder, server, rng
+        self._first = case.command(folder)
+        self._folders = count(1)
+        self._begin(self._first)
+
+    def _begin(self, arguments: Sequence[str]) -> None:
+        self.run = self._folder / f"run-{next(self._folders)}"
+        self._arguments = [*arguments, "--run-dir", str(self.run)]
+
+    @property
+    def _resuming(self) -> bool:
+        return self._arguments[0] == "--resume"
+
+    def carry_out(self, kills: Sequence[Kill], max_starts: int = 200) -> Tally:
+        """Kill so often; a run that comes to its end before is compared, and another begins."""
+        left = list(kills)
+        for _ in range(max_starts):
+            chosen = self._choose(left)
+            code, said = self._start_once(chosen)
+            if chosen is not None and code == -signal.SIGKILL:
+                self.tally.counts.update(["kills", chosen.kind, *(["real"] if chosen.real else [])])
+                left.remove(chosen)
+            if self._is_over(code, said) and not left:
+                return self.tally
+        self.tally.mismatches.append(f"{self.run}: not over after {max_starts} starts")
+        return self.tally
+
+    def _choose(self, left: list[Kill]) -> Kill | None:
+        """The next kill; only a run that is resumed has logs to cut."""
+        for kill in left:
+            if self._resuming or kill.kind != "cut":
+                return kill
+        if left:
+            left[0] = Kill("time", left[0].real)
+        return left[0] if left else None
+
+    def _start_once(self, kill: Kill | None) -> tuple[int, str]:
+        """Start or resume the run; its exit code, and what it has said."""
+        kind, real = ("", False) if kill is None else (kill.kind, kill.real)
+        shims: dict[str, Any] = {}
+        if kind in ("save", "cut"):
+            call = self._rng.randint(1, 4 * CALLS_OF_A_SAVE if kind == "save" else 4)
+            shims["kill"] = {"place": kind, "call": call, "moment": self._rng.choice(MOMENTS)}
+        output = self._folder / "output.txt"
+        output.write_bytes(b"")
+        run = run_really if real else self._server.run
+        training: Any = run(["-m", "marl_sb3.train", *self._arguments], output, shims=shims)
+        if kind == "start":
+            time.sleep(self._rng.uniform(0.0, START_S[real]))
+            training.send_signal(signal.SIGKILL)
+        elif kind == "time":  # soon after some more iterations than there are
+            rows = _iterations(self.run) + self._rng.randint(1, 6)
+            while training.poll() is None and _iterations(self.run) < rows:
+                time.sleep(0.001)
+            time.sleep(self._rng.uniform(0.0, ITERATION_S))
+            training.send_signal(signal.SIGKILL)
+        return training.wait(120.0), output.read_text(errors="replace")
+
+    def _is_over(self, code: int, said: str) -> bool:
+        """Do what a user does next; whether the run is over."""
+        counts, mismatches, is_resumed = self.tally.counts, self.tally.mismatches, self._resuming
+        if code == 2 and is_resumed and not list(self.run.glob("checkpoints/ckpt-*")):
+            self._start_anew(said)
+            return False
+        if code in (0, -signal.SIGKILL):
+            counts["resumes"] += is_resumed
+        if code == -signal.SIGKILL:
+            self._arguments = ["--resume", str(self.run), "--quiet"]
+            return False
+        if code == 0:
+            counts["runs"] += 1
+            mismatches += [f"{self.run}: {each}" for each in differences(self._reference, self.run)]
+        else:
+            mismatches.append(f"{self.run}: exit code {code}: {said.strip()[-500:]}")
+        self._begin(self._first)
+        return True
+
+    def _start_anew(self, said: str) -> None:
+        """There was no checkpoint yet: take the command from the message, or the first one if there is no folder."""
+        self.tally.counts["anew"] += 1
+        config = self.run / "config.yaml"
+        if config.exists():
+            expected = REFUSAL.format(folder=self.run / "checkpoints", config=config)
+        else:
+            why = "has no config.yaml" if self.run.exists() else "does not exist"
+            expected = f"error: {self.run} is not a run folder: it {why}"
+        if not said.replace("\n", "").startswith(expected) or "Traceback" in said:
+            self.tally.mismatches.append(f"{self.run}: it was said {said!r}, not {expected!r}")
+        if config.exists():
+            self._begin(["--hparams", str(config), "--quiet"])
+        else:
+            self._arguments = [*self._first, "--run-dir", str(self.run)]
+
+
+def _iterations(run: Path) -> int:
+    """Rows of the run's log."""
+    try:
+        return (run / "result.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def train_reference(case: Case, folder: Path, server: ForkServer) -> Path:
+    """Train without a disturbance; the run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run, output = folder / "reference", folder / "output.txt"
+    if server.start([*case.command(folder), "--run-dir", str(run)], {}, output).wait() != 0:
+        raise RuntimeError(output.read_text())
+    return run
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def plan(kills: int, rng: random.Random, real_every: int = 8) -> list[list[Kill]]:
@@ -49,142 +215,19 @@ def plan(kills: int, rng: random.Random, real_every: int = 8) -> list[list[Kill]
     return portions
 
 
-def _work(
-    jobs: SimpleQueue[tuple[int, Case, list[Kill]]],
-    references: Mapping[Case, Path],
-    folder: Path,
-    options: argparse.Namespace,
-) -> dict[Case, Tally]:
-    """Take jobs until there are none; one fork server for all of them."""
-    tallies = {case: Tally() for case in references}
-    with ForkServer() as server, suppress(Empty):
-        while True:
-            number, case, kills = jobs.get_nowait()
-            own = folder / f"trial-{number}"
+def campaign(options: argparse.Namespace, folder: Path) -> Tally:
+    """All kills, in trainings of all cases in turn."""
+    total, cases = Tally(), [Case(*names) for names in product(POLICIES, CHECKPOINT_EVERY)]
+    with ForkServer() as server:
+        references = [train_reference(case, folder / str(case), server) for case in cases]
+        for number, kills in enumerate(plan(options.kills, random.Random(options.seed))):
+            own, of_case = folder / f"trial-{number}", number % len(cases)
             own.mkdir()
             rng = random.Random(f"{options.seed}-{number}")
-            done = Trial(case, references[case], own, server, rng, options.break_rng).carry_out(kills)
-            tallies[case] = tallies[case].add(done)
-            print(f"trial {number}, {case}: {done.numbers()}", file=sys.stderr, flush=True)
-    return tallies
-
-
-def campaign(options: argparse.Namespace, folder: Path) -> dict[Case, Tally]:
-    """All kills of all cases, so many processes at a time."""
-    cases = [Case(*names) for names in product(options.policies, options.vectorizer)]
-    with ForkServer() as server:
-        references = {case: train_reference(case, folder / str(case), server) for case in cases}
-        full = full_disks(references, folder, server) if options.tmpfs else {}
-    jobs: SimpleQueue[tuple[int, Case, list[Kill]]] = SimpleQueue()
-    for number, kills in enumerate(plan(options.kills, random.Random(options.seed))):
-        jobs.put((number, cases[number % len(cases)], kills))
-    with ThreadPoolExecutor(options.jobs) as pool:
-        working = [pool.submit(_work, jobs, references, folder, options) for _ in range(options.jobs)]
-        parts = [each.result() for each in working]
-    return {case: sum_of([*(part[case] for part in parts), full.get(case, Tally())]) for case in cases}
-
-
-# --- Full disks ------------------------------------------------------------------------------------------------------
-
-
-def full_disks(references: Mapping[Case, Path], folder: Path, server: ForkServer) -> dict[Case, Tally]:
-    """Train on disks that get full, give them more space, and resume; root alone may mount them."""
-    tallies = {case: Tally() for case in references}
-    for number, (size_kb, case) in enumerate(product(FULL_AT_KB, references)):
-        disk = folder / f"disk-{number}"
-        disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(disk)], check=True)
-        try:
-            tallies[case] = tallies[case].add(_fill(case, references[case], disk, server))
-        finally:
-            subprocess.run(["umount", str(disk)], check=True)
-    return tallies
-
-
-def _fill(case: Case, reference: Path, disk: Path, server: ForkServer) -> Tally:
-    run, output = disk / "run", disk.with_suffix(".txt")
-    command = case.command(disk.parent)
-    tally = Tally(full_disks=1, runs=1)
-    code = wait(server.start([*command, "--run-dir", str(run)], {}, output))
-    said = output.read_text()
-    if code != 1 or "Traceback" in said or not re.fullmatch(NO_SPACE, said.strip().splitlines()[-1]):
-        tally.mismatches.append(f"{disk}: exit code {code}: {said}")
-    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    if list(run.glob("checkpoints/ckpt-*")):
-        tally.resumes += 1
-        command = ["--resume", str(run), "--quiet"]
-    else:
-        tally.anew += 1
-        run = disk / "again" if (run / "config.yaml").exists() else run
-        command = [*command, "--run-dir", str(run)]
-    code = wait(server.start(command, {}, output))
-    found = differences(reference, run) if code == 0 else [f"exit code {code}: {output.read_text()}"]
-    tally.mismatches += [f"{run}: {each}" for each in found]
-    return tally
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Kill trainings, resume them, compare them with undisturbed ones.")
-    parser.add_argument("--kills", type=int, default=100, help="default: 100")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments; default: 0")
-    parser.add_argument("--policies", type=_names(POLICIES), default=list(POLICIES), help="default: all")
-    parser.add_argument(
-        "--vectorizer", type=_names(CHECKPOINT_EVERY), default=["batched", "sync"], help="default: batched,sync"
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="processes that train at a time; default: 2")
-    parser.add_argument("--break-rng", choices=GENERATORS, help="resume without one generator: has to be found out")
-    parser.add_argument("--tmpfs", action="store_true", help="train on full disks too; root alone may mount them")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers and mismatches there")
-    return parser
-
-
-def _names(accepted: Iterable[str]) -> Callable[[str], list[str]]:
-    def names(text: str) -> list[str]:
-        unknown = [name for name in text.split(",") if name not in accepted]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r}; accepted: {', '.join(accepted)}")
-        return text.split(",")
-
-    return names
-
-
-def print_table(tallies: Mapping[Case, Tally], seconds: float) -> None:
-    """A line per case, and their sum."""
-    rows = {
-        **{str(case): tally.numbers() for case, tally in tallies.items()},
-        "all": sum_of(tallies.values()).numbers(),
-    }
-    columns = list(rows["all"])
-    print(" " * 20 + "".join(f"{name.replace('_', ' '):>13}" for name in columns))
-    for title, numbers in rows.items():
-        print(f"{title:20}" + "".join(f"{numbers[name]:13}" for name in columns))
-    print(f"{seconds:.0f} seconds")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if something differs."""
-    options = build_parser().parse_args(argv)
-    began_s = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    tallies = campaign(options, folder)
-    seconds = time.monotonic() - began_s
-    print_table(tallies, seconds)
-    mismatches = sum_of(tallies.values()).mismatches
-    for mismatch in mismatches[:50]:
-        print(mismatch)
-    if options.json is not None:
-        by_case = {str(case): tally.numbers() for case, tally in tallies.items()}
-        options.json.write_text(json.dumps({"cases": by_case, "mismatches": mismatches, "seconds": seconds}, indent=1))
-    if mismatches:
-        print(f"{len(mismatches)} mismatches; the runs are in {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+            total.add(Trial(cases[of_case], references[of_case], own, server, rng).carry_out(kills))
+            print(f"trial {number}, {cases[of_case]}: {dict(total.counts)}", file=sys.stderr, flush=True)
+    return total
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(campaign, None, kills=100))

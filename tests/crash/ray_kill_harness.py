@@ -12,14 +12,14 @@ import argparse
 import hashlib
 import random
 import sys
-import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
+from campaign import Disturber, Tally, command
 
 from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.extensions.remote import RaySettings, make_sharded_vec_env
@@ -73,97 +73,75 @@ def runner_processes() -> list[psutil.Process]:
     return found
 
 
-@dataclass
-class Killer(threading.Thread):
-    """Kills runners and removes nodes until it has done so often enough."""
+class Cluster:
+    """Runners and nodes of which any may be killed at any moment.
 
-    cluster: Any  # of `cluster_of`
-    # which rolls out its shards there. In one iteration at most `MOST_AT_ONCE` runners are killed: a shard that ends
-    # one runner after the other ends the training.
-    algorithm: MultiAgentAlgorithm
-    kills: int  # runners to kill
-    nodes: int  # nodes to remove; the main thread adds new ones, which Ray allows no other thread
-    seed: int
-    killed: int = 0  # runners killed so far
-    removed: int = 0  # nodes removed so far
-    rng: random.Random = field(init=False)
+    In one iteration at most `MOST_AT_ONCE` runners are killed: a shard that ends one runner after the other ends the
+    training.
 
-    def __post_init__(self) -> None:
-        super().__init__(daemon=True)
-        self.rng = random.Random(self.seed)
-        self._iteration, self._in_iteration = -1, 0
+    Args:
+        cluster: of `cluster_of`.
+        algorithm: which rolls out its shards there.
+        kills: runners to kill.
+        nodes: nodes to remove; the main thread adds new ones, which Ray allows no other thread.
+    """
 
-    def __hash__(self) -> int:
-        return id(self)
+    def __init__(self, cluster: Any, algorithm: MultiAgentAlgorithm, kills: int, nodes: int) -> None:
+        self._cluster, self._algorithm = cluster, algorithm
+        self._left = Counter(runners=kills, nodes=nodes)
+        self._killed_in: Counter[int] = Counter()  # iteration -> runners
 
-    @property
-    def done(self) -> bool:
-        """Whether all kills are done."""
-        return self.killed >= self.kills and self.removed >= self.nodes
+    def disturb(self, rng: random.Random) -> str | None:
+        """Kill a runner or remove a node; see `Disturber`."""
+        kind = rng.choice([kind for kind, left in self._left.items() if left > 0])
+        done = self._remove_node(rng) if kind == "nodes" else self._kill_runner(rng)
+        self._left[kind] -= done
+        return kind if done else None
 
-    def run(self) -> None:
-        """Kill."""
-        every = max(1, self.kills // max(1, self.nodes))
-        while not self.done:
-            time.sleep(self.rng.uniform(0.05, 1.0))
-            if self.removed < self.nodes and self.killed >= self.removed * every:
-                self._remove_node()
-            elif self.killed < self.kills:
-                self._kill_runner()
-
-    def _remove_node(self) -> None:
+    def _remove_node(self, rng: random.Random) -> bool:
         """Remove a node that this process is not connected to."""
         from ray._private.worker import global_worker
 
         ours = global_worker.node.raylet_socket_name
-        others = [each for each in self.cluster.worker_nodes if each.raylet_socket_name != ours]
-        if len(others) >= NODES - 1:
-            self.cluster.remove_node(self.rng.choice(sorted(others, key=lambda each: each.unique_id)), False)
-            self.removed += 1
+        others = [each for each in self._cluster.worker_nodes if each.raylet_socket_name != ours]
+        if len(others) < NODES - 1:
+            return False
+        self._cluster.remove_node(rng.choice(sorted(others, key=lambda each: each.unique_id)), False)
+        return True
 
-    def _kill_runner(self) -> None:
-        found = runner_processes()
-        if self.algorithm.iteration != self._iteration:
-            self._iteration, self._in_iteration = self.algorithm.iteration, 0
-        if found and self._in_iteration < MOST_AT_ONCE:
-            self._in_iteration += 1
-            self.rng.choice(found).kill()
-            self.killed += 1
+    def _kill_runner(self, rng: random.Random) -> bool:
+        runners, iteration = runner_processes(), self._algorithm.iteration
+        if not runners or self._killed_in[iteration] >= MOST_AT_ONCE:
+            return False
+        self._killed_in[iteration] += 1
+        rng.choice(runners).kill()
+        return True
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the harness; 0 if both trainings are the same."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runners", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--nodes", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
+def campaign(options: argparse.Namespace, folder: Path) -> Tally:
+    """Train under fire, and compare with the training that nobody disturbed."""
     with cluster_of(NODES) as cluster:
-        algorithm = algorithm_on(cluster.address, given.runners)
+        algorithm = algorithm_on(cluster.address, options.runners)
         algorithm.train_iteration()
-        killer = Killer(cluster, algorithm, given.kills, given.nodes, given.seed)
-        killer.start()
-        started_s = time.monotonic()
-        while not killer.done:
+        most = options.kills + options.nodes
+        disturb = Cluster(cluster, algorithm, options.kills, options.nodes).disturb
+        disturber = Disturber(disturb, most, 0.5, random.Random(options.seed))
+        disturber.start()
+        while disturber.is_alive():
             algorithm.train_iteration()
             while len(cluster.worker_nodes) < NODES:
                 cluster.add_node(num_cpus=1)
-        killer.join()
-        result = algorithm.train_iteration()
-        disturbed, iterations = digest(algorithm), algorithm.iteration
+        counts, result = disturber.end(), algorithm.train_iteration()
+        counts["replaced"] = result["fault_tolerance"]["num_worker_restarts"]
+        counts["iterations"] = algorithm.iteration
+        disturbed = digest(algorithm)
         algorithm.env.close()
     undisturbed = algorithm_on(None)
-    for _ in range(iterations):
+    for _ in range(counts["iterations"]):
         undisturbed.train_iteration()
-    same = digest(undisturbed) == disturbed
-    print(
-        f"{killer.killed} runners and {killer.removed} nodes killed in {time.monotonic() - started_s:.0f} s and "
-        f"{iterations} iterations, {result['fault_tolerance']['num_worker_restarts']} runners replaced: "
-        f"{disturbed} {'=' if same else '!='} {digest(undisturbed)}"
-    )
-    return 0 if same else 1
+    expected = digest(undisturbed)
+    return Tally(counts, [] if disturbed == expected else [f"the digest is {disturbed}, not {expected}"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(campaign, None, kills=50, nodes=5, runners=3))

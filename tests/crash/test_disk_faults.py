@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,24 +14,23 @@ from typing import Any
 
 import pytest
 from forked import ForkServer
-from full_disk import no_space_for, no_space_in
+from kill_harness import Case
 from run_records import contents, differences
 from shims import PLACES, Watched, failer
 from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
-from trained_processes import wait
-from trials import Case
 
 from marl_sb3.core.state import Checkpoint
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import CheckpointFolder, checkpoint_format, read_checkpoint, write_checkpoint
+from marl_sb3.files import append_text
+from marl_sb3.runs import logs
 from marl_sb3.train import main
 
 References = Callable[[Case], Path]
 Capture = pytest.CaptureFixture[str]
 CASE = Case("mapped", "batched")
 SAVE = PLACES["save"].calls
-CODES = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 
 
 @pytest.fixture
@@ -103,17 +103,16 @@ def like(run: Path) -> Checkpoint:
     return replace(found, tensors={file: dict(tensors) for file, tensors in found.tensors.items()})
 
 
-@CODES
 def test_a_save_that_fails_at_any_call_leaves_the_earlier_checkpoints_as_they_were(
-    code: int, like: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    like: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, failures = CheckpointFolder(tmp_path / "checkpoints"), 0
     save(folder, 1, like)
     save(folder, 2, like)
     before = files_of(folder.path)
-    for error in each_failure(monkeypatch, code, lambda: save(folder, 3, like)):
+    for error in each_failure(monkeypatch, errno.EIO, lambda: save(folder, 3, like)):
         failures += 1
-        assert error.errno == code
+        assert error.errno == errno.EIO
         assert error.filename.startswith(str(folder.path))
         assert sorted(path.name for path in folder.path.iterdir()) == folder.names()
         assert folder.load().state["marker"] in (2, 3)  # 3: it stands, but may not outlive a loss of power
@@ -123,15 +122,14 @@ def test_a_save_that_fails_at_any_call_leaves_the_earlier_checkpoints_as_they_we
     assert folder.names() == ["ckpt-000002", "ckpt-000003"]
 
 
-@CODES
 def test_what_is_replaced_stays_until_the_new_one_stands(
-    code: int, like: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    like: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(marker: str) -> None:
         write_checkpoint(tmp_path / "saved", {"marker": marker}, like.tensors, {})
 
     write("old")
-    for _ in each_failure(monkeypatch, code, lambda: write("new")):
+    for _ in each_failure(monkeypatch, errno.ENOSPC, lambda: write("new")):
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
         if read_checkpoint(tmp_path / "saved").state["marker"] == "new":  # which may not outlive a loss of power
             write("old")
@@ -187,16 +185,67 @@ def test_leftovers_of_a_save_are_never_checkpoints_and_go_with_the_next(like: Ch
     assert sorted(path.name for path in folder.path.iterdir()) == ["ckpt-000001", "ckpt-000003"]
 
 
+# --- A disk without space, for one file or folder -------------------------------------------------------------------
+
+
+class FullDisk(io.FileIO):
+    """A file that cannot get larger than it may: what fits is written, the rest is refused, as by the system."""
+
+    def __init__(self, path: Path, mode: str, capacity: int) -> None:
+        super().__init__(path, mode.replace("t", ""))
+        self._capacity = capacity
+
+    def write(self, data: Any) -> int:
+        space = self._capacity - self.seek(0, os.SEEK_END)
+        if space <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(bytes(data)[:space])
+
+
+def no_space_in(monkeypatch: pytest.MonkeyPatch, name: str, capacity: int) -> None:
+    """Let files of this name hold so many bytes."""
+    original = Path.open
+
+    def opened(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if self.name != name or "r" in mode:
+            return original(self, mode, *args, **kwargs)
+        file = io.BufferedWriter(FullDisk(self, mode.replace("b", ""), capacity))
+        return file if "b" in mode else io.TextIOWrapper(file, encoding="utf-8", newline="")
+
+    def appended(path: Path) -> Any:
+        return opened(path, "a") if path.name == name else append_text(path)
+
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(logs, "append_text", appended)
+
+
+def no_space_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let folders and locks of this name not be made."""
+
+    def refused(path: Any) -> None:
+        if Path(path).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    for owner, call in ((Path, "mkdir"), (os, "open")):
+        original = getattr(owner, call)
+
+        def checked(path: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            refused(path)
+            return original(path, *args, **kwargs)
+
+        monkeypatch.setattr(owner, call, checked)
+
+
 # --- A disk that is full while a run trains --------------------------------------------------------------------------
 
 
 def train(case: Case, folder: Path, server: ForkServer, shims: dict[str, Any]) -> tuple[int, str]:
     training = server.start([*case.command(folder), "--run-dir", str(folder / "run")], shims, folder / "output.txt")
-    return wait(training), training.output.read_text()
+    return training.wait(), training.output.read_text()
 
 
 def resume(run: Path, server: ForkServer) -> int:
-    return wait(server.start(["--resume", str(run), "--quiet"], {}, run.parent / "output.txt"))
+    return server.start(["--resume", str(run), "--quiet"], {}, run.parent / "output.txt").wait()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_the_training_goes_on(

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from campaign import command
 from forked import ForkServer
-from kill_harness import main, plan
+from kill_harness import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial, campaign, plan
 from run_records import differences, events
 from shims import GENERATORS
-from trained_processes import wait
-from trials import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial
 
 from marl_sb3.extensions.store import CheckpointFolder, read_checkpoint, write_checkpoint
 
@@ -38,20 +37,20 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(
     kills = PORTIONS[case]
     tally = Trial(case, reference_of(case), tmp_path, server, random.Random(str(case))).carry_out(kills)
     assert tally.mismatches == []
-    assert tally.kills == len(kills)
-    assert tally.runs >= 1
+    assert tally.counts["kills"] == len(kills)
+    assert tally.counts["runs"] >= 1
 
 
 def killed(case: Case, server: ForkServer, folder: Path, place: str = "save", call: int = 240) -> Path:
     """A run that was killed at a call, after some checkpoints where no other is given."""
     run = folder / "run"
     shims = {"kill": {"place": place, "call": call, "moment": "before"}}
-    assert wait(server.start([*case.command(folder), "--run-dir", str(run)], shims, folder / "output.txt")) == -9
+    assert server.start([*case.command(folder), "--run-dir", str(run)], shims, folder / "output.txt").wait() == -9
     return run
 
 
 def resume(run: Path, server: ForkServer, shims: dict[str, object] | None = None) -> int:
-    return wait(server.start(["--resume", str(run), "--quiet"], shims or {}, run.parent / "output.txt"))
+    return server.start(["--resume", str(run), "--quiet"], shims or {}, run.parent / "output.txt").wait()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_says_how_to_start_ane
     said, config = (tmp_path / "output.txt").read_text(), run / "config.yaml"
     assert said == REFUSAL.format(folder=run / "checkpoints", config=config) + " it anew\n"
     again = ["--hparams", str(config), "--run-dir", str(tmp_path / "again"), "--quiet"]
-    assert wait(server.start(again, {}, tmp_path / "output.txt")) == 0
+    assert server.start(again, {}, tmp_path / "output.txt").wait() == 0
     assert differences(reference_of(BATCHED), tmp_path / "again") == []
 
 
@@ -117,7 +116,7 @@ def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
 
 @pytest.mark.proof
 def test_a_hundred_kills_change_nothing() -> None:
-    assert main(["--kills", "100", "--jobs", "1"]) == 0
+    assert command(campaign, [], kills=100) == 0
 
 
 def test_a_plan_has_a_third_of_its_kills_inside_saves() -> None:

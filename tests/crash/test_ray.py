@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("ray")
 import psutil
 import ray_kill_harness as harness
+from campaign import command
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, Trajectory
@@ -65,7 +66,7 @@ def test_trajectories_that_a_hook_rewrites_are_the_same_on_every_runner(monkeypa
 
 
 def test_kills_change_nothing() -> None:
-    assert harness.main(["--kills", "4", "--nodes", "1"]) == 0
+    assert command(harness.campaign, [], kills=4, nodes=1, runners=3) == 0
 
 
 def test_runners_that_cannot_start_are_refused(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 from forked import ForkServer
+from kill_harness import N_STEPS, Case
 from odd_files import content
 from run_records import differences
-from trained_processes import wait
-from trials import N_STEPS, Case
 from waiting import wait_for
 
 from marl_sb3 import load_policies
@@ -36,7 +35,7 @@ def test_a_run_that_is_training_cannot_be_resumed_until_its_process_is_killed(
     assert main(["--resume", str(run), "--quiet"]) == 2
     assert capsys.readouterr().err == f"error: {run} is in use: another process is training this run\n"
     training.send_signal(signal.SIGKILL)
-    assert wait(training) == -signal.SIGKILL
+    assert training.wait() == -signal.SIGKILL
     assert main(["--resume", str(run), "--quiet", "--stop", "iteration=1"]) == 0
 
 
@@ -58,7 +57,7 @@ def test_policies_are_loaded_from_a_training_that_goes_on_and_keeps_one_checkpoi
     wait_for(lambda: bool(CheckpointFolder(run / "checkpoints").names()))
     names = {load_policies(run, "latest").checkpoint for _ in range(12)}
     training.send_signal(signal.SIGKILL)
-    assert wait(training) == -signal.SIGKILL
+    assert training.wait() == -signal.SIGKILL
     assert len(names) > 1
     assert caplog.messages == []
 
@@ -71,10 +70,10 @@ def test_a_start_that_takes_long_does_not_write_into_a_run_that_was_trained_mean
     second = server.start([*slow, "--timesteps", "100", "--run-dir", str(run)], {}, tmp_path / "second.txt")
     wait_for(begun.exists)
     first = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], {}, tmp_path / "first.txt")
-    assert wait(first) == 0
+    assert first.wait() == 0
     before = content(run)
     go.touch()
-    assert wait(second) == 2
+    assert second.wait() == 2
     assert second.output.read_text() == f"error: --run-dir: {run} exists and is not an empty folder\n"
     assert content(run) == before
 
@@ -100,8 +99,8 @@ def test_ctrl_c_in_the_middle_of_a_rollout_finishes_the_iteration_and_the_run_go
     run = tmp_path / "run"
     in_the_seventh = {"interrupt_at_step": 6 * N_STEPS + 5}
     training = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], in_the_seventh, tmp_path / "output.txt")
-    assert wait(training) == 130
+    assert training.wait() == 130
     assert training.output.read_text().startswith("WARNING  SIGINT: finishing the iteration and saving")
     assert CheckpointFolder(run / "checkpoints").load().name == "ckpt-000007"
-    assert wait(server.start(["--resume", str(run), "--quiet"], {}, tmp_path / "output.txt")) == 0
+    assert server.start(["--resume", str(run), "--quiet"], {}, tmp_path / "output.txt").wait() == 0
     assert differences(reference_of(CASE), run) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from worker_kills import CASES, campaign
 def test_a_training_under_fire_is_the_undisturbed_one(
     kills: int, timesteps: int, cases: list[str], tmp_path: Path
 ) -> None:
-    total = campaign(kills, timesteps, seed=0, folder=tmp_path, cases={case: CASES[case] for case in cases})
+    options = Namespace(kills=kills, timesteps=timesteps, seed=0)
+    total = campaign(options, tmp_path, {case: CASES[case] for case in cases})
     assert total.mismatches == []
-    assert total.kills + total.stops == kills
-    assert kills >= total.restarts >= kills - total.runs  # the last one may come when the training has ended
+    assert total.counts["kills"] + total.counts["stops"] == kills
+    # The last one may come when the training has ended.
+    assert kills >= total.counts["restarts"] >= kills - total.counts["runs"]
