@@ -1,4 +1,4 @@
-"""The logs of a run: each iteration in `result.jsonl` and `progress.csv`, and truncating all logs for a resume."""
+"""The logs of a run: `result.jsonl` has each iteration, `progress.csv` the same as a table; truncated for a resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.training import ResultLogger, ResultWriter
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import append_text, read_regular, replaced_file, with_filename, write_whole
-from marl_sb3.results import RESULT_FILE, logged_lines
+from marl_sb3.results import RESULT_FILE, logged_lines, read_results
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.tensorboard import EventsFormat, quiet_writers, write_settings
 
@@ -27,39 +27,54 @@ PROGRESS_FILE = "progress.csv"
 _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
 
 
-class _RowFormat(KVWriter):
-    """Writes a row for each iteration, including values that callbacks dumped since the last row.
+class IterationFormat(KVWriter):
+    """An output of SB3's logger that gets whole iterations: what callbacks dump between two waits for the next."""
+
+    name: str  # of the format, for the argument `exclude` of `logger.record`
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Any] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Keep dumped values for the next iteration."""
+        self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
+
+    def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
+        """Write an iteration, with what callbacks have recorded."""
+        self._write_iteration(result, {**self._waiting, **recorded}, step)
+        self._waiting = {}
+
+    @abstractmethod
+    def _write_iteration(self, result: Result, recorded: dict[str, Any], step: int) -> None:
+        """Write an iteration; `recorded` has flat names."""
+
+    def close(self) -> None:
+        """Do nothing: a run may log again, when it goes on after a rollback."""
+
+
+class _RowFormat(IterationFormat):
+    """Writes and flushes a row for each iteration.
 
     Args:
         path: the file.
     """
 
-    name: str  # name of the format for the argument `exclude` of `logger.record`
-
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._file = append_text(path)
-        self._waiting: dict[str, Any] = {}
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Keep dumped values for the next row."""
-        self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
-
-    def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
-        """Write and flush a row, with what callbacks have recorded."""
-        known, more = flatten(result), {**self._waiting, **recorded}
-        more = {name: value for name, value in more.items() if _fits_a_row(value) and name not in known}
-        self._write_row(finite_or_none(_without_pictures(result)), finite_or_none(more))
-        self._waiting = {}
+    def _write_iteration(self, result: Result, recorded: dict[str, Any], step: int) -> None:
+        measured = flatten(result)
+        more = {name: value for name, value in recorded.items() if _fits_a_row(value) and name not in measured}
+        line = self._line(finite_or_none(_without_pictures(result)), finite_or_none(more))
+        with with_filename(self._path):
+            self._file.write(line)  # one write for each: a reader never sees an incomplete line
+            self._file.flush()
 
     @abstractmethod
-    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
-        """Append a row; `recorded` has flat names, none of which is in the result."""
-
-    def _append(self, line: str) -> None:
-        with with_filename(self._path):
-            self._file.write(line)
-            self._file.flush()
+    def _line(self, result: Result, recorded: dict[str, Any]) -> str:
+        """Return the line of a row; `recorded` has flat names, none of which is in the result."""
 
     def close(self) -> None:
         """Close the file."""
@@ -88,40 +103,50 @@ class JsonLinesFormat(_RowFormat):
 
     name = "json"
 
-    def __init__(self, path: Path, keep: Callable[[Result], None] = lambda _: None) -> None:
-        super().__init__(path)
+    def __init__(self, folder: Path, keep: Callable[[Result], None] = lambda _: None) -> None:
+        super().__init__(folder / RESULT_FILE)
         self._keep = keep
 
-    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+    def _line(self, result: Result, recorded: dict[str, Any]) -> str:
         _nest(recorded, result)
         self._keep(result)
-        # One write per line: a reader never sees an incomplete line.
-        self._append(json.dumps(result, allow_nan=False) + "\n")
+        return json.dumps(result, allow_nan=False) + "\n"
 
 
 class CsvFormat(_RowFormat):
-    """A column per name, in order of first appearance; a missing value is empty. New names add columns."""
+    """A column per name, in order of first appearance; a missing value is empty. New names add columns.
+
+    The rows of earlier iterations are made of `result.jsonl`, in which each iteration is before it is here.
+    """
 
     name = "csv"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._columns = next(iter(self._rows()), [])
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / PROGRESS_FILE)
+        self._folder, self._columns = folder, list[str]()
+        with suppress(csv.Error):  # it is damaged
+            text = read_regular(self._path).decode(errors="replace")
+            self._columns = next(csv.reader(io.StringIO(text, newline="")), [])
 
-    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+    def _line(self, result: Result, recorded: dict[str, Any]) -> str:
         row = {**flatten(result), **recorded}
-        added = [name for name in row if name not in self._columns]
-        if added:
+        if added := [name for name in row if name not in self._columns]:
             self._columns += added
-            padded = [earlier + [""] * (len(self._columns) - len(earlier)) for earlier in self._rows()[1:]]
-            with replaced_file(self._path) as fresh:
-                fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
-                self._file.close()
-            self._file = append_text(self._path)
-        self._append(csv_line([row.get(name) for name in self._columns]))
+            self.rebuild(-1)
+        return csv_line([row.get(name) for name in self._columns])
 
-    def _rows(self) -> list[list[str]]:
-        return list(csv.reader(io.StringIO(read_regular(self._path).decode(), newline="")))
+    def rebuild(self, end: int | None = None) -> None:
+        """Write all rows anew; with -1 all but the last."""
+        results = read_results(self._folder)[:end]
+        # `_nest` has added slashes to the names of recorded values that were in the way of others.
+        rows = [{name.replace("//", "/").rstrip("/"): each[name] for name in each} for each in map(flatten, results)]
+        self._columns = self._columns or list(dict.fromkeys(name for row in rows for name in row))
+        lines = [csv_line([row.get(name) for name in self._columns]) for row in rows]
+        with replaced_file(self._path) as fresh:
+            text = "".join([csv_line(self._columns), *lines]) if self._columns else ""
+            fresh.write_text(text, encoding="utf-8", newline="")
+            self._file.close()
+        self._file = append_text(self._path)
 
 
 def csv_line(values: Sequence[Any]) -> str:
@@ -144,53 +169,30 @@ def _nest(flat: Mapping[str, Any], nested: dict[str, Any]) -> None:
 
 
 def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
-    """Remove from a run's logs all entries after an iteration, and incomplete entries.
+    """Remove from a run's logs all entries after an iteration, and incomplete entries; the CSV is made of the others.
 
     Raises:
         ConfigError: a log is damaged; the message names the file.
     """
-    for path, keep, limit in [
-        (folder / RESULT_FILE, _lines_until, iteration),
-        (folder / PROGRESS_FILE, _csv_until, iteration),
-        *((events, _events_until, env_steps) for events in folder.glob("events.out.tfevents.*")),
-    ]:
-        if os.path.lexists(path):
-            whole = read_regular(path)
-            kept = keep(path, whole, limit)
-            # Events are large, and no run appends to those of an earlier start: they stay if nothing is cut off.
-            if kept != whole or keep is not _events_until:
-                write_whole(path, kept)  # a file that has another name elsewhere stays there
-
-
-def _lines_until(path: Path, data: bytes, iteration: int) -> bytes:
-    lines = logged_lines(path, data)
-    return b"".join(line for line, result in lines if _number(path, result.get("iteration")) <= iteration)
-
-
-def _csv_until(path: Path, data: bytes, iteration: int) -> bytes:
-    complete = data[: data.rfind(b"\n") + 1].decode(errors="replace")
-    if not complete:
-        return b""
-    try:
-        head, *rows = csv.reader(io.StringIO(complete, newline=""))
-    except csv.Error as error:
-        raise _damaged(path, str(error)) from error
-    if "iteration" not in head:
-        raise _damaged(path, "there is no column 'iteration'")
-    column = head.index("iteration")
-    kept = [row for row in rows if _number(path, "".join(row[column : column + 1])) <= iteration]
-    return "".join(map(csv_line, [head, *kept])).encode()
+    log = folder / RESULT_FILE
+    if os.path.lexists(log):
+        lines = logged_lines(log, read_regular(log))
+        # A file that has another name elsewhere stays there.
+        write_whole(log, b"".join(line for line, result in lines if _number(log, result.get("iteration")) <= iteration))
+        with closing(CsvFormat(folder)) as table:
+            table.rebuild()
+    for events in folder.glob("events.out.tfevents.*"):
+        whole = read_regular(events)
+        kept = _events_until(events, whole, env_steps)
+        if kept != whole:  # they are large, and no run appends to those of an earlier start
+            write_whole(events, kept)
 
 
 def _number(path: Path, iteration: Any) -> int:
     try:
         return int(iteration)
     except (TypeError, ValueError, OverflowError):
-        raise _damaged(path, f"an iteration is {iteration!r}") from None
-
-
-def _damaged(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path} is damaged: {why}", key="run")
+        raise ConfigError(f"{path} is damaged: an iteration is {iteration!r}", key="run") from None
 
 
 def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
@@ -206,7 +208,7 @@ def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
         try:
             step = Event.FromString(data[start + 12 : end - 4]).step
         except DecodeError as error:
-            raise _damaged(path, str(error)) from error
+            raise ConfigError(f"{path} is damaged: {error}", key="run") from error
         if step <= env_steps:
             kept.append(data[start:end])
         start = end
@@ -224,8 +226,8 @@ def logs_of(run: Run, outputs: Sequence[ResultWriter] = ()) -> Iterator[None]:
     """
     folder, config = run.folder, run.config
     logs = (
-        lambda: JsonLinesFormat(folder / RESULT_FILE, run.keep_result),
-        lambda: CsvFormat(folder / PROGRESS_FILE),
+        lambda: JsonLinesFormat(folder, run.keep_result),
+        lambda: CsvFormat(folder),
         lambda: EventsFormat(folder, config.tensorboard_agents, [config.checkpoints.metric, *config.stop]),
     )
     write_settings(folder, config, list(run.algorithm.policies))

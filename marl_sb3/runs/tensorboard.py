@@ -153,11 +153,13 @@ def _events(config: TrainConfig, policy_ids: Sequence[str]) -> Iterator[Any]:
     # Four spaces mark code in Markdown.
     yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
     yield Event(file_version="brain.Event:2")
-    for each in (experiment, start, make.text("config", yaml), _layout()):
+    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
+    for each in (experiment, start, make.text("config", yaml), make.custom_scalars({"run": charts})):
         yield Event(summary=each, step=0)
 
 
-# The charts of the tab Custom Scalars, the most important first: title -> patterns of the metrics in it.
+# The charts of the tab Custom Scalars, the most important first: title -> patterns of the metrics in it. TensorBoard
+# sorts all other charts by name, and has no other order.
 _CHARTS = {
     "episode_return_mean": ["env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"],
     "agent_episode_returns_mean": ["env_runners/agent_episode_returns_mean/.*"],
@@ -166,12 +168,3 @@ _CHARTS = {
     "entropy": ["learners/.*/entropy"],
     "env_steps_per_s": ["throughput/env_steps_per_s"],
 }
-
-
-def _layout() -> Any:
-    """Return the layout of Custom Scalars: TensorBoard sorts all other charts by name, and has no other order."""
-    from torch.utils.tensorboard import summary
-
-    make: Any = summary  # it has no types
-    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
-    return make.custom_scalars({"run": charts})

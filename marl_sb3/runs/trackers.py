@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Protocol
 from marl_sb3.errors import MarlSb3Error
 from marl_sb3.types import Array
 
+_PROJECT = "marl_sb3"
+
 
 @dataclass(frozen=True)
 class Start:
@@ -30,15 +32,14 @@ class Start:
     folder: Path  # the run folder
     name: str  # of the run, for people: the last two parts of the path of its folder
     # the project (MLflow: experiment) that the user has given for the run; None: the tracker's own variable of the
-    # environment, or else `default_project`
+    # environment, or else `marl_sb3`
     project: str | None
-    default_project: str
     settings: Mapping[str, Any]  # the whole configuration, nested
     tags: Mapping[str, str]  # the main settings, flat
 
     def project_in(self, variable: str) -> str:
         """Return the project, which a variable of the environment may name."""
-        return self.project or os.environ.get(variable) or self.default_project
+        return self.project or os.environ.get(variable) or _PROJECT
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Entry:
     samples: Mapping[str, Array] = field(default_factory=dict)  # arrays of any shape, which are shown as histograms
     pictures: Mapping[str, Array] = field(default_factory=dict)  # (H, W, 3) uint8 each
     films: Mapping[str, Path] = field(default_factory=dict)  # files
+
+    def values(self, package: Any, **of_video: str) -> dict[str, Any]:
+        """Return all values in the classes of W&B, or of a package that has the same."""
+        return {
+            **self.numbers,
+            **{name: package.Histogram(sample) for name, sample in self.samples.items()},
+            **{name: package.Image(picture) for name, picture in self.pictures.items()},
+            **{name: package.Video(str(path), **of_video) for name, path in self.films.items()},
+        }
 
 
 class Tracker(Protocol):
@@ -128,11 +138,7 @@ class WandbTracker:
 
     def log(self, entry: Entry) -> None:
         """See `Tracker.log`."""
-        wandb = self._wandb
-        values: dict[str, Any] = dict(entry.numbers)
-        values |= {name: wandb.Histogram(sample) for name, sample in entry.samples.items()}
-        values |= {name: wandb.Image(picture) for name, picture in entry.pictures.items()}
-        values |= {name: wandb.Video(str(path), format="gif") for name, path in entry.films.items()}
+        values = entry.values(self._wandb, format="gif")
         self._run.log(values, step=entry.step, commit=True)  # otherwise, it waits for the next step
 
     def save(self, checkpoint: Path) -> None:
@@ -162,6 +168,7 @@ class MlflowTracker:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it logs tracebacks of what it raises
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient()
         if known:
@@ -172,22 +179,18 @@ class MlflowTracker:
             found = self._client.get_experiment_by_name(experiment)
             number = self._client.create_experiment(experiment) if found is None else found.experiment_id
             self._id = self._client.create_run(number, run_name=start.name, tags=dict(start.tags)).info.run_id
-            self._log_settings(start.settings)
+            texts = {
+                _mlflow_name(name): value if isinstance(value, str) else json.dumps(value)
+                for name, value in _flat(start.settings)
+            }
+            parameters = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in texts.items()]
+            for first in range(0, len(parameters), _MOST_PARAMETERS):
+                self._client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS], synchronous=True)
         self.remembered = {"id": self._id}
         self.place = f"run {self._id} in {self._client.tracking_uri}"
         self._client.log_artifact(self._id, str(start.folder / "config.yaml"))
         steps = [metric.step for metric in self._client.get_metric_history(self._id, "iteration")]
         return max(steps, default=-1)
-
-    def _log_settings(self, settings: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        texts = {
-            _mlflow_name(n): value if isinstance(value, str) else json.dumps(value) for n, value in _flat(settings)
-        }
-        parameters = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in texts.items()]
-        for first in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS], synchronous=True)
 
     def log(self, entry: Entry) -> None:
         """See `Tracker.log`; there are no histograms in MLflow."""
@@ -256,12 +259,7 @@ class TrackioTracker:
 
     def log(self, entry: Entry) -> None:
         """See `Tracker.log`."""
-        trackio = self._trackio
-        values: dict[str, Any] = dict(entry.numbers)
-        values |= {name: trackio.Histogram(sample) for name, sample in entry.samples.items()}
-        values |= {name: trackio.Image(picture) for name, picture in entry.pictures.items()}
-        values |= {name: trackio.Video(str(path)) for name, path in entry.films.items()}
-        self._run.log(values, step=entry.step)
+        self._run.log(entry.values(self._trackio), step=entry.step)
 
     def save(self, checkpoint: Path) -> None:
         """See `Tracker.save`: a version of one artefact for each checkpoint."""

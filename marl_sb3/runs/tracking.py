@@ -8,15 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+import msgspec
 import numpy as np
-from stable_baselines3.common.logger import Image, KVWriter, filter_excluded_keys
+from stable_baselines3.common.logger import Image
 
 from marl_sb3.core.config import file_names
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
@@ -27,6 +28,7 @@ from marl_sb3.results import read_results
 from marl_sb3.runs.building import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
+from marl_sb3.runs.logs import IterationFormat
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.tensorboard import with_quantiles
@@ -38,7 +40,6 @@ OPEN_S = 30.0  # how long a training waits for a tracker before it begins
 END_S = 60.0  # how long it waits at its end for a tracker that makes no progress
 UNREACHED_S = 2.0  # and for one that has not answered at all
 _MOST_WAITING = 10_000  # entries; a resume sends the tracker what it has missed
-_PROJECT = "marl_sb3"
 
 
 def trackers_of(config: TrainConfig) -> list[str]:
@@ -65,8 +66,8 @@ def require_trackers(config: TrainConfig) -> None:
 # --- What a tracker gets ---------------------------------------------------------------------------------------------
 
 
-class TrackerOutput(KVWriter):
-    """An output of SB3's logger that sends each iteration as an `Entry`.
+class TrackerOutput(IterationFormat):
+    """Sends each iteration as an `Entry`.
 
     Args:
         name: of the tracker, also for the argument `exclude` of `logger.record`.
@@ -76,52 +77,30 @@ class TrackerOutput(KVWriter):
     """
 
     def __init__(self, name: str, send: Callable[[Entry], object], folder: Path, most_agents: int) -> None:
+        super().__init__()
         self.name, self._send, self._folder, self._most_agents = name, send, folder, most_agents
-        self._waiting: dict[str, Any] = {}
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Keep what callbacks dump between two iterations for the next entry."""
-        self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
-
-    def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
-        """Send an iteration, with what callbacks have recorded; names are flat."""
-        values = {**self._waiting, **recorded, **flatten(with_quantiles(result, self._most_agents))}
-        self._waiting = {}
+    def _write_iteration(self, result: Result, recorded: dict[str, Any], step: int) -> None:
+        values = {**recorded, **flatten(with_quantiles(result, self._most_agents))}
         pictures = {name: value for name, value in values.items() if isinstance(value, Image)}
-        files = file_names([_medium(name) for name in pictures], f"-{result.get('iteration', 0):06}.gif")
-        films = {name: self._folder / "media" / files[_medium(name)] for name in pictures}
+        media = {name: name.removeprefix("env_runners/media/") for name in pictures}  # as a hook has named its film
+        files = file_names([*media.values()], f"-{result.get('iteration', 0):06}.gif")
+        films = {name: self._folder / "media" / files[medium] for name, medium in media.items()}
         films = {name: path for name, path in films.items() if path.is_file()}
-        self._send(
-            Entry(
-                step,
-                _numbers(values),
-                {name: value for name, value in values.items() if _is_sample(value)},
-                {name: np.asarray(each.image) for name, each in pictures.items() if name not in films},
-                films,
-            )
-        )
-
-    def close(self) -> None:
-        """Do nothing: a run may log again, when it goes on after a rollback."""
-
-
-def _medium(name: str) -> str:
-    """Return the name that a hook has given to a film, as its file has it."""
-    return name.removeprefix("env_runners/media/")
-
-
-def _is_sample(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "fiu"
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray) and value.size > 1}
+        samples = {name: value for name, value in arrays.items() if value.dtype.kind in "fiu"}
+        pixels = {name: np.asarray(each.image) for name, each in pictures.items() if name not in films}
+        self._send(Entry(step, _numbers(values), samples, pixels, films))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    found = {name: value.item() if _is_scalar_array(value) else value for name, value in values.items()}
-    numbers = {name: value for name, value in found.items() if isinstance(value, (int, float, np.number))}
+    """Return what is a finite number, or an array of one."""
+    plain = {
+        name: value.item() if getattr(value, "size", None) == 1 and hasattr(value, "item") else value
+        for name, value in values.items()
+    }
+    numbers = {name: value for name, value in plain.items() if isinstance(value, (int, float, np.number))}
     return {name: value for name, value in finite_or_none(numbers).items() if value is not None}
-
-
-def _is_scalar_array(value: Any) -> bool:
-    return getattr(value, "size", None) == 1 and hasattr(value, "item")
 
 
 def _missed(folder: Path, most_agents: int, after: int, until: int) -> Iterator[Entry]:
@@ -146,23 +125,20 @@ class Memory:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._lock = folder / TRACKING_FILE, threading.Lock()
-        self._of: dict[str, dict[str, Any]] = {}
-        if os.path.lexists(self._path):
-            self._of = self._read()
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        try:
-            found = json.loads(read_regular(self._path))
-            fits = isinstance(found, dict) and all(_is_remembered(each) for each in found.values())
-        except (ValueError, RecursionError):
-            fits = False
-        if not fits:
-            raise ConfigError(f"{self._path} is damaged; without it, a run begins anew in its trackers", key="run")
-        return dict(found)
+        self._of: dict[str, dict[str, str | int]] = {}
+        if not os.path.lexists(self._path):
+            return
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            self._of = msgspec.json.decode(read_regular(self._path), type=dict[str, dict[str, str | int]])
+            if all(
+                [n for n, value in each.items() if isinstance(value, int)] == ["step"] for each in self._of.values()
+            ):
+                return
+        raise ConfigError(f"{self._path} is damaged; without it, a run begins anew in its trackers", key="run")
 
     def of(self, name: str) -> tuple[dict[str, str], int]:
         """Return what a tracker has asked to remember, and the step that it has got last; {} and -1 at first."""
-        entry = dict(self._of.get(name, {}))
+        entry: dict[str, Any] = dict(self._of.get(name, {}))
         return entry, entry.pop("step", -1)
 
     def remember(self, name: str, what: Mapping[str, str], step: int) -> None:
@@ -170,14 +146,6 @@ class Memory:
         with self._lock:
             self._of[name] = {**what, "step": step}
             write_whole(self._path, json.dumps(self._of, indent=1) + "\n")
-
-
-def _is_remembered(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and type(entry.get("step")) is int
-        and all(isinstance(value, str) for name, value in entry.items() if name != "step")
-    )
 
 
 # --- A thread for each tracker ---------------------------------------------------------------------------------------
@@ -191,6 +159,9 @@ class TrackerThread:
         start: what the tracker gets when it is opened.
         memory: of the run folder.
         missed: yields what was logged after a step and before this training.
+
+    Attributes:
+        opened: set when the tracker is open, or has failed.
     """
 
     def __init__(
@@ -199,14 +170,10 @@ class TrackerThread:
         self._tracker, self._start, self._memory, self._missed = tracker, start, memory, missed
         self._step = -1  # the last one that the tracker has got
         self._jobs: Queue[Callable[[], object]] = Queue()
-        self._opened, self._ended, self._failed = threading.Event(), threading.Event(), threading.Event()
+        self.opened, self._ended, self._failed = threading.Event(), threading.Event(), threading.Event()
         self._done = 0  # jobs
         self._thread = threading.Thread(target=self._run, name=f"tracker {tracker.name}", daemon=True)
         self._thread.start()
-
-    def wait_until_open(self, timeout_s: float) -> None:
-        """Wait until the tracker is open or has failed, but not longer than `timeout_s`."""
-        self._opened.wait(timeout_s)
 
     def log(self, entry: Entry) -> None:
         """Let the tracker log an iteration, unless it has that step from before a resume."""
@@ -218,8 +185,13 @@ class TrackerThread:
 
     def close(self, *, failed: bool) -> None:
         """End the tracker's run and wait for it, as long as it makes progress."""
-        self._add(partial(self._close, failed=failed))
-        limit_s = END_S if self._opened.is_set() else UNREACHED_S
+
+        def close() -> None:
+            self._tracker.close(failed=failed)
+            self._ended.set()
+
+        self._add(close)
+        limit_s = END_S if self.opened.is_set() else UNREACHED_S
         done, since_s = self._done, time.monotonic()
         while not self._ended.wait(0.05) and time.monotonic() - since_s < limit_s:
             if self._done > done:
@@ -243,7 +215,7 @@ class TrackerThread:
     def _run(self) -> None:
         try:
             self._open()
-            self._opened.set()
+            self.opened.set()
             while not (self._ended.is_set() or self._failed.is_set()):
                 try:
                     job = self._jobs.get(timeout=1.0)
@@ -255,7 +227,7 @@ class TrackerThread:
             self._fail(" ".join(described(error).split())[:500])
             _log.debug("where %s failed", self._tracker.name, exc_info=error)
         finally:
-            self._opened.set()
+            self.opened.set()
             self._ended.set()
 
     def _open(self) -> None:
@@ -283,10 +255,6 @@ class TrackerThread:
             if path.is_dir():  # otherwise it was removed meanwhile, since there are newer ones
                 raise
 
-    def _close(self, *, failed: bool) -> None:
-        self._tracker.close(failed=failed)
-        self._ended.set()
-
 
 # --- A run -----------------------------------------------------------------------------------------------------------
 
@@ -312,35 +280,27 @@ def tracking(run: Run) -> Iterator[Tracking]:
     Raises:
         ConfigError: what the run folder remembers of them is damaged.
     """
-    folder, most_agents, names = run.folder, run.config.tensorboard_agents, trackers_of(run.config)
-    memory = Memory(folder) if names else None
-    with ExitStack() as cleanup:
-        threads: dict[str, TrackerThread] = {}
-        if memory is not None:
-            start = _start(run)
-            missed = partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
-            with preserve_rng():
-                threads = {name: TrackerThread(TRACKERS[name](), start, memory, missed) for name in names}
-                until_s = time.monotonic() + OPEN_S
-                for each in threads.values():
-                    each.wait_until_open(max(0.0, until_s - time.monotonic()))
-        for each in threads.values():
-            cleanup.push(partial(_close, each))
+    folder, config, most_agents = run.folder, run.config, run.config.tensorboard_agents
+    threads: dict[str, TrackerThread] = {}
+    if names := trackers_of(config):
+        (settings,) = parse_value(to_yaml(config)).values()
+        start = Start(
+            folder,
+            f"{folder.parent.name}/{folder.name}",
+            config.track_project,
+            {"env": config.env, **settings},
+            {"env": config.env, "algo": config.algo, "policies": config.named_policies},
+        )
+        memory, missed = Memory(folder), partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
+        with preserve_rng():
+            threads = {name: TrackerThread(TRACKERS[name](), start, memory, missed) for name in names}
+            until_s = time.monotonic() + OPEN_S
+            for each in threads.values():
+                each.opened.wait(max(0.0, until_s - time.monotonic()))
+    failed = True
+    try:
         yield Tracking(threads, folder, most_agents)
-
-
-def _close(thread: TrackerThread, kind: Any, error: Any, traceback: Any) -> None:
-    thread.close(failed=kind is not None)
-
-
-def _start(run: Run) -> Start:
-    config, path = run.config, run.folder
-    (settings,) = parse_value(to_yaml(config)).values()
-    return Start(
-        path,
-        f"{path.parent.name}/{path.name}",
-        config.track_project,
-        _PROJECT,
-        {"env": config.env, **settings},
-        {"env": config.env, "algo": config.algo, "policies": config.named_policies},
-    )
+        failed = False
+    finally:
+        for each in reversed(threads.values()):
+            each.close(failed=failed)

@@ -23,7 +23,7 @@ from marl_sb3.core.training import ResultLogger
 from marl_sb3.core.vec_env import episode_seed
 from marl_sb3.evaluation import evaluation_seed
 from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.results import RESULT_FILE, read_results
+from marl_sb3.results import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.train import main
 
@@ -128,7 +128,7 @@ def test_numbers_are_in_the_files_of_the_run(in_tmp: Path) -> None:
 
 def test_numbers_wait_for_the_next_result_that_is_written(tmp_path: Path) -> None:
     algorithm = make()
-    algorithm.set_logger(ResultLogger(None, [JsonLinesFormat(tmp_path / RESULT_FILE)]))
+    algorithm.set_logger(ResultLogger(None, [JsonLinesFormat(tmp_path)]))
     algorithm.learn(6 * SMALL["n_steps"], callback=EvaluationCallback(two_envs, interval=2), log_interval=3)
     algorithm.logger.close()
     written = read_results(tmp_path)
@@ -141,7 +141,7 @@ def test_all_see_the_evaluation_whatever_the_order_of_callbacks(evaluation_first
     stop = StopOnMetric({RETURN: 9.0}, evaluation.metric_names(algorithm))
     best = CheckpointCallback(tmp_path / "checkpoints", every=1, metric=RETURN)
     others = [seen, stop, best]
-    formats = [JsonLinesFormat(tmp_path / RESULT_FILE), CsvFormat(tmp_path / "progress.csv")]
+    formats = [JsonLinesFormat(tmp_path), CsvFormat(tmp_path)]
     algorithm.set_logger(ResultLogger(None, formats))
     algorithm.learn(60, callback=[evaluation, *others] if evaluation_first else [CallbackList(others), evaluation])
     algorithm.logger.close()

@@ -20,9 +20,9 @@ from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
 
 
-def write(output: Any, *rows: dict[str, Any]) -> None:
+def write(folder: Path, *rows: dict[str, Any]) -> None:
     """Record rows as callbacks do, through SB3's logger."""
-    logger = ResultLogger(None, [output])
+    logger = ResultLogger(None, [JsonLinesFormat(folder), CsvFormat(folder)])
     for step, row in enumerate(rows):
         for name, value in row.items():
             logger.record(name, value)
@@ -31,15 +31,14 @@ def write(output: Any, *rows: dict[str, Any]) -> None:
 
 
 def json_lines(tmp_path: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-    path = tmp_path / "result.jsonl"
-    write(JsonLinesFormat(path), *rows)
-    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    write(tmp_path, *rows)
+    lines = (tmp_path / "result.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
 def csv_table(tmp_path: Path, *rows: dict[str, Any]) -> list[list[str]]:
-    path = tmp_path / "progress.csv"
-    write(CsvFormat(path), *rows)
-    with path.open(newline="") as file:
+    write(tmp_path, *rows)
+    with (tmp_path / "progress.csv").open(newline="") as file:
         return list(csv.reader(file))
 
 
@@ -81,28 +80,29 @@ def test_a_name_that_is_also_a_folder_loses_neither_value(tmp_path: Path, names:
 
 
 def test_a_line_is_in_the_file_before_the_next_iteration(tmp_path: Path) -> None:
-    output = JsonLinesFormat(tmp_path / "result.jsonl")
+    output = JsonLinesFormat(tmp_path)
     output.write_result({"a": 1}, {}, 0)
     assert (tmp_path / "result.jsonl").read_text() == '{"a": 1}\n'
     output.close()
 
 
 def test_excluded_names_stay_out(tmp_path: Path) -> None:
-    for path, output in ((tmp_path / "j", JsonLinesFormat), (tmp_path / "c", CsvFormat)):
-        logger = ResultLogger(None, [output(path)])
-        logger.record("kept", 1)
-        logger.record("histogram", np.arange(3), exclude=("json", "csv", "stdout"))
-        logger.write_result({}, 0)
-        logger.close()
-    assert json.loads((tmp_path / "j").read_text()) == {"kept": 1}
-    assert (tmp_path / "c").read_text() == "kept\n1\n"
+    logger = ResultLogger(None, [JsonLinesFormat(tmp_path), CsvFormat(tmp_path)])
+    logger.record("kept", 1)
+    logger.record("histogram", np.arange(3), exclude=("json", "csv", "stdout"))
+    logger.record("of json", 2, exclude="csv")
+    logger.record("of csv", 3, exclude="json")
+    logger.write_result({}, 0)
+    logger.close()
+    assert json.loads((tmp_path / "result.jsonl").read_text()) == {"kept": 1, "of json": 2}
+    assert (tmp_path / "progress.csv").read_text() == "kept,of csv\n1,3\n"
 
 
 RESULT = {"iteration": 1, "steps": {"red/1": 2, "red": {"2": 3}}, "score": None}
 
 
 def test_a_result_is_written_as_it_is_and_what_was_recorded_beside_it(tmp_path: Path) -> None:
-    logger = ResultLogger(None, [JsonLinesFormat(tmp_path / "result.jsonl"), CsvFormat(tmp_path / "progress.csv")])
+    logger = ResultLogger(None, [JsonLinesFormat(tmp_path), CsvFormat(tmp_path)])
     for name, value in {"mine": 4, "steps/own": 5, "steps/red": 6, "score": 7.0}.items():
         logger.record(name, value)
     logger.write_result({**RESULT, "picture": Figure(None, close=False)}, step=2)
@@ -113,6 +113,11 @@ def test_a_result_is_written_as_it_is_and_what_was_recorded_beside_it(tmp_path: 
     head, first, second = csv.reader((tmp_path / "progress.csv").read_text().splitlines())
     assert head == [*flatten(RESULT), "mine", "steps/own", "steps/red"]
     assert (first, second) == (["1", "2", "3", "", "4", "5", "6"], ["1", "2", "3", "", "", "", ""])
+    before = (tmp_path / "progress.csv").read_bytes()
+    with (tmp_path / "progress.csv").open("a") as file:
+        file.write("9,9\ncut o")
+    truncate_logs(tmp_path, iteration=1, env_steps=2)
+    assert (tmp_path / "progress.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -122,8 +127,6 @@ def test_a_result_is_written_as_it_is_and_what_was_recorded_beside_it(tmp_path: 
         ("result.jsonl", b"[1]\n", "result.jsonl, line 1 is not a mapping"),
         ("result.jsonl", b"\xff\n", "result.jsonl, line 1 is not valid JSON"),
         ("result.jsonl", b'{"iteration": "x"}\n', "result.jsonl is damaged: an iteration is 'x'"),
-        ("progress.csv", b"a,b\n1,2\n", "progress.csv is damaged: there is no column 'iteration'"),
-        ("progress.csv", b"a,iteration\n1\n", "progress.csv is damaged: an iteration is ''"),
         ("events.out.tfevents.1", b"\x02" + bytes(11) + b"\xff\xff" + bytes(4), "tfevents.1 is damaged: "),
     ],
 )
@@ -190,7 +193,7 @@ def test_columns_stay_where_they_first_appeared(tmp_path: Path) -> None:
 def test_a_new_name_becomes_a_column_of_all_rows(tmp_path: Path) -> None:
     table = csv_table(tmp_path, {"a": 1}, {"a": 2, "x": 3, "y": 4}, {"a": 5, "z": 6})
     assert table == [["a", "x", "y", "z"], ["1", "", "", ""], ["2", "3", "4", ""], ["5", "", "", "6"]]
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.csv", "result.jsonl"]
 
 
 @pytest.mark.parametrize("text", ["1,5", 'she said "no"', "two\nlines", "a\u2028b\x0bc", " x ", ""])

@@ -165,7 +165,7 @@ def test_the_callbacks_of_sb3s_documentation_write_into_a_run(in_tmp: Path) -> N
 
 
 def test_what_is_dumped_between_iterations_waits_for_the_next_row(tmp_path: Path) -> None:
-    formats = [JsonLinesFormat(tmp_path / "a.jsonl"), CsvFormat(tmp_path / "a.csv")]
+    formats = [JsonLinesFormat(tmp_path), CsvFormat(tmp_path)]
     logger = ResultLogger(None, formats)
     for values in ({"mine": 1, "other": 2}, {"mine": 3}):
         for name, value in values.items():
@@ -174,11 +174,11 @@ def test_what_is_dumped_between_iterations_waits_for_the_next_row(tmp_path: Path
     for iteration in (1, 2):
         logger.write_result({"iteration": iteration}, step=0)
     logger.close()
-    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == [
+    assert [json.loads(line) for line in (tmp_path / "result.jsonl").read_text().splitlines()] == [
         {"mine": 3, "other": 2, "iteration": 1},
         {"iteration": 2},
     ]
-    assert (tmp_path / "a.csv").read_text().splitlines() == ["iteration,mine,other", "1,3,2", "2,,"]
+    assert (tmp_path / "progress.csv").read_text().splitlines() == ["iteration,mine,other", "1,3,2", "2,,"]
 
 
 # --- As if it were one of SB3's algorithms ---------------------------------------------------------------------------
