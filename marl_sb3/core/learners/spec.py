@@ -94,25 +94,23 @@ class PolicySpec:
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
         given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
-        self._given = {name: value for name, value in given.items() if name not in section_of}
+        self._given: dict[str, Any] = {}
         self._sections: dict[str, dict[str, Any]] = {section: {} for section in sections}
-        for name in filter(section_of.get, given):
-            self._sections[section_of[name]][name] = given[name]
-        made = {section: sections[section].of(values) for section, values in self._sections.items()}
-        vars(self).update(made)
-        self.of_parts = {
-            name: value for section in POLICY_SECTIONS.names() for name, value in made[section].changed().items()
-        }
+        for name, value in given.items():
+            (self._sections[section_of[name]] if name in section_of else self._given)[name] = value
+        self.of_parts: dict[str, Any] = {}
+        self._beside: dict[str, Any] = {}  # the given settings of all sections
+        for section, settings in self._sections.items():
+            made = sections[section].of(settings)
+            setattr(self, section, made)
+            self._beside |= settings
+            if section in POLICY_SECTIONS.names():
+                self.of_parts |= made.changed()
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
         self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
         extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
         has_own_extractor = extractor is not None and extractor not in CLASSES["features_extractor_class"]
         self.has_own_network = has_own_extractor or self.policy not in getattr(algorithm, "policy_aliases", {})
-
-    @property
-    def _beside(self) -> dict[str, Any]:
-        """The given settings of all sections."""
-        return {name: value for values in self._sections.values() for name, value in values.items()}
 
     @property
     def policy_class(self) -> type[Any]:
@@ -160,21 +158,15 @@ class PolicySpec:
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
         given, algorithm = plain.fields("hyperparameters"), saved_class(plain.string("algorithm"))
-        values = {name: given.value(name) for name in given.names()}
+        values = given.values()
         if values.get("policy_kwargs") is not None:
             own_policy = registered_policy(plain.string("policy")) is not None
             _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
-        return cls(
-            algorithm,
-            plain.string("policy"),
-            **values,
-            **{
-                name: value
-                for section, settings in policy_sections().items()
-                for name, value in _read_section(plain, section, settings.kinds()).items()
-            },
-        )
+        for section, settings in policy_sections().items():
+            if section in plain:  # checkpoints of some versions have none
+                values |= _read_section(plain.fields(section), settings.kinds())
+        return cls(algorithm, plain.string("policy"), **values)
 
     def __repr__(self) -> str:
         given = {**self.hyperparameters, **self._beside}
@@ -198,12 +190,9 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
     return alias
 
 
-def _read_section(plain: StateReader, section: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a section; none in checkpoints of versions that had none."""
-    if section not in plain:
-        return {}
-    given = plain.fields(section)
-    values = {name: given.value(name) for name in given.names()}
+def _read_section(given: StateReader, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a section."""
+    values = given.values()
     for name, value in values.items():
         if name not in kinds:
             raise given.error(name, value, f"settings of {', '.join(kinds)}")
@@ -216,7 +205,7 @@ def _check_network(network: StateReader, *, own_policy: bool) -> None:
 
     Arguments of classes that this process has registered may be anything.
     """
-    values = {name: network.value(name) for name in network.names()}
+    values = network.values()
     resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
     of_the_user = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
     if is_registered("features_extractor_class", values.get("features_extractor_class")):
@@ -251,15 +240,13 @@ def policy_specs(
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
     if not defaults:
         return dict(policies)
-    return {policy_id: spec.with_defaults(_translated(spec, defaults, n_envs)) for policy_id, spec in policies.items()}
-
-
-def _translated(spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
-    """Return settings that may have names of a dialect, such as RLlib's, by their names here."""
-    settings = dict(given)
-    for dialect in DIALECTS:
-        settings = dialect.translated(spec, settings, n_envs)
-    return settings
+    specs: dict[PolicyID, PolicySpec] = {}
+    for policy_id, spec in policies.items():
+        settings = dict(defaults)
+        for dialect in DIALECTS:
+            settings = dialect.translated(spec, settings, n_envs)
+        specs[policy_id] = spec.with_defaults(settings)
+    return specs
 
 
 # --- The specs in a checkpoint ----------------------------------------------------------------------------------------

@@ -101,7 +101,10 @@ def policy_of_agents(
             one policy for all, or policies named as the agents.
     """
     if mapping is None:
-        chosen: dict[AgentID, Any] = _evident_policies(policy_ids, agents)
+        if len(policy_ids) > 1 and set(policy_ids) != set(agents):
+            words = f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed"
+            raise ConfigError(words, key="policies")
+        chosen: dict[AgentID, Any] = {agent: agent if policy_ids[1:] else policy_ids[0] for agent in agents}
     elif isinstance(mapping, Mapping):
         for agent in mapping:
             if agent not in agents:
@@ -130,10 +133,10 @@ def _require_policies(
             if policy_id not in policy_ids:
                 words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
                 raise ConfigError(f"{words}; accepted: {', '.join(policy_ids)}", key="policies")
-    known = {policy_id for those in candidates.values() for policy_id in those}
-    idle = [policy_id for policy_id in policy_ids if policy_id not in known]
-    if idle:
-        raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
+    known = set().union(*candidates.values())
+    for policy_id in policy_ids:
+        if policy_id not in known:
+            raise ConfigError(f"policy {policy_id!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
 
 
 def read_mapping(state: StateReader, policy_ids: Sequence[PolicyID]) -> PolicyMapping:
@@ -174,15 +177,6 @@ def _shown_id(value: object) -> str:
     return shown_id(value) if isinstance(value, str) else f"{shown_id(value)} of type {type(value).__name__}"
 
 
-def _evident_policies(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) -> dict[AgentID, PolicyID]:
-    if len(policy_ids) == 1:
-        return dict.fromkeys(agents, policy_ids[0])
-    if set(policy_ids) == set(agents):
-        return {agent: agent for agent in agents}
-    words = f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed"
-    raise ConfigError(words, key="policies")
-
-
 def policies_that_train(
     policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
 ) -> set[PolicyID]:
@@ -196,12 +190,10 @@ def policies_that_train(
             f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
             key="policies_to_train",
         )
-    unknown = [policy_id for policy_id in policies_to_train if policy_id not in policy_ids]
-    if unknown:
-        raise ConfigError(
-            f"policies_to_train names unknown policy {_shown_id(unknown[0])}; accepted: {', '.join(policy_ids)}",
-            key="policies_to_train",
-        )
+    for policy_id in policies_to_train:
+        if policy_id not in policy_ids:
+            words = f"policies_to_train names unknown policy {_shown_id(policy_id)}; accepted: {', '.join(policy_ids)}"
+            raise ConfigError(words, key="policies_to_train")
     return set(policies_to_train)
 
 
@@ -242,8 +234,9 @@ def read_deterministic(state: StateReader, name: str, policy_ids: Iterable[Polic
     if not isinstance(state.value(name), Mapping):
         return state.boolean(name)
     of_policies = state.fields(name)
-    chosen = {policy_id: of_policies.boolean(policy_id) for policy_id in of_policies.names()}
-    unknown = [policy_id for policy_id in chosen if policy_id not in set(policy_ids)]
-    if unknown:
-        raise CheckpointError(f"{of_policies.where} has an unknown policy {unknown[0]!r}")
+    known, chosen = set(policy_ids), {}
+    for policy_id in of_policies.names():
+        if policy_id not in known:
+            raise CheckpointError(f"{of_policies.where} has an unknown policy {policy_id!r}")
+        chosen[policy_id] = of_policies.boolean(policy_id)
     return chosen

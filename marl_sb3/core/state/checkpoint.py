@@ -185,7 +185,6 @@ def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
 # Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
 KINDS = ("policy", "optimizer")  # weights; state of the optimizers
 OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
-_ALL_KINDS = (*KINDS, *OPTIONAL_KINDS)
 
 OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
@@ -205,10 +204,14 @@ def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPo
     Raises:
         CheckpointError: a file is missing, or there are files of further policies.
     """
-    names = [(number, kind, _file_name(kind, number)) for number in range(num_policies) for kind in _ALL_KINDS]
-    there = [entry for entry in names if entry[1] in KINDS or entry[2] in tensors]
-    StateReader(tensors, where).require_names([name for _, _, name in there])
-    files: list[dict[str, TensorFile]] = [{} for _ in range(num_policies)]
-    for number, kind, name in there:
-        files[number][kind] = TensorFile(name, tensors[name])
+    saved, files, names = StateReader(tensors, where), list[OfPolicy](), list[str]()
+    for number in range(num_policies):
+        its: dict[str, TensorFile] = {}
+        for kind in (*KINDS, *OPTIONAL_KINDS):
+            name = _file_name(kind, number)
+            if kind in KINDS or name in saved:
+                its[kind] = TensorFile(name, saved.value(name))
+                names.append(name)
+        files.append(its)
+    saved.require_names(names)
     return files

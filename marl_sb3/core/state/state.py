@@ -72,6 +72,10 @@ class StateReader:
             _require_text(self.where, name)
         return list(self._values)
 
+    def values(self) -> dict[str, Any]:
+        """All fields, unchecked, by `names`."""
+        return {name: self._values[name] for name in self.names()}
+
     def fields(self, name: str) -> StateReader:
         """A reader of the dictionary in a field."""
         return StateReader(self.value(name), f"{self.where}/{name}")

@@ -23,7 +23,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,11 @@ def _read(folder: Path) -> Checkpoint:
             entry = listed.fields(name)
             stored = StoredTensors(folder / name, entry.integer("size"), entry.string("sha256"))
             tensors[name.removesuffix(SUFFIX)] = stored
-    state = _read_state(folder, listed.fields(_STATE), tensors.pop(_ARRAYS).load())
+    entry, arrays = listed.fields(_STATE), tensors.pop(_ARRAYS).load()
+    data = read_bytes(folder / _STATE, _MAX_JSON_BYTES, entry.integer("size"))
+    if entry.string("sha256") != hashlib.sha256(data).hexdigest():
+        raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
+    state = state_from_json(data, arrays)
     for stored in tensors.values():
         stored.verify()
     return Checkpoint(folder, manifest.fields("about"), state, tensors)
@@ -193,20 +197,13 @@ def read_manifest(folder: Path) -> StateReader:
     return manifest
 
 
-def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -> State:
-    data = read_bytes(folder / _STATE, _MAX_JSON_BYTES, entry.integer("size"))
-    if entry.string("sha256") != hashlib.sha256(data).hexdigest():
-        raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
-    return state_from_json(data, arrays)
-
-
 def state_from_json(data: bytes, arrays: Mapping[str, Array]) -> State:
     """Read the state that `state_to_json` returned.
 
     Raises:
         CheckpointError: it is not valid, or refers to an array that is not there.
     """
-    state = parse_json(_STATE, data, lambda mapping: _array_or_mapping(mapping, arrays))
+    state = parse_json(_STATE, data, arrays)
     if not isinstance(state, dict):
         raise CheckpointError(f"{_STATE} is not a mapping")
     return state
@@ -229,55 +226,48 @@ def _file_names(folder: Path) -> list[str]:
     return names
 
 
-def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
-    if _ARRAY_KEY not in mapping:
-        return _unique([(key.removeprefix("$"), value) for key, value in mapping.items()])
-    path = mapping[_ARRAY_KEY]
-    if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
-        raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
-    return arrays[path]
-
-
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 100  # of a tree: functions that walk through it call themselves
 
-Hook = Callable[[dict[str, Any]], Any]  # returns what replaces a mapping
 
+def parse_json(name: str, data: bytes, arrays: Mapping[str, Array] | None = None) -> Any:
+    """Parse JSON.
 
-def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
-    """Parse JSON; `hook` may replace each mapping.
+    Args:
+        arrays: those that it refers to, see `_without_arrays`; None: it refers to none.
 
     Raises:
-        CheckpointError: it is not valid JSON, or is too deep, or has duplicate names or numbers that are not finite.
+        CheckpointError: it is not valid JSON, or is too deep, or has duplicate names or numbers that are not finite; or
+            it refers to an array that is not there.
     """
 
     def mapping(pairs: list[tuple[str, Any]]) -> Any:
-        return _unique(pairs) if hook is None else hook(_unique(pairs))
+        node = dict(pairs)
+        if arrays is not None and _ARRAY_KEY in node:
+            path = node[_ARRAY_KEY]
+            if len(pairs) != 1 or not isinstance(path, str) or path not in arrays:
+                raise CheckpointError(f"{name} refers to an array that {_ARRAYS}.safetensors does not hold")
+            return arrays[path]
+        if arrays is not None:
+            node = {key.removeprefix("$"): value for key, value in pairs}
+        if len(node) < len(pairs):
+            raise ValueError("duplicate name")
+        return node
 
     try:
         tree = json.loads(data.decode(), object_pairs_hook=mapping)
     except ValueError as error:  # invalid JSON or UTF-8, or a number with too many digits
         raise CheckpointError(f"{name} is not valid JSON: {error}") from error
-    _require_sound(name, tree)
-    return tree
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise ValueError("duplicate name")
-    return mapping
-
-
-def _require_sound(name: str, tree: Any) -> None:
-    """Refuse numbers that are not finite, and trees too deep for recursion."""
     level = [tree]
     for _ in range(_MAX_DEPTH):
-        if any(isinstance(node, float) and not math.isfinite(node) for node in level):
-            raise CheckpointError(f"{name} holds a number that is not finite")
-        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list)))
-        level = [child for children in inner for child in children]
-        if not level:
-            return
+        inner: list[Any] = []
+        for node in level:
+            if isinstance(node, float) and not math.isfinite(node):
+                raise CheckpointError(f"{name} holds a number that is not finite")
+            if isinstance(node, (dict, list)):
+                inner.extend(node.values() if isinstance(node, dict) else node)
+        if not inner:
+            return tree
+        level = inner
     raise CheckpointError(f"{name} is nested too deep")
