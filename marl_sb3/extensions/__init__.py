@@ -16,7 +16,6 @@ from marl_sb3.doors import (
     LEARNER_PARTS,
     POLICY_FILES,
     POLICY_SECTIONS,
-    SETTINGS,
     STEPPED_ELSEWHERE,
     STORES,
     VIEWS,
@@ -41,7 +40,6 @@ LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:Imit
 LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
 POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
-SETTINGS.add("run", "marl_sb3.runs.schema:ACCEPTED")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:with_workers")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")

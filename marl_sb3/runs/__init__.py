@@ -4,4 +4,8 @@ from __future__ import annotations
 
 import lazy_loader
 
+from marl_sb3.doors import SETTINGS
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+SETTINGS.add("run", "marl_sb3.runs.schema:ACCEPTED")
