@@ -28,25 +28,22 @@ from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.extensions.data import (
     RECORDING,
     Decisions,
-    EpisodesOfSpaces,
     Estimate,
     Fitting,
+    PolicyData,
     RecordedEpisode,
     effective_sample_size,
     estimate,
-    joint_episodes,
+    joined,
     joint_weights,
     made,
-    read_policy_data,
-    recorded_policies,
+    read_data,
     require_episodes,
-    require_memory,
     resamples,
     robust_values,
 )
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.display import number, standard_console
-from marl_sb3.files import as_path
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -144,9 +141,14 @@ def estimate_policies(
     if unknown:
         known = ", ".join(policies.policies)
         raise ConfigError(f"replaced: there is no policy {unknown[0]!r}; accepted: {known}", key="replaced")
-    joints, sets = _read(data)
+    recorded_sets = read_data(data, "on")
+    is_recording = os.path.lexists(Path(data) / RECORDING)
+    alone: Iterator[Joint] = ({episode.agent: episode} for episode in recorded_sets[0].episodes)
+    joints = list(joined(recorded_sets) if is_recording else alone)
+    if not joints:
+        raise ConfigError(f"{data} has no complete episode; accepted: data with episodes", key="on")
     with preserve_training_state(policies):
-        judged = _judge_all(policies, joints, sets, data, policies.policies if replaced is None else replaced)
+        judged = _judge_all(policies, joints, recorded_sets, data, policies.policies if replaced is None else replaced)
     agents = [agent for agent in policies.policy_of if any(agent in joint for joint in joints)]
     weighed = [_weighed(joint, judged) for joint in joints]
     by_agent = {agent: [of_joint.get(agent) for of_joint in weighed] for agent in agents}
@@ -179,31 +181,13 @@ def _warnings(size: float, n: int) -> list[str]:
     ]
 
 
-def _read(data: str | Path) -> tuple[list[Joint], list[EpisodesOfSpaces]]:
-    folder = as_path("on", data)
-    is_recording = os.path.lexists(folder / RECORDING)
-    sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
-    require_memory(folder, sets)
-    joints: list[Joint] = (
-        list(joint_episodes(folder)) if is_recording else [{each.agent: each} for each in sets[0].episodes]
-    )
-    spaces_of = {each.policy_id: (each.observation_space, each.action_space) for each in sets}
-    if not joints:
-        raise ConfigError(f"{folder} has no complete episode; accepted: data with episodes", key="on")
-    of_policies: dict[PolicyID, list[RecordedEpisode]] = {name: [] for name in spaces_of}
-    for joint in joints:
-        for episode in joint.values():
-            of_policies[episode.policy_id].append(episode)
-    return joints, [(*spaces_of[name], episodes) for name, episodes in of_policies.items()]
-
-
 # --- What the policies say of the episodes ----------------------------------------------------------------------------
 
 
 def _judge_all(
     bundle: PolicyBundle,
     joints: Sequence[Joint],
-    sets: Sequence[EpisodesOfSpaces],
+    sets: Sequence[PolicyData],
     data: Any,
     replaced: Collection[str],
 ) -> dict[int, _Judged]:

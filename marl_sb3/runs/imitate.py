@@ -21,7 +21,7 @@ from marl_sb3.core.training import IterationReport, ResultLogger, iteration_resu
 from marl_sb3.core.vec_env import derived_seed
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data import Cloning, CloningOptions, EpisodesOfSpaces, read_data, require_episodes
+from marl_sb3.extensions.data import Cloning, CloningOptions, PolicyData, read_data, require_episodes
 from marl_sb3.extensions.display import number, progress_bars, standard_console
 from marl_sb3.files import as_path, path_is_usable, read_regular, require_text
 from marl_sb3.runs.building import import_algorithms, source_named
@@ -208,7 +208,7 @@ def _execute(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions
 
 
 def _jobs(
-    run: Run, sets: list[EpisodesOfSpaces], data: Path, options: CloningOptions, *, learn: bool = True
+    run: Run, sets: list[PolicyData], data: Path, options: CloningOptions, *, learn: bool = True
 ) -> dict[PolicyID, Cloning]:
     """Return the cloning of each policy that is trained.
 

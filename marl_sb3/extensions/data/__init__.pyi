@@ -3,12 +3,13 @@
 from .cloning import Cloning as Cloning
 from .cloning import CloningOptions as CloningOptions
 from .dataset import RECORDING as RECORDING
+from .dataset import PolicyData as PolicyData
 from .dataset import RecordedEpisode as RecordedEpisode
+from .dataset import joined as joined
 from .dataset import joint_episodes as joint_episodes
+from .dataset import read_data as read_data
 from .dataset import read_policy_data as read_policy_data
 from .dataset import recorded_policies as recorded_policies
-from .dataset import require_memory as require_memory
-from .demonstrations import EpisodesOfSpaces as EpisodesOfSpaces
 from .demonstrations import require_episodes as require_episodes
 from .estimators import Decisions as Decisions
 from .estimators import Estimate as Estimate
@@ -20,7 +21,6 @@ from .estimators import made as made
 from .estimators import resamples as resamples
 from .estimators import robust_values as robust_values
 from .importance import importances as importances
-from .recorded_data import read_data as read_data
 from .recorder import recorder_of as recorder_of
 from .settings import DataSettings as DataSettings
 from .store import EpisodeStore as EpisodeStore

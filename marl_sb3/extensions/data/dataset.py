@@ -7,12 +7,15 @@ their episodes are those of an agent `agent`, without log-probabilities.
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, overload
 
@@ -113,29 +116,25 @@ def read_policy_data(path: str | Path) -> PolicyData:
         metadata = _json(folder / METADATA)
         if metadata.get("data_format", "hdf5") != "hdf5":
             raise ValueError(f"{METADATA} says data_format {shown(metadata['data_format'])}; accepted: 'hdf5'")
+        policy_id = metadata.get("marl_sb3", {}).get("policy_id", folder.parent.name)
+        if fault := id_fault(policy_id):
+            raise ValueError(f"{METADATA} has the policy_id {shown_id(policy_id)}, which {fault}")
         form = _Form(
             _space(metadata, "observation_space"),
             _space(metadata, "action_space"),
             total_steps=_count(metadata, "total_steps", MAX_COUNT),
             jpeg=bool(metadata.get("jpeg_encoding", True)),
             of_agents="marl_sb3" in metadata,
-            policy_id=_policy_id(metadata, folder.parent.name),
+            policy_id=str(policy_id),
         )
         episodes = range(_count(metadata, "total_episodes", form.total_steps))
-        stored = _StoredEpisodes(folder, form, episodes)
+        stored = _Episodes(folder, form, episodes)
     seen = form.observation_space
     return PolicyData(form.policy_id, flat_space(seen) if is_nested(seen) else seen, form.action_space, stored)
 
 
 def _json(path: Path) -> Any:
     return json.loads(read_bytes(path, _MAX_JSON).decode())
-
-
-def _policy_id(metadata: Mapping[str, Any], otherwise: str) -> PolicyID:
-    found = metadata.get("marl_sb3", {}).get("policy_id", otherwise)
-    if fault := id_fault(found):
-        raise ValueError(f"{METADATA} has the policy_id {shown_id(found)}, which {fault}")
-    return str(found)
 
 
 def _count(metadata: Mapping[str, Any], name: str, most: int) -> int:
@@ -169,6 +168,26 @@ def _sound(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
+def read_data(path: str | Path, key: str = "data") -> list[PolicyData]:
+    """Read one Minari dataset, or those of all policies of a recording, into memory.
+
+    Args:
+        key: the setting or option that names them, for messages.
+
+    Raises:
+        ConfigError: there are none, a file is damaged, or they need more than a quarter of the free memory.
+    """
+    folder = as_path(key, path)
+    try:
+        is_recording = os.path.lexists(folder / RECORDING)
+        stored = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
+        with damage_named(folder):  # by what they say, before all of their episodes are read
+            require_fits(folder, sum(data.episodes.nbytes for data in stored if isinstance(data.episodes, _Episodes)))
+        return [replace(data, episodes=[*data.episodes]) for data in stored]
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}", key=key) from error
+
+
 def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
     """Yield what all agents did in each joint episode of a recording: agent -> its episode.
 
@@ -178,34 +197,34 @@ def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedE
     Raises:
         ConfigError: it is no recording, or a dataset of it is damaged.
     """
-    datasets = [_PolicyStream(data, count) for data, count in _datasets(directory)]
-    while any(stream.episode_id for stream in datasets):
-        earliest = min(stream.episode_id for stream in datasets if stream.episode_id)
-        yield {episode.agent: episode for stream in datasets for episode in stream.take(earliest)}
+    return joined(recorded_policies(directory).values())
+
+
+def joined(recorded: Iterable[PolicyData]) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
+    """Yield what all agents did in each joint episode, from the datasets of a recording."""
+    by_id = attrgetter("episode_id")
+    for _, episodes in groupby(heapq.merge(*(data.episodes for data in recorded), key=by_id), by_id):
+        yield {episode.agent: episode for episode in episodes}
 
 
 def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
-    """Return the datasets of a recording, by policy.
+    """Return the datasets of a recording, by policy, each with its episodes that are recorded of all agents.
 
     Raises:
         ConfigError: see `joint_episodes`.
     """
-    return {data.policy_id: replace(data, episodes=data.episodes[:count]) for data, count in _datasets(directory)}
-
-
-def _datasets(directory: str | Path) -> list[tuple[PolicyData, int]]:
-    """The datasets of a recording, each with the number of its episodes that are recorded of all agents."""
     folder = as_path("directory", directory)
     if not os.path.lexists(folder / RECORDING):
         raise ConfigError(f"{folder} is no recording: it has no {RECORDING}; accepted: what --record wrote", key="data")
     with damage_named(folder):
         counts = recording_counts(_json(folder / RECORDING))
         require_own(folder, [f"{name}/" for name in counts])
-    found = [(read_policy_data(folder / name), count) for name, count in counts.items()]
-    for data, count in found:
+    found = {}
+    for data, count in [(read_policy_data(folder / name), count) for name, count in counts.items()]:
         if len(data.episodes) < count:
             words = f"policy {data.policy_id!r} has {len(data.episodes)} episodes; {RECORDING} says {count}"
             raise ConfigError(f"{folder} is damaged: {words}", key="data")
+        found[data.policy_id] = replace(data, episodes=data.episodes[:count])
     return found
 
 
@@ -222,42 +241,6 @@ def recording_counts(content: Any) -> dict[str, int]:
     if elsewhere:
         raise ValueError(f"{RECORDING} names the folder {elsewhere[0]!r}; accepted: names without a path")
     return counts
-
-
-def require_memory(path: Path, sets: Iterable[PolicyData]) -> None:
-    """Refuse datasets that do not fit into memory, by what they say, before all of their episodes are read.
-
-    Args:
-        path: where they are, for messages.
-
-    Raises:
-        ConfigError: they need more than a quarter of the free memory.
-    """
-    with damage_named(path):
-        stored = [each.episodes for each in sets if isinstance(each.episodes, _StoredEpisodes)]
-        require_fits(path, sum(each.nbytes for each in stored))
-
-
-class _PolicyStream:
-    """The episodes of one policy in their order, as far as they are recorded of all agents.
-
-    Attributes:
-        episode_id: of the next episode; empty at the end.
-    """
-
-    def __init__(self, data: PolicyData, count: int) -> None:
-        self._episodes = iter(data.episodes[:count])
-        self._go_on()
-
-    def take(self, episode_id: str) -> Iterator[RecordedEpisode]:
-        """Yield the next episodes as long as they have this id."""
-        while self.episode_id == episode_id and self._next is not None:
-            yield self._next
-            self._go_on()
-
-    def _go_on(self) -> None:
-        self._next = next(self._episodes, None)
-        self.episode_id = "" if self._next is None else self._next.episode_id
 
 
 # --- Minari ----------------------------------------------------------------------------------------------------------
@@ -314,7 +297,7 @@ class _Form:
     policy_id: PolicyID  # the policy that acted
 
 
-class _StoredEpisodes(Sequence[RecordedEpisode]):
+class _Episodes(Sequence[RecordedEpisode]):
     """The episodes of a dataset, which stay on the disk."""
 
     def __init__(self, folder: Path, form: _Form, indices: range) -> None:
@@ -339,7 +322,7 @@ class _StoredEpisodes(Sequence[RecordedEpisode]):
     @override
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return _StoredEpisodes(self._folder, self._form, self._indices[index])
+            return _Episodes(self._folder, self._form, self._indices[index])
         return next(self._read([self._indices[index]]))
 
     @override
@@ -401,10 +384,12 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
 
 def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -> Recorded:
     """Read the values of a space, with the names that policies know its parts by."""
+    from minari.dataset.minari_storage import is_image_space
+
     parts = _leaves(space, path)
     read = []
     for where, part in parts.items():
-        find = group.images if jpeg and _is_picture(part) else group.array
+        find = group.images if jpeg and is_image_space(part) else group.array
         read.append(_cast(find(where, _shape(part, length)), part, f"{group.where}/{where}"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return read[0]
@@ -435,12 +420,6 @@ def _size(space: Space) -> int:
 def _mask_size(space: Space) -> int:
     """How many entries a mask of actions has; a few letters may describe a space of billions."""
     return 2 * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else sum(choices_of(space) or ())
-
-
-def _is_picture(space: Space) -> bool:
-    from minari.dataset.minari_storage import is_image_space
-
-    return bool(is_image_space(space))
 
 
 def _cast(found: Array, space: Space, where: str) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -22,7 +22,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, Observations
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.data.dataset import RecordedEpisode
+    from marl_sb3.extensions.data.dataset import PolicyData, RecordedEpisode
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,7 @@ def _replayed(
 # --- Are they of this policy? -----------------------------------------------------------------------------------------
 
 
-# Observation space, action space and episodes of a dataset.
-EpisodesOfSpaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any], Sequence[RecordedEpisode]]"
-
-
-def require_episodes(data: Sequence[EpisodesOfSpaces], rows: PolicyRows, path: Any) -> list[RecordedEpisode]:
+def require_episodes(data: Sequence[PolicyData], rows: PolicyRows, path: Any) -> list[RecordedEpisode]:
     """Return the episodes of a policy's agents, or of all agents if there is one policy's agent and none has its name.
 
     Args:
@@ -239,33 +235,27 @@ def require_episodes(data: Sequence[EpisodesOfSpaces], rows: PolicyRows, path: A
     Raises:
         ConfigError: there are none, their spaces differ from those of the policy, or a value is not in its space.
     """
-    present = [each for of_set in data for each in of_set[2] if len(each.actions)]
-    agents = {episode.agent for episode in present}
-    alone = rows.num_agents == 1 and len(agents) == 1
-    wanted = set(rows.agents) if agents & set(rows.agents) or not alone else agents
+    present = {episode.agent for dataset in data for episode in dataset.episodes if len(episode.actions)}
+    alone = rows.num_agents == 1 and len(present) == 1
+    wanted = set(rows.agents) if present & set(rows.agents) or not alone else present
     found: list[RecordedEpisode] = []
-    for observation_space, action_space, episodes in data:
-        own = [episode for episode in episodes if episode.agent in wanted and len(episode.actions)]
-        if own:
-            _require_spaces(observation_space, action_space, rows, path)
+    for dataset in data:
+        own = [episode for episode in dataset.episodes if episode.agent in wanted and len(episode.actions)]
+        for what, theirs, ours in (
+            ("observations", dataset.observation_space, rows.group.observation_space),
+            ("actions", dataset.action_space, rows.group.action_space),
+        ):
+            if own and _form(theirs) != _form(ours):
+                words = f"{path} has {what} of {shown(theirs, 1000)}; those of its agents are of {ours}"
+                raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data of the same env", key="data")
         found += own
     if not found:
-        others = f" of {', '.join(rows.agents)}, but of {', '.join(sorted(map(str, agents))[:8])}" if agents else "s"
+        others = f" of {', '.join(rows.agents)}, but of {', '.join(sorted(map(str, present))[:8])}" if present else "s"
         words = f"{path} has no episode{others}"
         raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data with episodes of its agents", key="data")
     for episode in found:
         _require_values(episode, rows, path)
     return found
-
-
-def _require_spaces(observed: Any, acted: Any, rows: PolicyRows, path: Any) -> None:
-    for what, theirs, ours in (
-        ("observations", observed, rows.group.observation_space),
-        ("actions", acted, rows.group.action_space),
-    ):
-        if _form(theirs) != _form(ours):
-            words = f"{path} has {what} of {shown(theirs, 1000)}; those of its agents are of {ours}"
-            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: data of the same env", key="data")
 
 
 def _form(space: spaces.Space[Any]) -> Any:

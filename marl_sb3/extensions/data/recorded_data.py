@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,36 +19,16 @@ from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Fields, Stateful, integer, optional
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data.dataset import RECORDING, read_policy_data, recorded_policies, require_memory
-from marl_sb3.extensions.data.demonstrations import Demonstrations, EpisodesOfSpaces, demonstrations, require_episodes
+from marl_sb3.extensions.data.dataset import read_data
+from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes
 from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
 from marl_sb3.extensions.data.settings import DataSettings
-from marl_sb3.files import as_path
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.data.dataset import RecordedEpisode
 
 _log = logging.getLogger(__name__)
-
-
-def read_data(path: str | Path, key: str = "data") -> list[EpisodesOfSpaces]:
-    """Read one Minari dataset, or those of all policies of a recording, into memory.
-
-    Args:
-        key: the setting, for messages.
-
-    Raises:
-        ConfigError: there are none, or a file is damaged.
-    """
-    folder = as_path(key, path)
-    try:
-        is_recording = os.path.lexists(folder / RECORDING)
-        sets = [*recorded_policies(folder).values()] if is_recording else [read_policy_data(folder)]
-        require_memory(folder, sets)
-        return [(each.observation_space, each.action_space, [*each.episodes]) for each in sets]
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}", key=key) from error
 
 
 class RecordedData(Stateful):

@@ -13,7 +13,7 @@ from small_trainings import assert_same
 from toy_envs import NoisyEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.data import require_episodes
+from marl_sb3.extensions.data import PolicyData, require_episodes
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.recorded_data import columns_of
 
@@ -208,7 +208,7 @@ def test_wrong_episodes_are_refused(words: str) -> None:
     learner, group = rows_of()
     spaces_of = (group.observation_space, group.action_space)
     with pytest.raises(ConfigError, match=words):
-        require_episodes([(*spaces_of, WRONG[words](group))], learner.rows, "data")
+        require_episodes([PolicyData("p", *spaces_of, WRONG[words](group))], learner.rows, "data")
 
 
 def test_data_of_other_spaces_are_refused(data: str) -> None:
