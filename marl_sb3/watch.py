@@ -1,6 +1,7 @@
 """`python -m marl_sb3.watch`: see the policies of a run play, in a window or a terminal."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, STOCHASTIC, OfRun, command, record
@@ -9,7 +10,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.looking import WatchPlan
+    from marl_sb3.evaluation import GamePlan
 
 _EPILOG = """\
 RUN is a run folder, or a folder of runs, for the newest run in it. ENV is the
@@ -63,45 +64,25 @@ class WatchOptions:
                     raise ConfigError(f"--random takes no actions of policies; --{name} does not go with it", key=name)
 
 
-def plan_of(options: WatchOptions) -> "tuple[WatchPlan, str]":
+def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     """Return what to watch, and what it is called."""
+    from marl_sb3.evaluation import GamePlan
     from marl_sb3.extensions.store import runs_of
-    from marl_sb3.runs import find_run_or_env
+    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan
 
     folder = find_run_or_env(options.run)
-    if folder is not None:
-        if folder.as_posix() != options.run.rstrip("/"):
-            print(f"newest run of {options.run}: {folder}", file=sys.stderr)
-        return _plan_of_run(options, str(folder))
-    if not options.random:
-        words = f"{options.run!r} is no run folder, and {runs_of(options.run)} has no run of an env of this name"
-        raise ConfigError(f"{words}; accepted: a run, or an env with --random", key="run")
-    from marl_sb3.tools.looking import WatchPlan
-
-    env = options.env.named() or options.run
-    plan = WatchPlan(env, {}, None, options.episodes, seed=options.seed, fps=options.fps, place=options.view)
-    return plan, env
-
-
-def _plan_of_run(options: WatchOptions, folder: str) -> "tuple[WatchPlan, str]":
-    from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.runs import SavedRun, env_of, env_settings
-    from marl_sb3.tools.looking import WatchPlan
-
-    run = SavedRun.open(folder, options.env.named())
-    asked = False if options.stochastic else None
-    plan = EvaluationPlan.of_run(run.config, options.episodes, asked, options.seed, n_envs=1)
-    found = WatchPlan(
-        env_of(run.config),
-        env_settings(run.config),
-        None if options.random else lambda env: run.policies(options.checkpoint, env),
-        plan.n_episodes,
-        plan.deterministic,
-        plan.seed,
-        fps=options.fps,
-        place=options.view,
-    )
-    return found, f"{run.config.env}, {run.files.shown}"
+    if folder is None:
+        if not options.random:
+            words = f"{options.run!r} is no run folder, and {runs_of(options.run)} has no run of an env of this name"
+            raise ConfigError(f"{words}; accepted: a run, or an env with --random", key="run")
+        env = options.env.named() or options.run
+        return GamePlan(env, {}, None, seed=options.seed), env
+    if folder.as_posix() != options.run.rstrip("/"):
+        print(f"newest run of {options.run}: {folder}", file=sys.stderr)
+    run = SavedRun.open(str(folder), options.env.named())
+    plan = game_plan(run, False if options.stochastic else None, options.seed)
+    policies = None if options.random else lambda _, env: run.policies(options.checkpoint, env)
+    return replace(plan, policies=policies), f"{run.config.env}, {run.files.shown}"
 
 
 @command("watch RUN|ENV [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)
@@ -109,9 +90,9 @@ def main(options: WatchOptions) -> int:
     """Show the episodes; returns the exit code."""
     options.require_accepted()
     with without_collections():
-        from marl_sb3.tools.looking.watch import watch
+        from marl_sb3.tools.looking import watch
     plan, title = plan_of(options)
-    watch(plan, title).print(title)
+    watch(plan, title, options.episodes, fps=options.fps, place=options.view).print(title)
     return EXIT_DONE
 
 

@@ -82,7 +82,6 @@ WITHOUT_A_FACE = {
     "core.sb3": 1,
     "extensions.data": 1,
     "extensions.display": 1,
-    "tools.looking": 1,
     "tools.serving": 10,
 }
 

@@ -1,9 +1,20 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .game import Control as Control
+from .game import Game as Game
+from .game import GamePlan as GamePlan
 from .opponents import Opponent as Opponent
 from .opponents import RandomOpponent as RandomOpponent
 from .opponents import Source as Source
 from .opponents import combine_policies as combine_policies
+from .player import LEAST_PER_S as LEAST_PER_S
+from .player import MOST_PER_S as MOST_PER_S
+from .player import Command as Command
+from .player import Film as Film
+from .player import Moment as Moment
+from .player import Player as Player
+from .player import Stage as Stage
+from .player import ViewerLeftError as ViewerLeftError
 from .playing import Evaluation as Evaluation
 from .playing import EvaluationPlan as EvaluationPlan
 from .playing import SeatEvaluations as SeatEvaluations
@@ -20,3 +31,6 @@ from .playing import require_same_agents as require_same_agents
 from .playing import seat_name as seat_name
 from .playing import seats_of as seats_of
 from .playing import seed_generators as seed_generators
+from .viewed_env import View as View
+from .viewed_env import ViewedEnv as ViewedEnv
+from .viewed_env import view_if_drawn as view_if_drawn

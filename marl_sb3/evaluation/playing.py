@@ -151,11 +151,11 @@ def play_episodes(
         require_same_agents(theirs, env)
     opponents = OpponentRows(env, {} if theirs is not None else opponents_of(against, env, others), seed)
 
-    def make_sides() -> list[_PolicySide]:
-        sides = [_PolicySide(bundle, env, ours, deterministic, tells)]
+    def make_sides() -> list[PolicySide]:
+        sides = [PolicySide(bundle, env, ours, deterministic, tells)]
         if theirs is not None and others:
             likeliest = deterministic if isinstance(deterministic, bool) else theirs.evaluation_deterministic
-            sides.append(_PolicySide(theirs, env, others, likeliest))
+            sides.append(PolicySide(theirs, env, others, likeliest))
         return sides
 
     tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
@@ -438,7 +438,7 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
             return
 
 
-class _PolicySide:
+class PolicySide:
     """The policies of a bundle, acting for some agents in all envs, whose episodes have just begun.
 
     To the others' rows it shows no step to act on. They stay in the policies' rows: a policy that observes which agent
@@ -454,7 +454,7 @@ class _PolicySide:
         tells: bool = False,
     ) -> None:
         self._env, self._own = env, np.isin(env.agents, list(agents))
-        self._actors = [
+        self.actors = [
             bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
             for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
             if any(bundle.policy_of[agent] == policy_id for agent in agents)
@@ -463,7 +463,7 @@ class _PolicySide:
     def act(self, step: VecStep, actions: Sequence[Array]) -> dict[PolicyID, Acted]:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...)."""
         shown, acted, chosen = self._shown(step), dict[PolicyID, Acted](), zero_actions(self._env)
-        for actor in self._actors:
+        for actor in self.actors:
             acted[actor.rows.policy_id] = actor.act(shown)
             actor.rows.put_actions(acted[actor.rows.policy_id].actions, chosen)
         for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
@@ -474,7 +474,7 @@ class _PolicySide:
     def observe(self, step: VecStep) -> None:
         """Note the rewards and ends of a step."""
         shown = self._shown(step)
-        for actor in self._actors:
+        for actor in self.actors:
             actor.observe(shown)
 
     def _shown(self, step: VecStep) -> VecStep:
@@ -484,7 +484,7 @@ class _PolicySide:
 def _finished_by_step(
     env: MultiAgentVecEnv,
     tracker: EpisodeTracker,
-    make_sides: Callable[[], Sequence[_PolicySide]],
+    make_sides: Callable[[], Sequence[PolicySide]],
     opponents: OpponentRows,
     watchers: Sequence[ActingWatcher],
 ) -> Iterator[list[Episode]]:

@@ -10,6 +10,7 @@ from .estimates import estimate_run as estimate_run
 from .evaluate import SUM as SUM
 from .evaluate import EvaluatedRun as EvaluatedRun
 from .evaluate import evaluate_run as evaluate_run
+from .evaluate import game_plan as game_plan
 from .evaluate import samples_of as samples_of
 from .execution import execute as execute
 from .files import Hparams as Hparams

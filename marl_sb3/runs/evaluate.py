@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_sb3.core.acting import Acted, ActingWatcher
-from marl_sb3.core.config import counted
+from marl_sb3.core.config import EXTERNAL, counted
 from marl_sb3.core.metrics import SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import (
     Evaluation,
     EvaluationPlan,
+    GamePlan,
     SeatEvaluations,
     episodes_of_env,
     play_episodes,
@@ -34,7 +36,6 @@ from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.display import VideoFile
-
 SUM = "sum of returns"
 
 
@@ -196,6 +197,19 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
     env = make_vec_env(factory, plan.n_envs, plan.seed, **settings)
     video.fps = env.metadata.get("render_fps") or video.fps
     return env
+
+
+def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None = None) -> GamePlan:
+    """Return how the env and the policies of a run are played live; the arguments are `EvaluationPlan.of_run`'s.
+
+    Raises:
+        ConfigError: clients step the env of the run.
+    """
+    if run.config.env == EXTERNAL:
+        words = "clients step the env of this run, so that no episode can be played in it"
+        raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
+    plan = EvaluationPlan.of_run(run.config, 1, deterministic, seed)
+    return GamePlan(env_of(run.config), env_settings(run.config), run.policies, plan.deterministic, plan.seed)
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

@@ -9,4 +9,4 @@ from .comparison import summary as summary
 from .report import html_page as html_page
 from .report import markdown as markdown
 from .report import read_runs as read_runs
-from .watch import WatchPlan as WatchPlan
+from .watching import watch as watch

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
+import queue
 import secrets
 from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import msgspec
+import torch
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from typing_extensions import override
 
-from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving.http import RequestError
-from marl_sb3.tools.serving.live import LiveEpisode, Problem, ViewerGoneError
+from marl_sb3.errors import MarlSb3Error, described
+from marl_sb3.evaluation import (
+    Command,
+    Control,
+    Film,
+    Game,
+    Moment,
+    Player,
+    Stage,
+    View,
+    ViewerLeftError,
+    view_if_drawn,
+)
+from marl_sb3.extensions.display import DEFAULT_FPS
+from marl_sb3.runs import SavedRun, game_plan
+from marl_sb3.tools.serving.http import RequestError, read_message
+from marl_sb3.types import AgentID, Array, PolicyID
+
+_log = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).parent / "page"
 # The page and what it loads. They hold no data, and a browser asks for them before it can send a token.
@@ -30,6 +55,156 @@ _HEADERS = {
 }
 _SEND_S = 30.0  # that a viewer may take to receive a message
 _TRY_LATER, _BAD_DATA = 1013, 1008  # codes of RFC 6455 and its registry
+_MOST_WAITING = 1000  # commands that have not been obeyed yet
+_MOST_CHARACTERS = 10_000  # of a command
+
+
+# --- A viewer --------------------------------------------------------------------------------------------------------
+
+
+class AgentCard(Struct):
+    """An agent, its policy, and how a person acts for it."""
+
+    agent: AgentID
+    policy: PolicyID
+    control: Control
+
+
+class Hello(Struct, tag="hello"):
+    """What there is to play; the first message."""
+
+    env: str
+    run: str
+    agents: list[AgentCard]
+    checkpoints: list[str]
+    seed: int | None  # of `begin` without one; None: a new one each time, since all episodes start alike
+
+
+class Problem(Struct, tag="problem"):
+    """Something went wrong; after an `is_final` one, nothing follows."""
+
+    message: str
+    is_final: bool = False
+
+
+class SocketStage(Stage):
+    """Plays the env of a run for one viewer, in a thread of its own, from `start` to `close`.
+
+    Args:
+        run: the run.
+        send: gets every message, in the thread: JSON, and pictures as bytes, each before its moment. It may take its
+            time, which slows the game down, and raises `ViewerLeftError` if nobody listens any more.
+    """
+
+    most_per_s = 30.0
+    selects = True
+
+    def __init__(self, run: SavedRun, send: Callable[[str | bytes], None]) -> None:
+        self._run, self._send = run, send
+        self._commands: queue.Queue[Command | None] = queue.Queue(_MOST_WAITING)
+        self._player: Player | None = None  # of the thread
+        self._thread = Thread(target=self._play, name="live episode", daemon=True)
+        self._ended = False
+
+    def start(self) -> None:
+        """Begin to play."""
+        self._thread.start()
+
+    def put(self, text: str) -> None:
+        """Obey a command, soon.
+
+        Raises:
+            RequestError: it is no command, or too many are waiting.
+        """
+        command = read_message(text[:_MOST_CHARACTERS], Command, "not a command")
+        try:
+            self._commands.put_nowait(command)
+        except queue.Full as error:
+            raise RequestError(f"{_MOST_WAITING} commands are waiting; this one was dropped") from error
+
+    def film(self, name: str) -> Path | None:
+        """Return the file of a film; None if there is none of this name."""
+        return None if self._player is None else self._player.films.get(name)
+
+    def close(self) -> None:
+        """End the game, and remove the films."""
+        self._ended = True
+        with suppress(queue.Full):  # then the thread is awake and sees `_ended`
+            self._commands.put_nowait(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._player is not None:
+            self._player.close()
+
+    def _play(self) -> None:
+        torch.set_num_threads(self._run.config.n_threads)  # PyTorch counts them for each thread
+        with suppress(ViewerLeftError):
+            try:
+                plan = game_plan(self._run)
+                with closing(Game(plan, partial(view_if_drawn, plan.env))) as game:
+                    fps = float(game.env.metadata.get("render_fps") or DEFAULT_FPS)
+                    self._player = Player(game, self, fps / 2 if game.viewed.scene is not None else fps)
+                    self._player.play()
+            except MarlSb3Error as error:
+                self._say(Problem(str(error), is_final=True))
+            except Exception as error:
+                _log.exception("a live episode has ended")
+                self._say(Problem(described(error), is_final=True))
+
+    def _say(self, message: Struct) -> None:
+        self._send(msgspec.json.encode(message).decode())
+
+    @override
+    def begin(self, game: Game) -> None:
+        policy_of, files = game.policies.policy_of, self._run.files
+        cards = [AgentCard(agent, policy_of[agent], game.controls[agent]) for agent in game.env.agents]
+        numbers = [str(int(name.rpartition("-")[2])) for name in files.checkpoints.names()]
+        seed = None if game.starts_alike else game.plan.seed
+        self._say(Hello(self._run.config.env, files.path.name, cards, numbers, seed))
+
+    @override
+    def next_command(self, timeout_s: float | None) -> Command | None:
+        try:
+            command = self._commands.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if command is None or self._ended:
+            raise ViewerLeftError("the viewer has left")
+        return command
+
+    @override
+    def show(self, moment: Moment, view: View | None) -> None:
+        if view is not None and view.image is not None:
+            self._send(_as_file(view.image))
+        moment.scene = None if view is None else view.scene
+        self._say(moment)
+
+    @override
+    def hold_s(self, moment: Moment) -> float:
+        return 4.0 if moment.taken else 1.5
+
+    @override
+    def fail(self, error: MarlSb3Error, remedy: str = "") -> None:
+        self._say(Problem(f"{error}. {remedy}" if remedy else str(error)))
+
+    @override
+    def offer(self, film: Film) -> None:
+        self._say(film)
+
+
+def _as_file(picture: Array) -> bytes:
+    """Return a picture as PNG if it has few colours, which JPEG would blur; else as JPEG."""
+    from PIL import Image
+
+    image, file = Image.fromarray(picture), io.BytesIO()
+    if image.getcolors(256) is not None:
+        image.save(file, "PNG", compress_level=1)
+    else:
+        image.save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+# --- Routes ----------------------------------------------------------------------------------------------------------
 
 
 def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
@@ -39,7 +214,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
         run: the run.
         most_viewers: how many may watch at once, each with an episode of its own.
     """
-    viewers: dict[str, LiveEpisode] = {}
+    viewers: dict[str, SocketStage] = {}
 
     async def page(request: Request) -> Response:
         return FileResponse(_PAGE / PAGE_FILES[request.url.path], headers=_HEADERS)
@@ -60,7 +235,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
             await websocket.close(_TRY_LATER)
             return
         name = secrets.token_urlsafe(16)
-        viewer = viewers[name] = LiveEpisode(run, _sender(websocket))
+        viewer = viewers[name] = SocketStage(run, _sender(websocket))
         try:
             await websocket.send_text(msgspec.json.encode({"type": "films", "folder": f"films/{name}/"}).decode())
             viewer.start()
@@ -75,7 +250,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
     return [*pages, Route("/films/{viewer}/{name}", film, methods=["GET"]), WebSocketRoute("/live", live)]
 
 
-async def listen(websocket: WebSocket, viewer: LiveEpisode) -> None:
+async def listen(websocket: WebSocket, viewer: SocketStage) -> None:
     """Pass commands on until the viewer leaves."""
     while True:
         await asyncio.sleep(0)  # commands that came together are not obeyed in one go: the viewer may have left
@@ -101,6 +276,6 @@ def _sender(websocket: WebSocket) -> Callable[[str | bytes], None]:
         try:
             asyncio.run_coroutine_threadsafe(sending, loop).result(_SEND_S)
         except Exception as error:  # whatever it is, the viewer gets nothing any more
-            raise ViewerGoneError("the viewer has left") from error
+            raise ViewerLeftError("the viewer has left") from error
 
     return send

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +16,13 @@ from marl_sb3 import watch as command
 from marl_sb3.core.envs import register_env
 from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.evaluation import GamePlan, Moment, View, ViewerLeftError, play_episodes
 from marl_sb3.runs import SavedRun
 from marl_sb3.runs.building import make_envs
-from marl_sb3.tools.looking import WatchPlan
-from marl_sb3.tools.looking import watch as watching
-from marl_sb3.tools.looking.playback import View, ViewerLeftError
-from marl_sb3.tools.looking.watch import PLACES, watch
+from marl_sb3.tools import looking
+from marl_sb3.tools.looking import watching
+from marl_sb3.tools.looking.stages import KeyStage, TerminalStage, WindowStage
+from marl_sb3.tools.looking.watching import PLACES, Watched, watch
 
 pytest.importorskip("pygame")
 
@@ -45,65 +44,74 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[np.ndarray]]:
 
 
 @pytest.fixture
-def views(monkeypatch: pytest.MonkeyPatch, shown: list[np.ndarray]) -> list[View]:
+def moments(monkeypatch: pytest.MonkeyPatch, shown: list[np.ndarray]) -> list[tuple[Moment, View]]:
     """What is shown, without any waiting."""
-    found: list[View] = []
-    monkeypatch.setattr(watching.Playback, "show", lambda _, view: found.append(view))
+    found: list[tuple[Moment, View]] = []
+    for stage in (WindowStage, TerminalStage, KeyStage):
+        monkeypatch.setattr(stage, "show", lambda _, *seen: found.append(seen))
+    monkeypatch.setattr(KeyStage, "next_command", lambda *_: None)
+    monkeypatch.setattr(KeyStage, "hold_s", lambda *_: 0.0)
     return found
 
 
-def plan_of(folder: Path, n_episodes: int = 2, **options: Any) -> WatchPlan:
-    given = command.main.values([str(folder), "--seed", "3", "--episodes", str(n_episodes)])["options"]
-    return command.plan_of(replace(given, **options))[0]
+def watched(folder: Path, n_episodes: int = 2, options: str = "", **more: Any) -> Watched:
+    line = [str(folder), "--seed", "3", "--episodes", str(n_episodes), *options.split()]
+    return watch(command.plan_of(command.main.values(line)["options"])[0], "arena", n_episodes, **more)
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_the_episodes_are_those_of_evaluations(run: Path, views: list[View], stochastic: bool) -> None:
-    saved = SavedRun.open(run)
+@pytest.mark.parametrize("options", ["", "--stochastic", "--random"])
+def test_the_episodes_are_those_of_evaluations(run: Path, moments: list[tuple[Moment, View]], options: str) -> None:
+    saved, acting = SavedRun.open(run), () if options == "--random" else None
     with closing(make_envs(saved.config, n_envs=1)) as env:
-        played = play_episodes(saved.policies(None, env), env, 2, not stochastic, seed=3)
-    watched = watch(plan_of(run, stochastic=stochastic), "arena")
-    assert [e.agent_returns for e in watched.evaluation.episodes] == [e.agent_returns for e in played.episodes]
-    assert [(view.episode, view.step) for view in views] == [(n, step) for n in (1, 2) for step in range(16)]
-    assert [view.step for view in views if view.is_last] == [15, 15]
-    ends = [view.returns for view in views if view.is_last]
+        played = play_episodes(saved.policies(None, env), env, 2, options != "--stochastic", seed=3, acting=acting)
+    found = watched(run, 2, options).evaluation.episodes
+    assert [(e.agent_returns, e.length, e.custom) for e in found] == [
+        (e.agent_returns, e.length, e.custom) for e in played.episodes
+    ]
+    assert [(moment.episode, moment.step) for moment, _ in moments] == [(n, step) for n in (1, 2) for step in range(16)]
+    assert [view.caption.step for _, view in moments] == [*range(16)] * 2
+    ends = [moment.returns for moment, _ in moments if moment.is_over]
     assert ends == [pytest.approx(episode.agent_returns) for episode in played.episodes]
 
 
 def test_a_window_shows_pictures_with_captions(run: Path, shown: list[np.ndarray]) -> None:
-    watch(plan_of(run, 1, fps=1000.0), "arena")
+    watched(run, 1, fps=1000.0)
     assert len(shown) == 16
     assert {picture.shape for picture in shown} == {shown[0].shape}
     assert shown[0].shape[0] > 400 == shown[0].shape[1]
 
 
-def test_at_random_no_checkpoint_is_needed(run: Path, views: list[View], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("moments")
+def test_at_random_no_checkpoint_is_needed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
-    first, again = (watch(plan_of(tmp_path, random=True), "arena") for _ in range(2))
-    assert first.evaluation.returns() == again.evaluation.returns()
-    assert (first.checkpoint, first.agents, len(views)) == (None, ("agent1", "agent2"), 64)
-    assert first.custom == ["new_fields_discovered", "num_collisions"]
+    found = watched(tmp_path, options="--random")
+    assert (found.checkpoint, found.agents, len(found.evaluation.episodes)) == (None, ("agent1", "agent2"), 2)
 
 
 def test_who_leaves_has_seen_the_episodes_so_far(
-    run: Path, views: list[View], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    moments: list[tuple[Moment, View]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def leave(_: Any, view: View) -> None:
-        if (view.episode, view.step) == (2, 4):
+    def leave(*_: Any) -> None:
+        if (moments[-1][0].episode, moments[-1][0].step) == (2, 4):
             raise ViewerLeftError("left")
 
-    monkeypatch.setattr(watching.Playback, "show", leave)
-    watched = watch(plan_of(run, 5), "arena")
-    assert len(watched.evaluation.episodes) == 1
-    watched.print("arena")
-    assert "arena, ckpt-000002: 1 complete episode\n" in capsys.readouterr().out
+    monkeypatch.setattr(WindowStage, "next_command", leave)
+    found = watched(run, 5)
+    assert len(found.evaluation.episodes) == 1
+    found.print("arena")
+    printed = capsys.readouterr().out
+    assert "arena, ckpt-000002: 1 complete episode\n" in printed
+    assert "num_collisions" in printed
 
 
 def test_the_newest_run_of_an_env_is_found_by_its_name(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(run.parents[2])
-    monkeypatch.setattr(watching, "watch", lambda plan, title: pytest.fail(title))
+    monkeypatch.setattr(looking, "watch", lambda plan, title, *_, **__: pytest.fail(title), raising=False)
     with pytest.raises(pytest.fail.Exception, match="arena, runs/arena/one"):
         command.main.function(**command.main.values(["arena"]))
     assert capsys.readouterr().err == "newest run of arena: runs/arena/one\n"
@@ -127,16 +135,16 @@ class OwnWindow(ScriptedEnv):
         raise AssertionError("it has rendered itself")
 
 
-def test_an_env_with_a_window_of_its_own_shows_itself(views: list[View], shown: list[np.ndarray]) -> None:
+def test_an_env_with_a_window_of_its_own_shows_itself(moments: list[tuple[Moment, View]]) -> None:
     modes = []
 
     def make(render_mode: str | None = None) -> OwnWindow:
         modes.append(render_mode)
         return OwnWindow(render_mode=render_mode)
 
-    watch(WatchPlan(make, {}, None, 1, seed=1), "own")
+    watch(GamePlan(make, {}, None, seed=1), "own", 1)
     assert modes == [None, "human"]
-    assert [(view.step, view.image, view.text) for view in views] == [(step, None, None) for step in range(4)]
+    assert [(view.caption.step, view.image, view.text) for _, view in moments] == [(n, None, None) for n in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +176,9 @@ def test_what_cannot_be_watched_is_said(
         command.main.function(**command.main.values(line.split()))
 
 
-def test_text_is_shown_in_a_terminal(views: list[View], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_shown_in_a_terminal(moments: list[tuple[Moment, View]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "why_no_window", lambda: "no display")
     monkeypatch.setattr(watching, "why_no_terminal", lambda _: None)
     monkeypatch.setitem(PLACES, "terminal", ("ansi",))  # type: ignore[arg-type]
-    watch(WatchPlan("arena", {"max_timesteps": 2, "height": 1, "width": 2}, None, 1, seed=1), "arena")
-    assert [len(view.text or "") for view in views] == [4, 4, 4]
+    watch(GamePlan("arena", {"max_timesteps": 2, "height": 1, "width": 2}, None, seed=1), "arena", 1)
+    assert [len(view.text or "") for _, view in moments] == [4, 4, 4]

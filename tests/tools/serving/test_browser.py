@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import queue
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from live_envs import small_run
+from PIL import Image
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from marl_sb3.evaluation import ViewerLeftError
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
-from marl_sb3.tools.serving.live import LiveEpisode
-from marl_sb3.tools.serving.ui import PAGE_FILES, listen, ui_routes
+from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, RequestError, ServerThread, make_app
+from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes
 
 TOKEN = "a-token-of-tests"
 
@@ -86,10 +90,51 @@ def test_nothing_is_sent_to_a_viewer_that_has_left(arena: SavedRun) -> None:
                 raise WebSocketDisconnect
             sent.append(text)
 
-    viewer = LiveEpisode(arena, lambda _: None)
+    viewer = SocketStage(arena, lambda _: None)
     with pytest.raises(WebSocketDisconnect):
         asyncio.run(listen(Left(), viewer))  # type: ignore[arg-type]
     assert len(sent) <= 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"do": "fly"}', '{"do": "pace", "steps_per_s": 0}', '{"do": "step", "more": 1}', "\ud800"]
+)
+def test_what_is_no_command_is_refused(arena: SavedRun, text: str) -> None:
+    with pytest.raises(RequestError, match="not a command"):
+        SocketStage(arena, lambda _: None).put(text)
+
+
+def test_a_game_ends_when_nobody_listens(arena: SavedRun) -> None:
+    def send(_: str | bytes) -> None:
+        raise ViewerLeftError("gone")
+
+    viewer = SocketStage(arena, send)
+    viewer.start()
+    viewer._thread.join(20)
+    assert not viewer._thread.is_alive()
+
+
+def test_pictures_are_sent_as_files_before_their_moments(tmp_path: Path) -> None:
+    sent = queue.Queue[str | bytes]()
+    viewer = SocketStage(small_run(tmp_path / "run", "live_envs:Pictured"), sent.put)
+    viewer.start()
+    messages = [sent.get(timeout=20) for _ in range(3)]
+    viewer.close()
+    hello, picture, moment = messages
+    assert json.loads(hello)["agents"][0]["control"]["starts"] == [2]
+    assert isinstance(picture, bytes)
+    assert Image.open(io.BytesIO(picture)).size == (16, 12)
+    assert (json.loads(moment)["type"], json.loads(moment)["step"]) == ("moment", 0)
+
+
+def test_a_run_that_cannot_be_played_says_so(arena: SavedRun) -> None:
+    sent: list[str | bytes] = []
+    viewer = SocketStage(SavedRun(arena.files, replace(arena.config, env_kwargs={"height": "three"})), sent.append)
+    viewer.start()
+    viewer._thread.join(20)
+    (problem,) = map(json.loads, sent)
+    assert problem["is_final"]
+    assert "height must be an integer" in problem["message"]
 
 
 def test_the_page_needs_no_token_and_what_it_shows_does(arena: SavedRun) -> None:

@@ -1,4 +1,4 @@
-// The page: it sends commands to `live`, and shows the moments that come back. See marl_sb3/serving/live.py.
+// The page: it sends commands to `live`, and shows the moments that come back. See marl_sb3/evaluation/player.py.
 
 import { Chart, Stage, legendMark, numberText, sceneInWords } from "./draw.js";
 

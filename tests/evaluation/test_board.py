@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_envs import Clicked, small_run
+from live_envs import Clicked, made, small_run
 from toy_envs import ScriptedEnv
 
 from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import EnvError
+from marl_sb3.evaluation.board import Board, board_of, names_of_actions, names_of_cells, result_of
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving.board import Board, board_of, names_of_actions, names_of_cells, result_of
-from marl_sb3.tools.serving.game import LiveGame
 
 
 def test_a_click_in_the_arena_moves_to_the_cell_beside() -> None:
@@ -52,15 +51,15 @@ def test_games_of_pettingzoo_have_boards(game: str, shape: Any, cells: Any, name
 
 
 def test_an_env_of_ones_own_says_what_its_cells_mean(tmp_path: Path) -> None:
-    with closing(LiveGame(small_run(tmp_path / "run", "live_envs:Clicked"))) as game:
+    with closing(made(small_run(tmp_path / "run", "live_envs:Clicked"))) as game:
         game.begin(0, True, None)
         assert game.controls["agent"].names == ["row 2, column 1", "row 1, column 2"]
-        assert game.board("agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3), (1, 0, 2)])
+        assert board_of(game.viewed, "agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3), (1, 0, 2)])
         assert game.starts_alike
         for _ in range(3):
             game.advance()
-        assert game.board("agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3)])
-    with closing(LiveGame(SavedRun.open(tmp_path / "run", "live_envs:named"))) as game:
+        assert board_of(game.viewed, "agent") == Board(2, 2, (0.1, 0, 0.9, 1), [(0, 1, 3)])
+    with closing(made(SavedRun.open(tmp_path / "run", "live_envs:named"))) as game:
         game.begin(0, True, None)
         assert game.controls["agent"].names == ["pull", "push"]
 

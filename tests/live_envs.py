@@ -1,7 +1,8 @@
-"""Runs for tests of live episodes, and the envs of some: without pictures, with pictures, with broken ones."""
+"""Games and runs for tests of live play, and the envs of some: without pictures, with pictures, with broken ones."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 import marl_sb3
-from marl_sb3.runs import SavedRun
+from marl_sb3.evaluation import Game, view_if_drawn
+from marl_sb3.runs import SavedRun, game_plan
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]}
 
@@ -77,3 +79,9 @@ def small_run(folder: Path, env: str, **settings: Any) -> SavedRun:
     algo = settings.pop("algo", "ppo")
     marl_sb3.train(env, algo=algo, n_envs=2, seed=7, timesteps=80, settings={**SETTINGS, **settings}, run_dir=folder)
     return SavedRun.open(folder, env if ":" in env else None)
+
+
+def made(run: SavedRun) -> Game:
+    """The game of a run, as a page plays it."""
+    plan = game_plan(run)
+    return Game(plan, partial(view_if_drawn, plan.env))

@@ -1,4 +1,4 @@
-"""Views at a pace: keys, pictures of characters, and what is shown when."""
+"""Stages: keys, pictures of characters, and where something can be shown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from rich.console import Console
 
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.waterworld import WaterworldEnv
-from marl_sb3.extensions.display import Room, image_picture, scene_picture
-from marl_sb3.tools.looking import playback
-from marl_sb3.tools.looking.playback import (
-    Playback,
-    Stage,
+from marl_sb3.evaluation import Command, Moment, View, ViewerLeftError
+from marl_sb3.extensions.display import Room, Scene, image_picture, scene_picture
+from marl_sb3.tools.looking import stages
+from marl_sb3.tools.looking.stages import (
+    KeyStage,
     TerminalKeys,
     TerminalStage,
-    View,
-    ViewerLeftError,
     names_of_keys,
     why_no_terminal,
     why_no_window,
@@ -99,9 +97,10 @@ def test_an_image_without_colours_is_drawn_by_brightness() -> None:
 
 def test_a_terminal_shows_picture_returns_and_keys() -> None:
     console = Console(file=io.StringIO(), width=60, height=12, force_terminal=True, color_system="truecolor")
-    stage = TerminalStage(console, "arena, run\x1b[31m")
-    view = View(2, 7, {"agent1": 3.0, "agent2": -0.5}, True, scene=arena([0, 5], [0]), legend=LEGEND)
-    stage.show(view, "paused")
+    stage = TerminalStage(TerminalKeys(), "arena, run\x1b[31m", LEGEND, console)
+    returns = {"agent1": 3.0, "agent2": -0.5}
+    view = View(Scene(2, 7, returns), scene=arena([0, 5], [0]))
+    stage.show(moment(episode=2, step=7, returns=returns, is_over=True, playing=False), view)
     stage.close()
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for words in (
@@ -125,7 +124,7 @@ def test_keys_of_a_terminal_come_at_once_and_the_terminal_is_left_as_it_was(monk
     termios = pytest.importorskip("termios")
     main, other = os.openpty()
     before = termios.tcgetattr(other)
-    monkeypatch.setattr(playback, "_is_in_front", lambda _: True)
+    monkeypatch.setattr(stages, "_is_in_front", lambda _: True)
     with os.fdopen(other) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         with TerminalKeys() as keys:
@@ -143,65 +142,61 @@ def test_keys_are_left_to_others_without_a_terminal(monkeypatch: pytest.MonkeyPa
         assert keys.pressed(0.0) == []
 
 
-# --- The pace --------------------------------------------------------------------------------------------------------
-
-
-class Script(TerminalKeys, Stage):
-    """A stage and keys; each look at the keys takes as long as it may."""
+class Keys(TerminalKeys):
+    """Keys that are pressed at their seconds; each look at them takes as long as it may."""
 
     def __init__(self, keys: dict[float, str]) -> None:
         super().__init__()
-        self.now_s = 0.0
-        self.keys = keys  # second -> key
-        self.shown: list[tuple[int, float, str]] = []  # step, second, state
+        self.now_s, self.keys = 0.0, keys
 
-    def show(self, view: View, state: str) -> None:
-        self.shown.append((view.step, round(self.now_s, 2), state))
-
-    def pressed(self, timeout_s: float = 0.0) -> list[str]:
+    def pressed(self, timeout_s: float) -> list[str]:
         self.now_s += timeout_s
         due = [second for second in self.keys if second <= self.now_s]
         return [self.keys.pop(second) for second in due]
 
 
-def played(script: Script, steps: int, fps: float = 10.0, last: int | None = None) -> Script:
-    playing = Playback(script, script, fps, clock=lambda: script.now_s)
-    for step in range(steps):
-        playing.show(View(1, step, {}, is_last=step == last))
-    return script
+def stage_of(keys: dict[float, str], *, playing: bool = True, steps_per_s: float = 10.0) -> KeyStage:
+    stage = KeyStage(Keys(keys))
+    stage.show(moment(playing=playing, steps_per_s=steps_per_s), None)
+    return stage
 
 
-def test_views_come_at_their_pace_and_the_last_one_of_an_episode_stays_longer() -> None:
-    script = played(Script({}), 4, last=2)
-    assert [(step, second) for step, second, _ in script.shown] == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.7)]
+def moment(**more: Any) -> Moment:
+    names = dict.fromkeys(Moment.__struct_fields__)
+    return Moment(**{**names, **more})
 
 
-def test_a_paused_view_stays_until_a_step_or_the_end_of_the_pause() -> None:
-    script = played(Script({0.12: "space", 1.0: "n", 2.0: "n", 3.0: "space"}), 5)
-    steps = [(step, state) for step, _, state in script.shown]
-    assert steps == [
-        (0, "10 steps/s"),
-        (1, "10 steps/s"),
-        (1, "paused"),
-        (2, "paused"),
-        (3, "paused"),
-        (3, "10 steps/s"),
-        (4, "10 steps/s"),
-    ]
-    assert 2.0 <= next(second for step, second, _ in script.shown if step == 3) < 2.1
+@pytest.mark.parametrize(
+    ("key", "command"),
+    [
+        ("space", Command("pause")),
+        ("n", Command("step")),
+        ("+", Command("pace", steps_per_s=15.0)),
+        ("down", Command("pace", steps_per_s=10 * (1 / 1.5))),
+    ],
+)
+def test_keys_are_commands(key: str, command: Command) -> None:
+    assert stage_of({0.12: key}).next_command(1.0) == command
 
 
-def test_keys_change_the_pace_within_bounds() -> None:
-    script = played(Script({0.01: "+", 0.02: "=", 0.03: "up"}), 3)
-    assert script.shown[-1][2] == "33.8 steps/s"  # 10 times 1.5 cubed
-    assert played(Script({0.01: "-"}), 2).shown[-1][2] == "6.67 steps/s"
-    assert played(Script({1e-4 * n: "+" for n in range(30)}), 9).shown[-1][2] == "1e+03 steps/s"
+def test_keys_depend_on_what_they_change() -> None:
+    assert stage_of({0.12: "p"}, playing=False).next_command(None) == Command("play")
+    assert stage_of({0.12: "="}, steps_per_s=900).next_command(None) == Command("pace", steps_per_s=1000)
+    assert stage_of({0.12: "-"}, steps_per_s=0.12).next_command(None) == Command("pace", steps_per_s=0.1)
+
+
+def test_no_key_is_no_command_and_other_keys_mean_nothing() -> None:
+    stage = stage_of({0.01: "x", 0.12: "space", 0.13: "n", 0.4: "n"})
+    assert stage.next_command(0.1) is None
+    assert stage.next_command(0.1) == Command("pause")
+    assert stage.next_command(0.0) == Command("step")  # it was pressed together with the other
+    assert stage.next_command(0.1) is None
 
 
 @pytest.mark.parametrize("key", ["q", "escape"])
 def test_the_viewer_may_leave(key: str) -> None:
     with pytest.raises(ViewerLeftError):
-        played(Script({0.25: key}), 9)
+        stage_of({0.25: key}).next_command(None)
 
 
 # --- Where -----------------------------------------------------------------------------------------------------------

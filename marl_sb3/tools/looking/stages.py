@@ -1,0 +1,276 @@
+"""Where episodes are watched: a window or a terminal, with keys as commands."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+from typing_extensions import override
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import LEAST_PER_S, MOST_PER_S, Command, Moment, Stage, View, ViewedEnv, ViewerLeftError
+from marl_sb3.extensions.display import (
+    RGB,
+    Canvas,
+    Room,
+    cut_line,
+    image_picture,
+    number,
+    one_line,
+    packed,
+    scene_picture,
+)
+
+KEYS = "space: pause, n: step, +/-: pace, q: quit"
+
+_COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(("space", "p"), "pause"),
+    **dict.fromkeys(("n", "right", "."), "step"),
+    **dict.fromkeys(("+", "=", "up"), "faster"),
+    **dict.fromkeys(("-", "down"), "slower"),
+    **dict.fromkeys(("q", "escape"), "quit"),
+}
+_FACTOR = 1.5  # by which keys change the pace
+_LAST_FRAMES = 5  # for as many the end of an episode is shown
+_POLL_S = 0.05  # between looks at the keys
+_MOST_AGENTS = 8  # of more, the sum of returns is shown
+_LEAST_COLUMNS, _LEAST_LINES = 20, 6
+
+
+# --- Keys ------------------------------------------------------------------------------------------------------------
+
+_SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1b": "escape", " ": "space"}
+
+
+class TerminalKeys:
+    """Reads keys from standard input as they are pressed, if it is a terminal; leaves it as it was."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        """Let keys come one by one, without being shown."""
+        with suppress(ImportError, ValueError, OSError):  # no such terminals here; it is closed
+            import termios
+            import tty
+
+            if sys.stdin is not None and sys.stdin.isatty() and _is_in_front(sys.stdin.fileno()):
+                self._before = termios.tcgetattr(sys.stdin.fileno())
+                tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let lines come as before."""
+        if self._before is not None:
+            import termios
+
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._before)
+            self._before = None
+
+    def pressed(self, timeout_s: float) -> list[str]:
+        """Wait for keys for at most so long; returns their names."""
+        if self._before is None:
+            time.sleep(timeout_s)
+            return []
+        if not select.select([sys.stdin], [], [], timeout_s)[0]:
+            return []
+        return names_of_keys(os.read(sys.stdin.fileno(), 64).decode(errors="ignore"))
+
+
+def _is_in_front(terminal: int) -> bool:
+    """Whether keys reach this process; one in the background would be stopped where it sets the terminal."""
+    return os.tcgetpgrp(terminal) == os.getpgrp()
+
+
+def names_of_keys(typed: str) -> list[str]:
+    """Return the names of keys from what a terminal sends for them."""
+    names = []
+    while typed:
+        sent = typed[:3] if typed[:3] in _SEQUENCES else typed[0]
+        names.append(_SEQUENCES.get(sent, sent))
+        typed = typed[len(sent) :]
+    return names
+
+
+# --- Stages ----------------------------------------------------------------------------------------------------------
+
+
+class KeyStage(Stage):
+    """A stage whose viewer presses keys. Alone, it is that of an env with render mode `human`, which shows itself.
+
+    Args:
+        keys: of the terminal.
+    """
+
+    most_per_s = float("inf")
+
+    def __init__(self, keys: TerminalKeys) -> None:
+        self._keys = keys
+        self._pressed: list[str] = []  # and not obeyed yet
+
+    @override
+    def show(self, moment: Moment, view: View | None) -> None:
+        self._moment = moment
+
+    @override
+    def next_command(self, timeout_s: float | None) -> Command | None:
+        left_s = float("inf") if timeout_s is None else timeout_s
+        while True:
+            self._pressed += self.pressed(min(_POLL_S, left_s))
+            while self._pressed:
+                if (command := self._meant(self._pressed.pop(0))) is not None:
+                    return command
+            left_s -= _POLL_S
+            if left_s <= 0.0:
+                return None
+
+    def pressed(self, timeout_s: float) -> list[str]:
+        """Wait for keys for at most so long; returns their names."""
+        return self._keys.pressed(timeout_s)
+
+    def _meant(self, key: str) -> Command | None:
+        meant = _COMMANDS.get(key)
+        if meant == "quit":
+            raise ViewerLeftError("the viewer has left")
+        if meant == "pause":
+            return Command("pause" if self._moment.playing else "play")
+        if meant == "step":
+            return Command("step")
+        if meant is None:
+            return None
+        per_s = self._moment.steps_per_s * (_FACTOR if meant == "faster" else 1 / _FACTOR)
+        return Command("pace", steps_per_s=min(MOST_PER_S, max(LEAST_PER_S, per_s)))
+
+    @override
+    def hold_s(self, moment: Moment) -> float:
+        return _LAST_FRAMES / moment.steps_per_s
+
+    def close(self) -> None:
+        """Remove what it shows."""
+
+
+class WindowStage(KeyStage):
+    """A window.
+
+    Args:
+        title: of the window.
+        env: what is shown.
+    """
+
+    def __init__(self, keys: TerminalKeys, title: str, env: ViewedEnv) -> None:
+        from marl_sb3.envs import EnvWindow
+
+        super().__init__(keys)
+        self._window, self._env = EnvWindow(f"{title} - {KEYS}", fps=0), env
+
+    @override
+    def show(self, moment: Moment, view: View | None) -> None:
+        super().show(moment, view)
+        if view is not None and view.image is not None:
+            self._window.show(self._env.captioned(view.image, view.caption))
+
+    @override
+    def pressed(self, timeout_s: float) -> list[str]:
+        keys = [*super().pressed(timeout_s), *self._window.pressed()]
+        return ["q"] if self._window.is_closed else keys
+
+    @override
+    def close(self) -> None:
+        self._window.close()
+
+
+class TerminalStage(KeyStage):
+    """The whole terminal, until it is closed: the picture as large as it fits, and lines below it.
+
+    Args:
+        title: below the picture.
+        legend: colours of the env by name.
+    """
+
+    def __init__(self, keys: TerminalKeys, title: str, legend: Mapping[str, RGB], console: Console) -> None:
+        super().__init__(keys)
+        self._console, self._title, self._legend = console, title, legend
+        self._view: View | None = None
+        self._size = console.size
+        self._live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+
+    @override
+    def pressed(self, timeout_s: float) -> list[str]:
+        if self._size != self._console.size:
+            self.show(self._moment, None)
+        return super().pressed(timeout_s)
+
+    @override
+    def show(self, moment: Moment, view: View | None) -> None:
+        super().show(moment, view)
+        self._view, self._size = view or self._view, self._console.size
+        if self._view is not None:
+            self._live.update(self._picture(moment, self._view, *self._size), refresh=True)
+
+    def _picture(self, moment: Moment, view: View, width: int, height: int) -> RenderableType:
+        end = " (end)" if moment.is_over else ""
+        lines = [f"{one_line(self._title)}, episode {moment.episode}, step {moment.step}{end}"]
+        lines += packed(_returns(moment), width)
+        lines.append(f"{f'{moment.steps_per_s:.3g} steps/s' if moment.playing else 'paused'}    {KEYS}")
+        options = self._console.options
+        plain = options.ascii_only or self._console.color_system is None
+        room = Room(max(_LEAST_COLUMNS, width), max(_LEAST_LINES, height - len(lines) - 1), plain)
+        return Group(drawn(view, self._legend, room), *map(cut_line, lines))
+
+    @override
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _returns(moment: Moment) -> list[str]:
+    if len(moment.returns) > _MOST_AGENTS:
+        return [f"return of {len(moment.returns)} agents {number(sum(moment.returns.values()))}"]
+    return [f"{one_line(agent)} {number(value)}" for agent, value in moment.returns.items()]
+
+
+def drawn(view: View, legend: Mapping[str, RGB], room: Room) -> Canvas | Text:
+    """Draw a view with characters."""
+    if view.scene is not None and (picture := scene_picture(view.scene, legend, room)) is not None:
+        return picture
+    if view.image is not None:
+        return image_picture(view.image, room)
+    return Text.from_ansi(view.text or "", no_wrap=True, overflow="crop")
+
+
+# --- Which place -----------------------------------------------------------------------------------------------------
+
+
+def why_no_window() -> str | None:
+    """Say why no window can be opened; None if one can."""
+    from marl_sb3.envs import import_pygame
+
+    # Without a display, SDL draws where nobody sees it, and says nothing.
+    is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+    if not is_named and sys.platform not in ("win32", "darwin"):
+        return "there is no display ($DISPLAY and $WAYLAND_DISPLAY name none)"
+    try:
+        pygame = import_pygame()
+        try:
+            pygame.display.init()
+            pygame.display.quit()
+        except pygame.error as error:
+            return f"SDL says: {error}"
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def why_no_terminal(console: Console) -> str | None:
+    """Say why nothing can be drawn in the terminal; None if it can."""
+    if not console.is_terminal:
+        return "standard output is no terminal"
+    return "the terminal cannot move its cursor (TERM is dumb)" if console.is_dumb_terminal else None
