@@ -229,8 +229,8 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
             raise EnvError(f"{self.title}: {caller} before the first reset(); call reset() first")
 
     def _require_episode(self) -> None:
-        self._require_reset("step()")
-        if not self.agents:
+        if not self.agents:  # as also before the first reset
+            self._require_reset("step()")
             raise EnvError(f"{self.title}: step() after the end of the episode; call reset() first")
 
 

@@ -168,17 +168,15 @@ class RolloutPolicy(Policy):
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
         if self._kernels is not None:
-            return self._decision(*self._kernels.act(inputs))
+            return decision_of(self.algorithm, *self._kernels.act(inputs))
         return self._act_by_torch(inputs)
 
     def _act_by_torch(self, inputs: PolicyInputs) -> Decision:
         masked = {} if inputs.masks is None else {"action_masks": inputs.masks}
         with th.no_grad():
             actions, values, log_probs = self.algorithm.policy(self._tensor(inputs.observations), **masked)
-        return self._decision(actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy())
-
-    def _decision(self, sampled: Array, values: FloatArray, log_probs: FloatArray, states: States = ()) -> Decision:
-        return decision_of(self.algorithm, sampled, values, log_probs, states)
+        sampled, values, log_probs = actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
+        return decision_of(self.algorithm, sampled, values, log_probs)
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:

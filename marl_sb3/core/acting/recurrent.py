@@ -9,7 +9,7 @@ import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from typing_extensions import override
 
-from marl_sb3.core.acting.policy import Decision, PolicyInputs, RolloutPolicy
+from marl_sb3.core.acting.policy import Decision, PolicyInputs, RolloutPolicy, decision_of
 from marl_sb3.core.sb3 import States
 
 
@@ -32,10 +32,9 @@ class RecurrentRolloutPolicy(RolloutPolicy):
                 RNNStates((hidden_pi, cell_pi), (hidden_vf, cell_vf)),
                 self._starts(inputs),
             )
+        sampled, values, log_probs = chosen.cpu().numpy(), estimates.cpu().numpy().reshape(-1), of_chosen.cpu().numpy()
         states = tuple(state.cpu().numpy() for state in (*after.pi, *after.vf))
-        return self._decision(
-            chosen.cpu().numpy(), estimates.cpu().numpy().reshape(-1), of_chosen.cpu().numpy(), states
-        )
+        return decision_of(self.algorithm, sampled, values, log_probs, states)
 
     def _memory(self, inputs: PolicyInputs) -> tuple[Any, ...]:
         return self._tensors(inputs.states)[2:], self._starts(inputs)

@@ -125,9 +125,10 @@ class SyncVecEnv(InProcessVecEnv):
         return first_step(self._shown(), masks, self._turns(), reset_infos, self._env_state(), in_play)
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
-        acted = to_act = in_play = self.latest.to_act
+        assert self._latest is not None, "reset() comes first"
+        acted = to_act = in_play = self._latest.to_act
         observations, steps = self._step_slots(actions)
-        infos = []
+        infos, turns = [], []
         rewards, places = np.zeros(acted.shape, dtype=np.float32), self._layout.places
         terminated, truncated = np.zeros(acted.shape, dtype=np.bool_), np.zeros(acted.shape, dtype=np.bool_)
         finals: dict[tuple[int, int], Any] = {}
@@ -135,6 +136,7 @@ class SyncVecEnv(InProcessVecEnv):
         final_states: dict[int, Array] = {}
         for row, step in enumerate(steps):
             infos.append(step.infos)
+            turns.append(self._slots[row].to_act)
             for agent, reward in step.rewards.items():
                 rewards[row, places[agent].column] = reward
             for agent, flags in step.ends.items():
@@ -150,7 +152,7 @@ class SyncVecEnv(InProcessVecEnv):
                 reset_infos[row] = step.reset_infos
             if step.final_env_state is not None:
                 final_states[row] = step.final_env_state
-        if [slot.to_act for slot in self._slots] != self._known_turns:
+        if turns != self._known_turns:
             to_act = self._turns()
         return VecStep(
             observations=observations,
@@ -186,7 +188,7 @@ class SyncVecEnv(InProcessVecEnv):
 
     def _blank(self) -> tuple[Observations, ...]:
         """Return zeros in place of observations, in less time than `zero_observations` takes."""
-        return tuple([zeros.copy() if isinstance(zeros, np.ndarray) else deepcopy(zeros) for zeros in self._zeros])
+        return tuple(map(deepcopy, self._zeros))
 
     def _show(self, slot: EnvSlot, observations: tuple[Observations, ...]) -> None:
         """Write the observations of the agents that act next into their places."""

@@ -293,7 +293,8 @@ class EnvSlot:
                 continue
             if flags[1] and agent in self.in_play:
                 self._check_observation(agent, observations)  # the return bootstraps from it
-            self._space(agent)
+            if agent not in self._spaces:
+                raise self._unknown(agent)
             ends[agent] = flags
         self._mention_unearned(rewards)
         return ends
@@ -317,19 +318,14 @@ class EnvSlot:
         if fault:
             raise self.error(f"reward {fault}", agent, reward)
 
-    def _space(self, agent: AgentID) -> spaces.Space[Any]:
-        """Return the observation space of an agent, which may be one that the env does not have."""
-        if agent not in self._spaces:
-            raise self.error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
-        return self._spaces[agent]
-
     def _check_observation(self, agent: AgentID, observations: Any) -> None:
-        space = self._space(agent)
+        if agent not in self._spaces:
+            raise self._unknown(agent)
         try:
             observation = observations[agent]
         except (KeyError, IndexError, TypeError):
             raise self._missing(agent, (observations,)) from None
-        fault = observation_fault(space, observation)
+        fault = observation_fault(self._spaces[agent], observation)
         if fault:
             raise self.error(f"observation {fault}", agent, observation)
 
@@ -340,6 +336,9 @@ class EnvSlot:
             info = infos.get(agent, _NOBODY)
             if type(info) is not dict and not isinstance(info, Mapping):
                 raise self.error(f"info is {info!r}, not a dictionary", agent)
+
+    def _unknown(self, agent: AgentID) -> EnvError:
+        return self.error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
 
     def _missing(self, agent: AgentID, returned: tuple[Any, ...]) -> EnvError:
         """Make the error for the first part of what the env returned that has nothing for an agent."""

@@ -37,7 +37,10 @@ class DictInfos:
 
     def values(self, agent: AgentID, key: str) -> Array:
         """See `StepInfos.values`."""
-        return np.array([infos.get(agent, {}).get(key, np.nan) for infos in self._infos], dtype=np.float64)
+        values: Array = np.full(len(self._infos), np.nan)
+        for env_index, infos in enumerate(self._infos):
+            values[env_index] = infos.get(agent, {}).get(key, np.nan)
+        return values
 
 
 class ArrayInfos:

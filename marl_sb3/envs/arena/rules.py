@@ -148,7 +148,10 @@ def step(state: ArenaState, destinations: IntArray, actions: IntArray, agent1_fi
 
     agent1_moved = unblocked[:, 0]
     both_moved = agent1_moved & unblocked[:, 1]
-    new_field = _mark_visited(state, agent1_moved)
+    here = (np.arange(len(state.cells)), state.cells[:, 0])  # agent1's cells
+    before = state.visited[here]
+    state.visited[here] = after = before | agent1_moved
+    new_field: BoolArray = after != before
     rewards = _REWARDS.take(np.where(both_moved, new_field, _COLLISION), axis=0)
     return StepOutcome(rewards, ~both_moved, new_field, new_field & both_moved)
 
@@ -167,13 +170,3 @@ def _blocked(cells: IntArray, destination: IntArray, agent1_first: BoolArray) ->
     moves_first = _MOVES_FIRST.take(agent1_first, axis=0)
     other_on_old_cell = moves_first | wants_old_cell[:, ::-1]
     return np.where(other_on_old_cell, wants_old_cell, wants_same_cell)
-
-
-def _mark_visited(state: ArenaState, agent1_moved: BoolArray) -> BoolArray:
-    """Mark agent1's cell where its move was not blocked; return where that was a new field, (E,) bool."""
-    here = (np.arange(len(state.cells)), state.cells[:, 0])
-    before = state.visited[here]
-    after = before | agent1_moved
-    state.visited[here] = after
-    new_field: BoolArray = after != before
-    return new_field

@@ -96,7 +96,9 @@ class FusedPolicy:
         rows = len(observations)
         if len(self._one_hot_sizes):
             numbers = observations.reshape(rows, -1).astype(np.int64, copy=False)
-            _require_in_range(numbers, self._one_hot_sizes, "observation", self._space)
+            wrong = numbers.view(np.uint64) >= self._one_hot_sizes.view(np.uint64)  # as such, negative numbers are huge
+            if wrong.any():
+                raise _out_of_range(numbers, wrong, "observation", self._space)
             return Inputs(numbers + self._one_hot_starts, np.empty((rows, 0), dtype=np.float32))
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
@@ -143,8 +145,11 @@ class FusedPolicy:
             log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
         else:
             # torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
-            drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
-            noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
+            noise = np.empty(outputs.shape, dtype=np.float32)
+            end = 0
+            for size in self.sizes.tolist():
+                noise[:, end : end + size] = th.empty(rows, size).exponential_().numpy()
+                end += size
             masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
             actions, log_probs = sample(outputs, masks, self.sizes, noise)
         return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
@@ -219,21 +224,10 @@ def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
     return np.array(rows, dtype=np.int64)
 
 
-def _require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
-    """Refuse (rows, parts) int64 that would be indices out of range: the kernels do not check, for speed.
-
-    Args:
-        sizes: (parts,) number of values of each part.
-        what: name of the quantity, for the message.
-        space: the space that it belongs to.
-
-    Raises:
-        EnvError: a number is negative or not below its size.
-    """
-    wrong = numbers.view(np.uint64) >= sizes.view(np.uint64)  # as unsigned integers, negative numbers are huge
-    if wrong.any():
-        row = int(np.argwhere(wrong)[0, 0])
-        raise EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
+def _out_of_range(numbers: Array, wrong: BoolArray, what: str, space: spaces.Space[Any]) -> EnvError:
+    """Return the error for (rows, parts) int64 of which some are wrong: the kernels do not check them, for speed."""
+    row = int(np.argwhere(wrong)[0, 0])
+    return EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
 
 
 def _category_sizes(space: spaces.Space[Any]) -> Array:
@@ -342,7 +336,10 @@ def _workspace(samples: kernel.Samples, rows: int) -> kernel.Samples:
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
     actions = flat_samples(rollout, "actions")
     if not fused.is_gaussian:
-        _require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
+        numbers = actions.astype(np.int64, copy=False)
+        wrong = numbers.view(np.uint64) >= fused.sizes.view(np.uint64)
+        if wrong.any():
+            raise _out_of_range(numbers, wrong, "action", fused.policy.action_space)
     none = np.empty((len(actions), 0))
     masks = flat_samples(rollout, "action_masks") if hasattr(rollout, "action_masks") else none.astype(np.float32)
     return kernel.Samples(
