@@ -8,6 +8,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from test_layers import RANK
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
+from marl_sb3.core.config import algorithm_info
+from marl_sb3.core.learners import is_off_policy
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.runs import load_config, prepare
 from marl_sb3.tools.checkup.checks import CHECKS
@@ -26,8 +29,8 @@ from marl_sb3.tools.checkup.checks import CHECKS
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
 EPISODE_STEPS = 20  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
-MOST_EPISODES = 4  # of an evaluation by each env
-SHORT_SEARCH = {"timesteps": 4_000, "evaluations": 2, "evaluation_episodes": 2}
+MOST_EPISODES = 1  # of an evaluation by each env
+SHORT_SEARCH = {"timesteps": 4_001, "evaluations": 2, "evaluation_episodes": 2}
 
 
 class TrainHere:
@@ -55,6 +58,19 @@ def budget(algorithm: Any, env_steps: int) -> int:
     return env_steps if env_steps == SHORT_SEARCH["timesteps"] else min(env_steps, MOST_ENV_STEPS)
 
 
+def with_short_rollouts(config: Any) -> Any:
+    """A run's configuration with rollouts of at most `MOST_ENV_STEPS`, where nothing is kept for replay."""
+
+    def short(settings: dict[str, Any]) -> dict[str, Any]:
+        most = max(1, MOST_ENV_STEPS // config.n_envs)
+        return {**settings, "n_steps": min(settings["n_steps"], most)} if "n_steps" in settings else settings
+
+    if is_off_policy(algorithm_info(config.algo).algorithm_class):
+        return config
+    policies = {name: short(settings) for name, settings in config.policy_settings.items()}
+    return replace(config, hyperparameters=short(config.hyperparameters), policy_settings=policies)
+
+
 @pytest.fixture
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings, episodes and searches end early, searches and checks run in this process; nothing else is changed."""
@@ -63,8 +79,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import evaluation
+    from marl_sb3.runs import build, jobs
     from marl_sb3.runs import evaluate as runs_evaluate
-    from marl_sb3.runs import jobs
     from marl_sb3.tools.checkup import api as checkup
     from marl_sb3.tools.tuning import Search, api, workers
 
@@ -85,6 +101,9 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     count = evaluation.episodes_of_env
     for module in (evaluation, runs_evaluate):
         monkeypatch.setattr(module, "episodes_of_env", lambda *given: min(count(*given), MOST_EPISODES))
+
+    with_rollouts = build.with_rollouts
+    monkeypatch.setattr(build, "with_rollouts", lambda *given: with_short_rollouts(with_rollouts(*given)))
 
     prepare = api.prepare_study
 
@@ -108,7 +127,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run in the arena, which the pages call `runs/arena/<run>`."""
     folder = tmp_path_factory.mktemp("documentation") / "20260101-120000-abcd"
-    assert run_command(f"python -m marl_sb3.train arena --timesteps 6000 --seed 0 --quiet --run-dir {folder}") == 0
+    short = f"--timesteps 1500 --set n_steps={MOST_ENV_STEPS // 20} --set env.max_timesteps={EPISODE_STEPS}"
+    assert run_command(f"python -m marl_sb3.train arena {short} --seed 0 --quiet --run-dir {folder}") == 0
     return folder
 
 
