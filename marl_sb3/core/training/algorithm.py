@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -359,30 +358,22 @@ class MultiAgentAlgorithm(PolicyByAgent):
             CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
             ConfigError: the checkpoint does not hold the spec of a policy, or an `Assignment`.
         """
-        use = partial(cls._loaded, path=path, env=env, policies=policies, settings=settings)
-        return store_of(path).read(path, checkpoint, use)
 
-    @classmethod
-    def _loaded(
-        cls,
-        found: Checkpoint,
-        path: str | Path,
-        env: MultiAgentVecEnv | str | EnvFactory,
-        policies: Mapping[PolicyID, PolicySpec] | None,
-        settings: Mapping[str, Any],
-    ) -> MultiAgentAlgorithm:
-        arguments = constructor_arguments(found, policies, settings)
-        env = as_vec_env(env)
-        try:
-            algorithm = cls(env, **{**arguments, **settings})
-        except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
-            raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
-        lost = algorithm.set_state(found)
-        for why in dict.fromkeys(lost.values()):
-            those = [str(index) for index, reason in lost.items() if reason == why]
-            which = f"env{'s' if those[1:] else ''} {', '.join(those)}" if len(those) < env.num_envs else "all envs"
-            _log.warning("inexact: new episodes begin in %s: %s", which, why)
-        return algorithm
+        def use(found: Checkpoint) -> MultiAgentAlgorithm:
+            arguments, vec_env = constructor_arguments(found, policies, settings), as_vec_env(env)
+            try:
+                algorithm = cls(vec_env, **{**arguments, **settings})
+            except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+                raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
+            lost = algorithm.set_state(found)
+            for why in dict.fromkeys(lost.values()):
+                those = [str(index) for index, reason in lost.items() if reason == why]
+                named = f"env{'s' if those[1:] else ''} {', '.join(those)}"
+                which = named if len(those) < vec_env.num_envs else "all envs"
+                _log.warning("inexact: new episodes begin in %s: %s", which, why)
+            return algorithm
+
+        return store_of(path).read(path, checkpoint, use)
 
     def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of the callbacks of the present training, in their order."""

@@ -264,7 +264,7 @@ class CallbackStates:
     """
 
     def __init__(self) -> None:
-        self._callback: BaseCallback | None = None
+        self.callback: BaseCallback | None = None  # all callbacks of the present or latest training
         self._watchers: Mapping[str, TrainingWatcher] = {}
         self._waiting: State | None = None
         self._was_loaded = False
@@ -284,7 +284,7 @@ class CallbackStates:
             if not is_plain(own) or not isinstance(own, Mapping | None):
                 words = f"{type(each).__name__}.get_state() does not return a mapping of names to {_PLAIN}"
                 raise ConfigError(words, key="callback")
-        self._callback, self._watchers = callback, watchers
+        self.callback, self._watchers = callback, watchers
         if self._waiting is not None:
             waiting, self._waiting = dict(self._waiting), None
             of_watchers = {name: waiting.pop(name) for name in WATCHERS.names() if name in waiting}
@@ -298,11 +298,6 @@ class CallbackStates:
                 with named_errors(each, "on_checkpoint_loaded"):
                     each.on_checkpoint_loaded()
 
-    @property
-    def callback(self) -> BaseCallback | None:
-        """All callbacks of the present or latest training."""
-        return self._callback
-
     def keep(self) -> None:
         """Keep the states of the callbacks for those of the next training."""
         self._waiting = self.get_state() or None
@@ -315,7 +310,7 @@ class CallbackStates:
         """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
         if self._waiting is not None:
             return self._waiting
-        named = {} if self._callback is None else _by_name(self._callback)
+        named = {} if self.callback is None else _by_name(self.callback)
         states: State = {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in named.items()}
         return states | {name: {"n_calls": 0, "own": each.get_state()} for name, each in self._watchers.items()}
 

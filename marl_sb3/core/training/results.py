@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol, cast
 
@@ -74,17 +75,14 @@ def _rate(count: float, seconds: float) -> float | None:
 
 def machine_load() -> dict[str, float | None]:
     """Return CPU use since the last call and memory use, in percent; None if the system does not report it."""
-    return {
-        "cpu_util_percent": _reading(psutil.cpu_percent),
-        "ram_util_percent": _reading(lambda: psutil.virtual_memory().percent),
-    }
-
-
-def _reading(read: Callable[[], Any]) -> float | None:
-    try:
-        return float(read())
-    except Exception:  # of any type: containers hide parts of /proc, and the training does not need these values
-        return None
+    load: dict[str, float | None] = {"cpu_util_percent": None, "ram_util_percent": None}
+    with suppress(
+        Exception
+    ):  # of any type: containers hide parts of /proc, and the training does not need these values
+        load["cpu_util_percent"] = float(psutil.cpu_percent())
+    with suppress(Exception):
+        load["ram_util_percent"] = float(psutil.virtual_memory().percent)
+    return load
 
 
 # --- Loggers ---------------------------------------------------------------------------------------------------------

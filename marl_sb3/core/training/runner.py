@@ -13,7 +13,7 @@ from marl_sb3.core.acting import Acted, ActingWatcher, Actor
 from marl_sb3.core.experience import NEVER, Experience, ExperienceHook, Rewriter
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state import Part, SavedPart, State, StateReader, is_plain
+from marl_sb3.core.state import Part, SavedPart, State, is_plain
 from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
 from marl_sb3.types import Array, PolicyID
 
@@ -344,7 +344,16 @@ class LocalRunner(Runner):
         if begin_anew := self.without_episodes(saved, self.env.num_envs):
             return begin_anew
         running = None if saved.value("running") is None else saved.fields("running")
-        return lambda: self._set_running(running)
+
+        def put() -> dict[int, str]:
+            self.forget_episodes()
+            if running is None:
+                return {}
+            inexact = dict(self.env.set_state(running))
+            self._latest = self.env.latest
+            return inexact
+
+        return put
 
     @override
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
@@ -366,11 +375,3 @@ class LocalRunner(Runner):
                 experience.give_up(actor.rows.of_envs(env_indices))
         for watcher in self.watchers:
             watcher.restart_envs(env_indices)
-
-    def _set_running(self, running: StateReader | None) -> dict[int, str]:
-        self.forget_episodes()
-        if running is None:
-            return {}
-        inexact = dict(self.env.set_state(running))
-        self._latest = self.env.latest
-        return inexact

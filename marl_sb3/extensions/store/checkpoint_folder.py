@@ -183,19 +183,6 @@ def without_zip(path: str | Path) -> Path:
     return folder.with_suffix("") if folder.suffix == ".zip" else folder
 
 
-def require_replaceable(folder: Path) -> Path:
-    """Return the folder if it is new, empty or a checkpoint, so that a checkpoint may replace it.
-
-    Raises:
-        ConfigError: it contains something else.
-    """
-    is_empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not is_empty and not (folder / MANIFEST).exists():
-        words = f"{folder} exists and is not a checkpoint; accepted: a new or an empty folder, or a checkpoint"
-        raise ConfigError(words)
-    return folder
-
-
 def find_checkpoint(path: str | Path, which: str | None = "latest") -> Checkpoint:
     """Read the checkpoint at a path.
 
@@ -261,7 +248,12 @@ class FolderStore:
 
     def place(self, path: str | Path) -> Path:
         """See `Store.place`: without `.zip`; a folder that is new, empty or a checkpoint."""
-        return require_replaceable(without_zip(path))
+        folder = without_zip(path)
+        is_empty = folder.is_dir() and not any(folder.iterdir())
+        if folder.exists() and not is_empty and not (folder / MANIFEST).exists():
+            words = f"{folder} exists and is not a checkpoint; accepted: a new or an empty folder, or a checkpoint"
+            raise ConfigError(words)
+        return folder
 
     def write(self, place: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> None:
         """See `Store.write`."""
