@@ -3,8 +3,8 @@
 from .core.acting.by_agent import PolicyBundle as PolicyBundle
 from .core.config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .core.envs.registry import register_env as register_env
-from .core.learners.registry import register_algorithm as register_algorithm
 from .core.learners.spec import PolicySpec as PolicySpec
+from .core.learners.spec import register_algorithm as register_algorithm
 from .core.metrics import Episode as Episode
 from .core.metrics import InfoMetric as InfoMetric
 from .core.policies.networks import register_network as register_network
@@ -38,7 +38,7 @@ from .extensions.fast.replay import DDPG as DDPG
 from .extensions.fast.replay import DQN as DQN
 from .extensions.fast.replay import SAC as SAC
 from .extensions.fast.replay import TD3 as TD3
-from .extensions.hooks.running_episode import RunningEpisode as RunningEpisode
+from .extensions.hooks.episodes import RunningEpisode as RunningEpisode
 from .extensions.hooks.trajectories import Trajectory as Trajectory
 from .extensions.remote.ray import RaySettings as RaySettings
 from .extensions.remote.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env

@@ -136,7 +136,7 @@ def checkpoints(folder: Path) -> tuple[Reader, list[bytes]]:
     from marl_sb3.core.state import Checkpoint, StateReader
     from marl_sb3.extensions.store import read_checkpoint, state_from_json
     from marl_sb3.extensions.store.checkpoint_format import read_manifest
-    from marl_sb3.extensions.store.spaces import space_from_plain
+    from marl_sb3.extensions.store.load import space_from_plain
     from marl_sb3.extensions.store.tensor_file import StoredTensors
 
     base = next(each for each in BASES if each.name == "env with a state of its own")

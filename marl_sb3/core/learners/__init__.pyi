@@ -15,13 +15,13 @@ from .learner import LearnerOptions as LearnerOptions
 from .learner import LearnerPart as LearnerPart
 from .learner import Pace as Pace
 from .learner import Update as Update
+from .learner import check_replay_update as check_replay_update
+from .learner import check_update as check_update
 from .learner import iteration_steps as iteration_steps
 from .learner import joined_metrics as joined_metrics
-from .numeric_faults import check_replay_update as check_replay_update
-from .numeric_faults import check_update as check_update
-from .registry import named_algorithm as named_algorithm
 from .spec import PolicySpec as PolicySpec
 from .spec import hyperparameter_defaults as hyperparameter_defaults
+from .spec import named_algorithm as named_algorithm
 from .spec import policy_specs as policy_specs
 from .spec import resolve_hyperparameters as resolve_hyperparameters
 from .spec import specs_of_checkpoint as specs_of_checkpoint

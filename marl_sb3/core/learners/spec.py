@@ -32,7 +32,6 @@ from marl_sb3.core.config import (
     section_by_setting,
     shown,
 )
-from marl_sb3.core.learners.registry import info_of_class, named_algorithm
 from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
@@ -42,6 +41,16 @@ from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.exploration import Exploration
+
+import inspect
+
+from marl_sb3.core.config import (
+    Strings,
+    add_algorithm,
+    canonical_algorithm,
+    known_name,
+)
+from marl_sb3.core.envs import import_modules
 
 
 class PolicySpec:
@@ -271,7 +280,6 @@ def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
 
 # --- Hyperparameters -------------------------------------------------------------------------------------------------
 
-
 # `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
 _OF_RUN = "policy env seed device verbose tensorboard_log stats_window_size rollout_buffer_class rollout_buffer_kwargs"
 _RESERVED = frozenset([*_OF_RUN.split(), "monitor_wrapper", "_init_setup_model"])
@@ -327,3 +335,82 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, defaults: Map
     names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
     given_as = f" ({', '.join(names)})" if names else ""
     return f"unknown hyperparameter {shown(name)}{given_as} of {algorithm_class.__name__}; {hint}"
+
+
+# --- Algorithms of the user's own ------------------------------------------------------------------------------------
+
+
+def register_algorithm(info: AlgorithmInfo) -> AlgorithmInfo:
+    """Make an algorithm of your own known by its name, for `--algo`, configurations, checkpoints and `PolicySpec`.
+
+    It must be registered in each process that loads a run or a checkpoint with the name: a file only holds the name,
+    and nothing is imported by it. A later registration replaces an earlier one.
+
+    Args:
+        info: what marl_sb3 has to know of it.
+
+    Returns:
+        `info`.
+
+    Raises:
+        ConfigError: the name is that of a built-in algorithm, or a field of `info` has another type.
+    """
+    _check(info)
+    taken = canonical_algorithm(info.name)
+    if taken in built_in():
+        raise ConfigError(f"the algorithm {taken!r} is built in; choose another name than {info.name!r}", key="algo")
+    add_algorithm(info)
+    return info
+
+
+def _check(info: AlgorithmInfo) -> None:
+    if not isinstance(info, AlgorithmInfo):
+        raise ConfigError(f"the algorithm is {shown(info)}; accepted: an AlgorithmInfo", key="algo")
+    if not isinstance(info.name, str) or not info.name.replace("-", "_").isidentifier():
+        raise ConfigError(f"the algorithm's name is {shown(info.name)}; accepted: a name such as my_algo", key="algo")
+    for field in ("algorithm", "learner"):
+        value = getattr(info, field)
+        is_place = isinstance(value, str) and value.count(":") == 1
+        if not (inspect.isclass(value) or is_place or (field == "learner" and value is None)):
+            accepted = "a class, or the place of one as module:class"
+            raise ConfigError(f"algorithm {info.name}: {field} is {shown(value)}; accepted: {accepted}", key="algo")
+    for field in ("hyperparameters", "metrics"):
+        if not isinstance(getattr(info, field), Mapping):
+            words = f"{field} is {shown(getattr(info, field))}; accepted: a mapping by name"
+            raise ConfigError(f"algorithm {info.name}: {words}", key="algo")
+    require(f"algorithm {info.name}: aliases", list(info.aliases), Strings, "algo")
+
+
+def named_algorithm(algo: Any) -> Any:
+    """Return the name of an algorithm that the user names on a command line or in Python; never one of a file.
+
+    Args:
+        algo: a name; `module:NAME` of an `AlgorithmInfo`, whose module is imported; an `AlgorithmInfo`, which is
+            registered; or anything else, which is returned as it is.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such `AlgorithmInfo`.
+    """
+    if isinstance(algo, AlgorithmInfo):
+        return known_name(algo) or register_algorithm(algo).name
+    if not isinstance(algo, str) or ":" not in algo:
+        return canonical_algorithm(algo)
+    import_modules([algo.partition(":")[0]], f"algo {shown(algo)}", "package.module:NAME of an AlgorithmInfo")
+    _check(algorithm_info(algo))
+    return algo
+
+
+def info_of_class(algorithm: Any) -> AlgorithmInfo:
+    """Return the algorithm of a class, or of its first base class with one.
+
+    Raises:
+        ConfigError: it is no class, or it is neither registered nor derived from a class of an algorithm.
+    """
+    info = info_of(algorithm) if isinstance(algorithm, type) else None
+    if info is None:
+        names = ", ".join(each.class_name for each in built_in().values())
+        raise ConfigError(
+            f"algorithm is {algorithm!r}; accepted: {names} and subclasses, and classes of marl_sb3.register_algorithm",
+            key="algo",
+        )
+    return info

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import psutil
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from typing_extensions import override
 
 from marl_sb3.core.acting import Actor, ExploringPolicy, RowNoise, not_finite_refused
+from marl_sb3.core.config import Count, counted, require
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners import (
     Learner,
@@ -20,9 +26,12 @@ from marl_sb3.core.learners import (
     PolicySpec,
     Update,
     build,
+    check_action_space,
     check_replay_update,
+    is_off_policy,
     joined_metrics,
     mention_flat_images,
+    processing_of,
     stored_space,
 )
 from marl_sb3.core.mapping import PolicyRows
@@ -33,8 +42,16 @@ from marl_sb3.core.off_policy.replay import (
     TransitionReplayBuffer,
     read_resized,
 )
-from marl_sb3.core.off_policy.replay_settings import check_replay, replay_buffer
-from marl_sb3.core.processing import Processing, process_rows
+from marl_sb3.core.off_policy.row_rings import (
+    CompactBuffer,
+    GoalEnv,
+    HindsightBuffer,
+    NStepBuffer,
+    NStepDictBuffer,
+    RowRings,
+    goal_spaces,
+)
+from marl_sb3.core.processing import Processing, parts_of, process_rows
 from marl_sb3.core.sb3 import (
     OFF_POLICY_COUNTS,
     Arrays,
@@ -44,7 +61,8 @@ from marl_sb3.core.sb3 import (
     optimized_parameters,
 )
 from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
-from marl_sb3.errors import CheckpointError
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.types import Array, GoalRewards
 
 _log = logging.getLogger(__name__)
 
@@ -190,3 +208,176 @@ class OffPolicyLearner(Learner):
             f"{self.rows.num_envs} envs one after the other, and the checkpoint has {saved.num_envs}"
         )
         return in_order([buffer.reset, lambda: _log.warning("%s", words)])
+
+
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings
+HER = "HerReplayBuffer"
+
+_TIMEOUTS, _OF_GOALS = "handle_timeout_termination", ("n_sampled_goal", "goal_selection_strategy")
+_BUFFER_KINDS: Mapping[str, Any] = {
+    _TIMEOUTS: bool,
+    "n_sampled_goal": Count,
+    "goal_selection_strategy": Literal["future", "final", "episode"],
+}
+
+
+def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> None:
+    """Refuse what the algorithm cannot learn from, or what is not supported for rows that act in turns.
+
+    Raises:
+        ConfigError: names the policy and the setting.
+    """
+    check_action_space(rows, spec)
+    values = spec.values
+    where = f"policy {rows.policy_id!r}"
+    names = list(processing.processors)
+    after = names[names.index("normalize_observations") + 1 :] if processing.normalizer else []
+    if after:
+        raise ConfigError(
+            f"{where}: normalize_observations and {', '.join(after)} are on, but "
+            f"{spec.algorithm.__name__} normalises observations last, when they are drawn from the replay buffer; "
+            "accepted: one of them",
+            key="normalize_observations",
+        )
+    _check_buffer(rows, values, where)
+    every = values["train_freq"]
+    in_episodes = isinstance(every, list | tuple) and every[1] == "episode"
+    if in_episodes and rows.num_rows > 1:
+        shape = f"{counted(rows.num_envs, 'env')} x {counted(len(rows.agents), 'agent')}"
+        raise ConfigError(
+            f"{where}: train_freq is in episodes, which end at different times in {shape}; accepted: steps, or one env "
+            "and a policy for each agent",
+            key="train_freq",
+        )
+
+
+def _check_buffer(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    """Refuse settings of a replay buffer that do not go together."""
+    hindsight, given = _with_goals(values), values["replay_buffer_kwargs"] or {}
+    accepted = (_TIMEOUTS, *_OF_GOALS) if hindsight else (_TIMEOUTS,)
+    for name in given:
+        if name not in accepted:
+            words = f"{where}: replay_buffer_kwargs has {name!r}; accepted: {', '.join(accepted)}"
+            raise ConfigError(words, key="replay_buffer_kwargs")
+        require(name, given[name], _BUFFER_KINDS[name], "replay_buffer_kwargs")
+    if hindsight:
+        _check_goals(rows, values, where)
+    if values["optimize_memory_usage"]:
+        _check_compact(rows, values, where)
+
+
+def _check_goals(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    space = rows.group.observation_space
+    goals = goal_spaces(space)
+    if goals is None or goals[0] != goals[1]:
+        raise ConfigError(
+            f"{where}: replay_buffer_class is {HER}, but agents {', '.join(rows.agents)} observe {space}; accepted: a "
+            "Dict of observation, achieved_goal and desired_goal, with goals of the same space",
+            key="replay_buffer_class",
+        )
+    if values["n_steps"] > 1:
+        words = f"{where}: n_steps is {values['n_steps']}, but {HER} has no n-step returns; accepted: 1"
+        raise ConfigError(words, key="n_steps")
+
+
+def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    given = values["replay_buffer_kwargs"] or {}
+    reasons = {
+        "the observations are of several parts": isinstance(rows.group.observation_space, spaces.Dict),
+        f"n_steps is {values['n_steps']}": values["n_steps"] > 1,
+        f"ends by a time limit need their own observation: set replay_buffer_kwargs to {{{_TIMEOUTS}: false}} to treat "
+        "them as terminations": given.get(_TIMEOUTS, True),
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if reason is not None:
+        words = f"{where}: optimize_memory_usage is true, but {reason}"
+        raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")
+
+
+def _with_goals(values: Mapping[str, Any]) -> bool:
+    return bool(values["replay_buffer_class"] == HER)
+
+
+def replay_buffer(
+    rows: PolicyRows,
+    spec: PolicySpec,
+    algorithm: Any,
+    stored: spaces.Space[Any],
+    goal_rewards: GoalRewards,
+    size: int | None = None,
+) -> RowReplayBuffer:
+    """Make the replay buffer of a policy.
+
+    Args:
+        stored: the space of the observations that it keeps.
+        size: the number of transitions that it holds; None: as the spec says.
+
+    Raises:
+        ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
+    """
+    values, is_dict = spec.values, isinstance(stored, spaces.Dict)
+    more: dict[str, Any] = {}
+    buffer_class: Callable[..., RowReplayBuffer] = TransitionDictReplayBuffer if is_dict else TransitionReplayBuffer
+    if _with_goals(values):
+        buffer_class, more = HindsightBuffer, {"goals": _goal_env(rows, stored, goal_rewards)}
+    elif values["n_steps"] > 1:
+        buffer_class = NStepDictBuffer if is_dict else NStepBuffer
+        more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
+    elif values["optimize_memory_usage"]:
+        buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
+    more |= {**(values["replay_buffer_kwargs"] or {}), "device": algorithm.device, "n_envs": algorithm.n_envs}
+    with warnings.catch_warnings():
+        # `require_memory` refuses such a buffer.
+        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
+        return buffer_class(size or values["buffer_size"], stored, algorithm.action_space, **more)
+
+
+def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:
+    """Return what gives the rewards of new goals, after asking it for those of one goal of zeros for each agent."""
+    made, parts = GoalEnv(rows.agents, goal_rewards), goal_spaces(stored)
+    assert parts is not None
+    goal: Array = np.zeros((1, *(parts[0].shape or ())), parts[0].dtype)
+    for agent in rows.agents:
+        try:
+            made.of_agent(agent, goal, goal, [{}])
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(
+                f"policy {rows.policy_id!r}: replay_buffer_class is {HER}, but {error}; the env needs compute_reward("
+                "agent, achieved_goals, desired_goals, infos), for one agent without the first, which returns an "
+                "array with the reward of each goal",
+                key="replay_buffer_class",
+            ) from error
+    return made
+
+
+def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
+    """Refuse replay buffers that need more memory than is available; policies with rollouts have none.
+
+    Raises:
+        ConfigError: with the size of each.
+    """
+    sizes = {rows.policy_id: _bytes(rows, spec) for rows, spec in policies if is_off_policy(spec.algorithm)}
+    available = psutil.virtual_memory().available
+    if sum(sizes.values()) <= available:
+        return
+    each = ", ".join(f"{policy_id!r} {size / 2**30:,.1f} GiB" for policy_id, size in sizes.items())
+    raise ConfigError(
+        f"the replay buffers need more memory than is available ({available / 2**30:,.1f} GiB): policy {each}; "
+        "accepted: a smaller buffer_size",
+        key="buffer_size",
+    )
+
+
+def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
+    """Return the memory of a policy's replay buffer."""
+    processing, values = processing_of(rows, spec.processing), spec.values
+    stored = processing.observation_space if processing.normalizer is None else processing.normalizer.before
+    copies = 1 if values["optimize_memory_usage"] else 2
+    parts = [*parts_of(stored).values()] * copies + [processing.action_space]
+    numbers = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)
+    numbers += 3 * np.dtype(np.float32).itemsize  # rewards and ends
+    more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
+    lines = max(values["buffer_size"] // rows.num_rows, 1)
+    return int(lines * rows.num_rows * (numbers + more))

@@ -1,8 +1,8 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .extractors import AttentionFeatures as AttentionFeatures
-from .extractors import MlpFeatures as MlpFeatures
 from .networks import OF_THE_USER as OF_THE_USER
+from .networks import AttentionFeatures as AttentionFeatures
+from .networks import MlpFeatures as MlpFeatures
 from .networks import activation_name as activation_name
 from .networks import is_registered as is_registered
 from .networks import registered_policy as registered_policy

@@ -9,7 +9,7 @@ import pytest
 
 from marl_sb3.envs import EnvWindow
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena.render import fitting_cell_px, render_rgb, render_text
+from marl_sb3.envs.arena.env import fitting_cell_px, render_rgb, render_text
 from marl_sb3.errors import ConfigError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from marl_sb3.core.state import StateReader, space_to_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
-from marl_sb3.extensions.store.spaces import space_from_plain
+from marl_sb3.extensions.store.load import space_from_plain
 
 MIXED = np.array([-np.inf, -1.5, 0.0], np.float32)
 SPACES = [
