@@ -62,92 +62,68 @@ class Reliance:
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
         self._optimizers = optimizers
         self._settings = [(owner, list(names)) for owner, names in settings]
-        self._values = self._read_values()
-        self._network = _Network(self._policy)
-        objects = [owner for owner, _ in self._settings] + self._values + [optimizer for optimizer, _ in self._trained]
-        # Objects whose methods may be replaced: `_Network` sees to modules, and spaces only describe.
-        others_than = nn.Module, spaces.Space, type
-        with_methods = {id(each): each for each in objects if hasattr(each, "__dict__")}
-        self._stood_for = [each for each in with_methods.values() if not isinstance(each, others_than)]
-        self._tensors = self._read_tensors()
-        self._places = _places(self._tensors)
-        known = {id(tensor) for tensor in self._tensors}
-        self._trains_others = any(id(each) not in known for _, parameters in self._trained for each in parameters)
+        self._modules = list(self._policy.modules())
+        self._members = [vars(module) for module in self._modules]
+        self._hooks = [members[kind] for kind in _HOOKS for members in self._members]
+        stood_for = (
+            [owner for owner, _ in self._settings] + self._values() + [optimizer for optimizer, _ in self._trained]
+        )
+        # Objects whose methods may be replaced; spaces only describe, and of modules, the members are counted.
+        self._stood_for = [
+            owner
+            for owner in {id(each): each for each in stood_for if hasattr(each, "__dict__")}.values()
+            if not isinstance(owner, (nn.Module, spaces.Space, type))
+        ]
+        self._objects, self._facts = self._look()
         # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
-        self._memory = [tensor.detach() for tensor in self._tensors if tensor is not None]
+        self._memory = [tensor.detach() for tensor in self._tensors() if tensor is not None]
 
     def why_not(self) -> str | None:
         """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
-        if _any_hook(self._network.hooks):
+        if _any_hook(self._hooks):
             return "hooks of the network"
-        replaced = next(filter(has_replaced_methods, [*self._network.modules, *self._stood_for]), None)
+        replaced = next(filter(has_replaced_methods, [*self._modules, *self._stood_for]), None)
         if replaced is not None:
             return f"replaced methods of {type(replaced).__name__}"
-        return (
-            _why_not_layers(self.layers)
-            or _why_not_tensors(self._tensors)
-            or self._why_not_optimizers()
-            or ("parameters that no layer has" if self._trains_others else None)
-        )
+        reason = _why_not_layers(self.layers) or _why_not_tensors(self._tensors())
+        for optimizer, parameters in self._trained:
+            reason = reason or why_not_optimizer(optimizer, self._optimizers)
+            if reason is None and not _are_same(optimizer.param_groups[0]["params"], parameters):
+                reason = "an optimizer of other parameters"
+        known = {id(tensor) for tensor in self._tensors()}
+        trains_others = any(id(tensor) not in known for _, parameters in self._trained for tensor in parameters)
+        return reason or ("parameters that no layer has" if trains_others else None)
 
     def holds(self) -> bool:
         """Whether nothing has changed since this object was made; it takes less time than a new check.
 
         The values of parameters may change; modules, parameters, their memory, optimizers and settings may not.
         """
-        return (
-            self._algorithm.policy is self._policy
-            and _are_same(self._read_values(), self._values)
-            and self._network.is_unchanged()
-            and _are_same(tensors := self._read_tensors(), self._tensors)
-            and _places(tensors) == self._places
-            and not any(map(_is_frozen_or_hooked, tensors))
-            and not any(map(has_replaced_methods, self._stood_for))
-            and self._why_not_optimizers() is None
-        )
+        objects, facts = self._look()
+        return facts == self._facts and _are_same(objects, self._objects)
 
-    def _read_values(self) -> list[Any]:
+    def _look(self) -> tuple[list[Any], list[Any]]:
+        """Return objects that have to stay the same ones, and facts about these and others that have to stay equal."""
+        tensors = self._tensors()
+        objects = [self._algorithm.policy, *self._values(), *map(type, self._modules), *tensors]
+        objects += [part for kind in _PARTS for members in self._members for part in members[kind].values()]
+        # A replaced method of a module is one more member.
+        facts = [*map(len, self._members), *map(len, self._hooks), _any_hook(()), *map(_state_of, tensors)]
+        facts += map(has_replaced_methods, self._stood_for)
+        for optimizer, _ in self._trained:
+            facts.append(reason := why_not_optimizer(optimizer, self._optimizers))
+            objects += optimizer.param_groups[0]["params"] if reason is None else ()
+        return objects, facts
+
+    def _values(self) -> list[Any]:
         return [getattr(owner, name) for owner, names in self._settings for name in names]
 
-    def _read_tensors(self) -> list[Any]:
+    def _tensors(self) -> list[Any]:
         return [tensor for layer in self.layers for tensor in layer._parameters.values()] + self._others
 
-    def _why_not_optimizers(self) -> str | None:
-        for optimizer, parameters in self._trained:
-            reason = why_not_optimizer(optimizer, self._optimizers)
-            if reason is None and not _are_same(optimizer.param_groups[0]["params"], parameters):
-                reason = "an optimizer of other parameters"
-            if reason is not None:
-                return reason
-        return None
 
-
+_PARTS = "_modules", "_parameters"  # of modules
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class _Network:
-    """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.modules = list(network.modules())
-        self._types = [*map(type, self.modules)]
-        self._members = [vars(module) for module in self.modules]
-        self._counts = [*map(len, self._members)]
-        self._parts = [members[kind] for kind in ("_modules", "_parameters") for members in self._members]
-        self._listed = self._list_parts()
-        self.hooks = [members[kind] for kind in _HOOKS for members in self._members]
-
-    def is_unchanged(self) -> bool:
-        """Whether it has the same modules and parameters, without hooks; a replaced method is one more member."""
-        return (
-            _are_same(self._list_parts(), self._listed)
-            and [*map(type, self.modules)] == self._types
-            and [*map(len, self._members)] == self._counts
-            and not _any_hook(self.hooks)
-        )
-
-    def _list_parts(self) -> list[Any]:
-        return [part for parts in self._parts for part in parts.values()]
 
 
 def first_reason(reasons: Mapping[str, Any]) -> str | None:
@@ -155,9 +131,11 @@ def first_reason(reasons: Mapping[str, Any]) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _places(tensors: Iterable[Any]) -> list[tuple[int, int, bool]]:
-    """Return where the numbers of tensors are in memory."""
-    return [(tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()) for tensor in tensors if tensor is not None]
+def _state_of(tensor: Any) -> Any:
+    """Return where the numbers of a parameter are in memory, and what its gradient depends on besides them."""
+    if tensor is None:  # a bias that is not there
+        return None
+    return tensor.data_ptr(), tensor.numel(), tensor.is_contiguous(), _is_frozen_or_hooked(tensor)
 
 
 def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -175,8 +153,7 @@ def _any_hook(of_modules: Iterable[Mapping[int, Any]]) -> bool:
 
 def has_replaced_methods(owner: Any) -> bool:
     """Whether an attribute of an object hides a method of its class."""
-    kind: Any = type(owner)  # hashable, which type checkers do not know
-    return hasattr(owner, "__dict__") and not _methods(kind).isdisjoint(vars(owner))
+    return hasattr(owner, "__dict__") and not _methods(type(owner)).isdisjoint(vars(owner))  # type: ignore[arg-type]
 
 
 @cache

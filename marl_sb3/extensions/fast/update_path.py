@@ -40,8 +40,12 @@ class TwoPaths:
 
     def why_not_fused(self) -> str | None:
         """Return the reason why the fused path does not cover the policy, as a string; None if it does."""
-        found = self.coverage()
-        return found if isinstance(found, str) else found.why_not()
+        covered = self._covered()
+        return covered if isinstance(covered, str) else None
+
+    def _covered(self) -> Reliance | str:
+        coverage = self.coverage()
+        return coverage if isinstance(coverage, str) else coverage.why_not() or coverage
 
     def takes_fused_path(self) -> bool:
         """Whether updates take the fused path.
@@ -80,11 +84,12 @@ class TwoPaths:
             )
         if path == "torch":
             return None
-        found = self.coverage()
-        reason = found if isinstance(found, str) else found.why_not()
-        if path == "fused" and reason is not None:
-            raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
-        return found if isinstance(found, Reliance) and reason is None else None
+        covered = self._covered()
+        if isinstance(covered, Reliance):
+            return covered
+        if path == "fused":
+            raise ConfigError(f"the fused update does not cover this policy: {covered}", key="update_path")
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for `copy` and `pickle`; the kernels' form of the policy is made anew when needed."""
