@@ -122,7 +122,14 @@ def build(
     """
     with source_named(config):
         try:
-            env = _make_envs_of_run(config, factory, runners)
+            if config.n_shards or runners is not None:
+                from marl_sb3.extensions.remote import make_sharded_vec_env
+
+                numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
+                made_of, vectorizer = env_of(config, factory), config.vectorizer
+                env: MultiAgentVecEnv = make_sharded_vec_env(made_of, *numbers, vectorizer, runners=runners, **settings)
+            else:
+                env = make_envs(config, factory, seed=config.seed)
             with undone_on_error(env.close):
                 config = with_rollouts(config, env.agents)
                 algorithm = _build_algorithm(config, env)
@@ -133,15 +140,6 @@ def build(
             raise ConfigError(words, key="n_envs") from error
         except OverflowError as error:
             raise ConfigError(f"a setting is too large: {error}") from error
-
-
-def _make_envs_of_run(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
-    if not config.n_shards and runners is None:
-        return make_envs(config, factory, seed=config.seed)
-    from marl_sb3.extensions.remote import make_sharded_vec_env
-
-    numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
-    return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, runners=runners, **settings)
 
 
 def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
@@ -176,10 +174,15 @@ def resolved(config: TrainConfig) -> TrainConfig:
     """
     seed = fresh_seed() if config.seed is None else config.seed
     at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
+
+    def defaults(algo: str, key: str) -> dict[str, Any]:
+        with source_named(config, key):
+            return hyperparameter_defaults(algorithm_info(algo).algorithm_class)
+
     # A given value is kept as it was written: `lin_3e-4` can be written to a file, the function made of it cannot.
-    of_run = {**_defaults(config, config.algo, "algo"), **config.hyperparameters}
+    of_run = {**defaults(config.algo, "algo"), **config.hyperparameters}
     others = {
-        policy_id: {**_defaults(config, algo, f"{policy_id}.algo"), **config.own_settings(policy_id)}
+        policy_id: {**defaults(algo, f"{policy_id}.algo"), **config.own_settings(policy_id)}
         for policy_id in config.single_policies()
         if (algo := config.of_policy(policy_id).algo) != config.algo
     }
@@ -258,11 +261,6 @@ def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> in
     batch_size: int = settings.hyperparameters.get("batch_size", 1)
     whole = batch_size // math.gcd(batch_size, rows)
     return -(-steps // whole) * whole
-
-
-def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
-    with source_named(config, key):
-        return hyperparameter_defaults(algorithm_info(algo).algorithm_class)
 
 
 def check_device(config: TrainConfig) -> None:

@@ -73,18 +73,6 @@ def try_to_save_policies(run: Run) -> None:
         _log.warning("the policies are not saved: %s", error)
 
 
-def keep_traceback(run: Run, error: BaseException) -> None:
-    """Write the traceback of an error to the run folder, unless its message says enough."""
-    if isinstance(error, MarlSb3Error) and not isinstance(error, (EnvRaisedError, HookError)):
-        return
-    if not isinstance(error, Exception):  # an interruption
-        return
-    try:
-        note(error, "traceback_file", str(run.files.as_shown(write_traceback(run.folder, error))))
-    except OSError as another:  # a full disk, for example; the first error is the one to report
-        _log.warning("the traceback is not kept: %s", another)
-
-
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     """Train a prepared run to its end, its stop condition, or a signal; then save its policies.
 
@@ -118,7 +106,12 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             run.files.require_there()  # otherwise saving would make the folder anew
             checkpoints.rescue(within_iteration=isinstance(error, (WorkerError, HookError)))
             try_to_save_policies(run)
-            keep_traceback(run, error)
+            says_enough = isinstance(error, MarlSb3Error) and not isinstance(error, (EnvRaisedError, HookError))
+            if isinstance(error, Exception) and not says_enough:  # others are interruptions
+                try:
+                    note(error, "traceback_file", str(run.files.as_shown(write_traceback(run.folder, error))))
+                except OSError as another:  # a full disk, for example; the first error is the one to report
+                    _log.warning("the traceback is not kept: %s", another)
             raise
         # Also if nothing was left to train: the process may have been killed after its last checkpoint.
         run.files.require_there()

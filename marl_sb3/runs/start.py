@@ -206,17 +206,10 @@ def resume_run(
         with path_is_usable("cannot resume", files.shown, "run"):
             require_own(files.path, WRITTEN)
         require_text("--run-dir", files.path, "run_dir")
-        before = files.read_config(env)
-        changed = before
-        if settings and settings.get("stop", 0) is None:  # as `--stop none`
-            settings = {name: value for name, value in settings.items() if name != "stop"}
-            changes["stop"] = changes.get("stop") or {}
-        if settings:
-            changed = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
-        function = changed.evaluation.function
-        if function is not None and "evaluation.function" not in (settings or {}):
-            words = f"accepted with --resume: --set evaluation.function={shlex.quote(function)}"
-            raise ConfigError(f"a run folder cannot import its evaluation.function; {words}", key="evaluation.function")
+        before, settings = files.read_config(env), dict(settings or {})
+        if settings.get("stop", 0) is None:  # as `--stop none`
+            changes["stop"] = changes.get("stop") or settings.pop("stop") or {}
+        changed = _with_settings(before, settings)
         noted_changes = changes_between(before, changed)
         checkpoint = _newest_checkpoint(files, cloning=cloning)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
@@ -233,7 +226,11 @@ def resume_run(
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)
-            run.callbacks = _callbacks_of_resume(config, callbacks)
+            had, named = Counter(map(name_of_callback, config.callbacks or ())), Counter(callbacks)
+            if missing := " ".join(f"--callback {shlex.quote(name)}" for name in (had - named).elements()):
+                words = "the run had callbacks that a run folder cannot import; to have them, add"
+                _log.warning("%s %s", words, missing)
+            run.callbacks = named_callbacks(with_arguments(callbacks, config.callbacks))
             with source_named(config):
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
@@ -248,6 +245,17 @@ def resume_run(
                     _note_resume(run, inexact, planned if timesteps is not None else None)
                     files.write_config(config, remark_on_changes(run))
     return run
+
+
+def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration of a run folder, which cannot name code, with settings that the user names."""
+    if settings:
+        config = load_config(config.env, hparams=parse_value(to_yaml(config)), settings=settings)
+    function = config.evaluation.function
+    if function is not None and "evaluation.function" not in settings:
+        words = f"accepted with --resume: --set evaluation.function={shlex.quote(function)}"
+        raise ConfigError(f"a run folder cannot import its evaluation.function; {words}", key="evaluation.function")
+    return config
 
 
 def _newest_checkpoint(files: RunFolder, *, cloning: bool) -> Checkpoint:
@@ -265,15 +273,6 @@ def _newest_checkpoint(files: RunFolder, *, cloning: bool) -> Checkpoint:
     return checkpoint
 
 
-def _callbacks_of_resume(config: TrainConfig, named: Sequence[str]) -> list[BaseCallback]:
-    """Make the callbacks that the command names, with the arguments that the run had; warn of those it does not."""
-    entries = with_arguments(named, config.callbacks)
-    if missing := list((Counter(map(name_of_callback, config.callbacks or ())) - Counter(named)).elements()):
-        words = "the run had callbacks that a run folder cannot import; to have them, add"
-        _log.warning("%s %s", words, " ".join(f"--callback {shlex.quote(name)}" for name in missing))
-    return named_callbacks(entries)
-
-
 _NAMES = "MODULE:CLASS, the name of a callback's class"
 
 
@@ -286,24 +285,23 @@ def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
     Raises:
         ConfigError: a name cannot be imported, is no callback, or does not take the arguments.
     """
-    return [_named_callback(entry) for entry in entries or ()]
-
-
-def _named_callback(entry: Any) -> BaseCallback:
-    name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
-    where = f"callback {shown(name)}"
-    if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
-        raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
-    found = attribute_from_here(name, where, _NAMES, "callbacks")
-    if not (isinstance(found, type) and issubclass(found, BaseCallback)):
-        module_name, _, attribute = name.partition(":")
-        words = f"{module_name} has no class {attribute!r} that is a callback"
-        raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
-    try:
-        made = found(**(arguments or {}))
-    except Exception as error:  # code of the user's
-        raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
-    return accepted_callbacks(made)[0]
+    made: list[BaseCallback] = []
+    for entry in entries or ():
+        name, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) and len(entry) == 1 else (entry, None)
+        where = f"callback {shown(name)}"
+        if not isinstance(name, str) or ":" not in name or not isinstance(arguments or {}, Mapping):
+            raise ConfigError(f"{where}: accepted: {_NAMES}, or {{MODULE:CLASS: arguments}}", key="callbacks")
+        kind = attribute_from_here(name, where, _NAMES, "callbacks")
+        if not (isinstance(kind, type) and issubclass(kind, BaseCallback)):
+            module_name, _, attribute = name.partition(":")
+            words = f"{module_name} has no class {attribute!r} that is a callback"
+            raise ConfigError(f"{where}: {words}; accepted: a subclass of MultiAgentCallback", key="callbacks")
+        try:
+            callback = kind(**(arguments or {}))
+        except Exception as error:  # code of the user's
+            raise ConfigError(f"{where} cannot be made: {described(error)}", key="callbacks") from error
+        made += accepted_callbacks(callback)
+    return made
 
 
 def remark_on_changes(run: Run) -> str | None:
@@ -385,7 +383,11 @@ def evaluations_of(run: Run) -> list[EvaluationCallback]:
     """Make the evaluation that the configuration asks for; none if evaluation is off. The caller closes it."""
     settings, n_envs = asdict(run.config.evaluation), run.config.n_envs
     name = settings.pop("function")
-    function = None if name is None else _named_function(name)
+    where, key = f"evaluation.function {shown(name)}", "evaluation.function"
+    function = None if name is None else attribute_from_here(name, where, "MODULE:NAME of a function", key)
+    if name is not None and not callable(function):
+        module_name, _, attribute = name.partition(":")
+        raise ConfigError(f"{where}: {module_name} has no function {attribute!r}", key=key)
     if not settings["interval"]:
         if name is not None:
             words = f"evaluation.function is {shown(name)}, and evaluation.interval is 0: it would never be called"
@@ -394,16 +396,6 @@ def evaluations_of(run: Run) -> list[EvaluationCallback]:
     if settings["duration_unit"] == "episodes":
         n_envs = min(settings["duration"], n_envs)
     return [EvaluationCallback(lambda: run.make_env(n_envs), **settings, evaluation_function=function)]
-
-
-def _named_function(name: str) -> Any:
-    """Import the evaluation function that a user has named, `MODULE:NAME`."""
-    where, key = f"evaluation.function {shown(name)}", "evaluation.function"
-    found = attribute_from_here(name, where, "MODULE:NAME of a function", key)
-    if not callable(found):
-        module_name, _, attribute = name.partition(":")
-        raise ConfigError(f"{where}: {module_name} has no function {attribute!r}", key=key)
-    return found
 
 
 def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumCallback]:

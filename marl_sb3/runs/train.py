@@ -117,7 +117,10 @@ def train(
     of_new |= {"vectorizer": vectorizer, "device": device}
     if resume is not None:
         given = {"algo": algo, "hparams": hparams, "trust_file": trust_file or None, "run_dir": run_dir, **of_new}
-        _refuse_with_resume([argument for argument, value in given.items() if value is not None])
+        if refused := [argument for argument, value in given.items() if value is not None]:
+            accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record, "
+            accepted += "record_limit and track are accepted"
+            raise ConfigError(f"with resume only {accepted}; received {', '.join(refused)}", key="resume")
         run = resume_run(resume, n_timesteps, name, factory, chosen, settings, record=recording, **changes)
     else:
         algo = None if algo is None else named_algorithm(algo)
@@ -146,10 +149,3 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
     if twice := more.keys() & (settings or {}).keys():
         raise ConfigError(f"{min(twice)} is given by itself and in settings; accepted: once", key=min(twice))
     return {**(settings or {}), **more}
-
-
-def _refuse_with_resume(given: Sequence[str]) -> None:
-    if given:
-        accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record, "
-        accepted += "record_limit and track are accepted"
-        raise ConfigError(f"with resume only {accepted}; received {', '.join(given)}", key="resume")

@@ -49,9 +49,10 @@ class Objective:
 
     def require_enough(self, evaluations: int) -> None:
         """Refuse a mean over more evaluations than a trial has."""
-        if self._n_last() > evaluations:
+        if self._n_last > evaluations:
             raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
 
+    @property
     def _n_last(self) -> int:
         """The number of evaluations of which the mean counts."""
         mean = _MEAN.fullmatch(self.over)
@@ -88,23 +89,20 @@ class Objective:
         value = flat.get(self.metric(list(flat)))
         return None if value is None else float(value)
 
-    def final(self, values: Sequence[float]) -> float:
-        """The objective of a trial, from the values of its evaluations."""
-        if not values:
-            raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
-        if self.over == "best":
-            return max(values) if self.mode == "max" else min(values)
-        last = values[-self._n_last() :]
-        return math.fsum(last) / len(last)
-
     def of_training(self, results: Sequence[Mapping[str, Any]]) -> float:
         """The objective of a complete training, from the results of its iterations.
 
         Raises:
             ConfigError: no evaluation has a value.
         """
-        values = [self.value(result) for result in results if "evaluation" in result]
-        return self.final([value for value in values if value is not None])
+        evaluated = [self.value(result) for result in results if "evaluation" in result]
+        values = [value for value in evaluated if value is not None]
+        if not values:
+            raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
+        if self.over == "best":
+            return max(values) if self.mode == "max" else min(values)
+        last = values[-self._n_last :]
+        return math.fsum(last) / len(last)
 
 
 def parse_objectives(objective: str, mode: str, over: str) -> list[Objective]:
@@ -116,4 +114,4 @@ def parse_objectives(objective: str, mode: str, over: str) -> list[Objective]:
         raise ConfigError(f"--mode is {mode!r}; accepted: one of max and min, or {len(names)} of them", key="mode")
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"--objective is {objective!r}; accepted: different names, A or A,B", key="objective")
-    return [Objective(name, each, over) for name, each in zip(names, modes, strict=True)]
+    return [Objective(name, of_one, over) for name, of_one in zip(names, modes, strict=True)]

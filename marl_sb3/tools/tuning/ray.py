@@ -46,7 +46,14 @@ class RayTrainer:
         self._options = {**self._connection.options, "max_retries": 0}
         try:
             self._require_processes(settings)
-            self._pruning = self._start_pruning()
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            # On this machine, whose end would end the search in any case.
+            here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+            server = self._ray.remote(PruningServer).options(
+                num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
+            )
+            self._pruning = server.remote()
         except BaseException:
             self.close()
             raise
@@ -65,14 +72,6 @@ class RayTrainer:
             raise ConfigError(f"a process of the cluster cannot start: {error}", key="ray") from error
         if fault is not None:
             raise ConfigError(f"a process of the cluster has {fault}", key="ray")
-
-    def _start_pruning(self) -> Any:
-        """Start the `PruningServer` on this machine, whose end would end the search in any case."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
-        server = self._ray.remote(PruningServer)
-        return server.options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1).remote()
 
     @contextmanager
     def workers(self, _: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:

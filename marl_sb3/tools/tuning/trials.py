@@ -172,12 +172,11 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         train: trains its run.
 
     Returns:
-        False if it was interrupted: the worker should end.
+        False if it was interrupted.
 
     Raises:
         OSError: the disk is full, or the study cannot be written to.
     """
-    queue, folder = study.queue, study.folder_of(trial)
 
     def configured() -> tuple[TrainConfig, TrialReport]:
         search, index = study.search, trial.user_attrs[key.INDEX]
@@ -185,7 +184,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         watch_opposition = index == 0 and any(each.of in NOT_TOGETHER for each in search.objectives())
         return config, TrialReport(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
 
-    return _run(study, queue, trial, folder, configured, train)
+    return _run(study, study.queue, trial, study.folder_of(trial), configured, train)
 
 
 def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> bool:
@@ -228,15 +227,13 @@ def _run(
             queue.optuna.tell(trial, state=TrialState.PRUNED)
         else:
             queue.optuna.tell(trial, [each.of_training(run.results) for each in study.search.objectives()])
-    except (KeyboardInterrupt, SearchError):  # before the training, which would have finished its iteration
-        queue.requeue(trial.number, key.INTERRUPTED)
-        raise
     except TrainerLostError:
         queue.requeue(trial.number, key.KILLED)
-    except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues
-        if is_disk_full(error):
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SearchError)) or is_disk_full(error):
             queue.requeue(trial.number, key.INTERRUPTED)
             raise
+        # Any other, also SystemExit, is a result, and the search continues.
         write_traceback(folder, error)
         words = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
         trial.set_user_attr(key.ERROR, words)

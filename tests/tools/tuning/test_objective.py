@@ -32,7 +32,8 @@ def test_an_objective_is_a_number_of_the_evaluation(of: str, value: float) -> No
      ("mean_of_last_9", "max", 2.5)],
 )  # fmt: skip
 def test_a_trial_has_one_number(over: str, mode: str, value: float) -> None:
-    assert Objective(over=over, mode=mode).final([3.0, 1.0, 4.0, 2.0]) == value
+    results = [{"evaluation": {"env_runners": {"episode_return_mean": each}}} for each in (3.0, 1.0, 4.0, 2.0)]
+    assert Objective(over=over, mode=mode).of_training(results) == value
 
 
 @pytest.mark.parametrize(
