@@ -38,6 +38,7 @@ _WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
 _CHARACTER, _LINE = 0.08, 0.18  # inches of a character and a line of the legend, and more than those of the caption
 _LABEL = 32  # characters of a line of the legend
 _MARKS = 9  # markers on a curve; on a page, only shorter ones have any
+_BAND = 0.16  # opacity
 _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
 
@@ -177,7 +178,7 @@ def _draw(axes: Any, figure: Figure, curve: Curve) -> None:
         **(_line(place) if curve.part or len(curve.x) == 1 else {"linewidth": 1.6}),
     )
     if curve.low is not None and curve.high is not None:
-        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=_BAND, linewidth=0)
 
 
 def _short(value: float) -> str:
@@ -215,8 +216,9 @@ def plotly_html(page: Page, figure: Figure, across: int | None = None, height: i
             if curve.low is not None and curve.high is not None:
                 is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
                 x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))
+                faint = f"rgba({','.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))},{_BAND})"
                 band = Scatter(
-                    x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", mode="lines", fillcolor=_transparent(color),
+                    x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", mode="lines", fillcolor=faint,
                     line={"width": 0}, hoverinfo="skip", showlegend=False, legendgroup=name,
                 )  # fmt: skip
                 drawn.add_trace(band, *at)
@@ -237,8 +239,3 @@ def plotly_html(page: Page, figure: Figure, across: int | None = None, height: i
     if n == 1:
         drawn.update_yaxes(title_text=words(figure.panels[0].title))
     return page.figure(drawn)
-
-
-def _transparent(color: str, alpha: float = 0.16) -> str:
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -154,11 +154,17 @@ def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -
     if not names:
         names = [name for name in known if name not in _OF_A_RUN and len(_values(records, name)) > 1]
         shown = _distinguishing(records, names)
-        usual = {name: _most_common(records, name) for name in shown if name not in _FIRST}
+        of_all = {name: Counter(repr(each.setting(name)) for each in records) for name in shown if name not in _FIRST}
+        usual = {name: values.most_common(1)[0][0] for name, values in of_all.items()}
     has_envs = len({record.env for record in records}) > 1
     keys = [(record.env, *(repr(record.setting(name)) for name in names)) for record in records]
     of_key = dict(zip(keys, records, strict=True))
-    labels = dict(zip(of_key, _distinct([_label(one, shown, usual, has_envs) for one in of_key.values()]), strict=True))
+    named = [_label(one, shown, usual, has_envs) for one in of_key.values()]
+    numbered = [  # those that are equal, because only the ends of long values differ
+        label if named.count(label) == 1 else f"{label} ({named[: place + 1].count(label)})"
+        for place, label in enumerate(named)
+    ]
+    labels = dict(zip(of_key, numbered, strict=True))
     return _grouped([replace(record, group=labels[key]) for key, record in zip(keys, records, strict=True)], warnings)
 
 
@@ -194,7 +200,9 @@ def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     wanted = len({tuple(repr(record.setting(name)) for name in names) for record in records})
     chosen: list[str] = []
     found = 1
-    for name in sorted(names, key=_rank):
+    # Algorithms tell most, and when a run ends least.
+    ranks = {n: 0 if n in _FIRST else 1 if n.endswith(".algo") else 3 if n.startswith(_LAST) else 2 for n in names}
+    for name in sorted(names, key=ranks.__getitem__):
         number = len({tuple(repr(record.setting(each)) for each in (*chosen, name)) for record in records})
         if number > found:
             chosen, found = [*chosen, name], number
@@ -203,25 +211,17 @@ def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     return chosen
 
 
-def _rank(name: str) -> int:
-    """Algorithms tell most, and when a run ends least."""
-    return 0 if name in _FIRST else 1 if name.endswith(".algo") else 3 if name.startswith(_LAST) else 2
-
-
 def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:
     """Group runs by the argument that they come from."""
     labelled = [replace(each, group=label) for label, records in records_of.items() for each in records]
     groups = _grouped([record for record in labelled if record.results], _warnings(labelled))
-    return replace(groups, warnings=[*groups.warnings, *_mixed(groups)])
-
-
-def _mixed(groups: Groups) -> Iterator[str]:
-    """Say which groups have runs that differ in more than their seeds."""
+    mixed = []
     for label, records in groups.runs.items():
         names = [name for name in _setting_names(records) if name not in _OF_A_RUN and len(_values(records, name)) > 1]
         if names:
             some = [*map(short_name, names[:_MOST_NAMED]), *(["..."] if len(names) > _MOST_NAMED else [])]
-            yield f"the runs of {label} differ in {', '.join(some)}, not in their seeds alone"
+            mixed.append(f"the runs of {label} differ in {', '.join(some)}, not in their seeds alone")
+    return replace(groups, warnings=[*groups.warnings, *mixed])
 
 
 def _warnings(records: Sequence[RunRecord]) -> list[str]:
@@ -232,10 +232,6 @@ def _values(records: Sequence[RunRecord], name: str) -> set[str]:
     return {repr(record.setting(name)) for record in records}
 
 
-def _most_common(records: Sequence[RunRecord], name: str) -> str:
-    return Counter(repr(record.setting(name)) for record in records).most_common(1)[0][0]
-
-
 def _label(record: RunRecord, names: Sequence[str], usual: Mapping[str, str], has_envs: bool) -> str:
     """Return what the group of a run is called: its env, algorithm and policies, and where it differs from the usual.
 
@@ -244,28 +240,14 @@ def _label(record: RunRecord, names: Sequence[str], usual: Mapping[str, str], ha
         usual: the values, by name, that are left out.
         has_envs: whether the runs are of several envs.
     """
-    values = {name: record.setting(name) for name in names}
     parts = [record.env] if has_envs else []
-    parts += [
-        f"{'' if name in _FIRST else f'{short_name(name)}='}{_shortened(value)}"
-        for name, value in values.items()
-        if repr(value) != usual.get(name)
-    ]
+    for name in names:
+        value = record.setting(name)
+        if repr(value) != usual.get(name):
+            text = str(value) if len(str(value)) <= _LONGEST_VALUE else f"{str(value)[: _LONGEST_VALUE - 3]}..."
+            parts.append(text if name in _FIRST else f"{short_name(name)}={text}")
     algo = [str(record.settings[name]) for name in _FIRST[:1] if name in record.settings]
     return ", ".join(parts or [record.env, *algo])
-
-
-def _shortened(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-
-
-def _distinct(labels: Sequence[str]) -> list[str]:
-    """Number the labels that are equal, because only the ends of long values differ."""
-    return [
-        label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
-        for place, label in enumerate(labels)
-    ]
 
 
 def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:

@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 from marl_sb3.cli import ALGO, DEVICE, N_ENVS, POLICIES, REPEATED, VECTORIZER, Python, options_of
 
@@ -147,8 +147,14 @@ def takes_search_options(function: Function) -> Function:
     own = inspect.signature(function)
     *parameters, _ = own.parameters.values()
     listed = list(options_of(SearchOptions))
+    # A type that only type checkers know is shown by its name.
     options = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_shown(each.kind))
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=getattr(each.kind, "__forward_arg__", each.kind),
+        )
         for each in listed
     ]
     declared = own.replace(parameters=[*parameters, *options])
@@ -167,8 +173,3 @@ def takes_search_options(function: Function) -> Function:
     checked.__doc__ = re.sub(r"^ +options: .*\n", lambda _: text, function.__doc__ or "", flags=re.MULTILINE)
     checked.__signature__ = declared  # type: ignore[attr-defined]
     return cast("Function", checked)
-
-
-def _shown(kind: Any) -> Any:
-    """Return a type as a signature shows it: one that only type checkers know, by its name."""
-    return kind.__forward_arg__ if isinstance(kind, ForwardRef) else kind

@@ -37,7 +37,7 @@ from marl_sb3.runs import (
 )
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
-from marl_sb3.tools.tuning.search import Search, read_search
+from marl_sb3.tools.tuning.search import Search, read_search, rollout_steps
 from marl_sb3.tools.tuning.space import Grid, Space, SpaceSource, parse_grid, parse_space, read_space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.workers import study_lock
@@ -193,7 +193,10 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
     if before is None and space is None and not grid:
         followed = followed.containing(preset, (search.timesteps or preset.n_timesteps) // search.evaluations)
     search = replace(search, space=followed)
-    search = search if "evaluations" in fields else search.with_fitting_evaluations()
+    if "evaluations" not in fields:  # at most as many as the shortest trial has rollouts, and at least one
+        configs = [search.config(settings, n_timesteps=search.timesteps) for settings in search.space.corners()]
+        fitting = min(config.n_timesteps // rollout_steps(config) for config in configs)
+        search = replace(search, evaluations=max(1, min(search.evaluations, fitting)))
     if "over" in fields:
         return search
     return replace(search, over=f"mean_of_last_{min(3, search.evaluations)}" if search.evaluations > 1 else "last")

@@ -75,13 +75,9 @@ class Search:
         """The seed of all evaluations, in [0, 2**31); all trials have the same, so that their values compare."""
         return self._derived_seed(2**31)
 
-    def fresh_seed(self, index: int) -> int:
-        """A run seed for a confirmation, in [0, 2**31); no trial has it."""
-        return self._derived_seed(index, 2)
-
-    def fresh_evaluation_seed(self, index: int) -> int:
-        """The seed of the evaluations of a confirmation, in [0, 2**31); no trial was evaluated with it."""
-        return self._derived_seed(index, 3)
+    def fresh_seeds(self, index: int) -> tuple[int, int]:
+        """Seeds of a confirmation and of its evaluations, in [0, 2**31); no trial had them."""
+        return self._derived_seed(index, 2), self._derived_seed(index, 3)
 
     def _derived_seed(self, *key: int) -> int:
         """Keys (index, 1) belong to samplers."""
@@ -121,10 +117,10 @@ class Search:
         """
         config = self.whole_config(settings)
         self._require_long_enough(config, "a finalist's training")
-        return self._evaluated(config, self.fresh_seed(seed_index), self.fresh_evaluation_seed(seed_index))
+        return self._evaluated(config, *self.fresh_seeds(seed_index))
 
     def _require_long_enough(self, config: TrainConfig, training: str) -> None:
-        rollout = _rollout_steps(config)
+        rollout = rollout_steps(config)
         if config.n_timesteps // self.evaluations < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
             raise ConfigError(
@@ -185,12 +181,6 @@ class Search:
         )
         return config if picks_rollouts else replace(config, picks_rollouts=False)
 
-    def with_fitting_evaluations(self) -> Search:
-        """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""
-        configs = [self.config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
-        fitting = min(config.n_timesteps // _rollout_steps(config) for config in configs)
-        return replace(self, evaluations=max(1, min(self.evaluations, fitting)))
-
     def to_plain(self) -> dict[str, Any]:
         """The search as plain data for `study.yaml`, without the password of its database."""
         storage = None if self.storage is None else without_password(self.storage)
@@ -243,7 +233,7 @@ def require_integer(name: str, value: Any, minimum: int) -> None:
     require(f"--{name.replace('_', '-')}", value, at_least(minimum), name)
 
 
-def _rollout_steps(config: TrainConfig) -> int:
+def rollout_steps(config: TrainConfig) -> int:
     """Env steps of a rollout of all envs."""
     from marl_sb3.core.learners import hyperparameter_defaults
 

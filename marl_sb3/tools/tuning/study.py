@@ -67,10 +67,6 @@ class TuneStudy:
         self.finals = TrialQueue(finals, folder)
         self.n_done = self.queue.n_done
 
-    def reopened(self) -> TuneStudy:
-        """Return another object of the same study, for another thread."""
-        return TuneStudy(self.search, self.folder, self.factory)
-
     @property
     def trials(self) -> list[FrozenTrial]:
         """All trials so far, ordered by number."""

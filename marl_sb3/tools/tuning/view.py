@@ -70,26 +70,28 @@ class SearchView:
 
     def update(self, study: TuneStudy) -> None:
         """Show the present state of the trials; see `run_trials`."""
-        if self._console is not None:
-            self._show(self._update, study)
 
-    def _update(self, study: TuneStudy) -> None:
-        before = {trial.number for trial in self._trials if trial.state.is_finished()}
-        self._trials = study.trials
-        fresh = [trial for trial in self._trials if trial.state.is_finished() and trial.number not in before]
-        self._advance(study.n_done(), map(trial_line, fresh))
+        def show() -> None:
+            before = {trial.number for trial in self._trials if trial.state.is_finished()}
+            self._trials = study.trials
+            fresh = [trial for trial in self._trials if trial.state.is_finished() and trial.number not in before]
+            self._advance(study.n_done(), map(trial_line, fresh))
+
+        if self._console is not None:
+            self._show(show)
 
     def update_finals(self, done: int, total: int) -> None:
         """Show how many trainings of finalists are finished, of those that are planned so far; see `run_finals`."""
-        if self._console is not None:
-            self._show(self._update_finals, done, total)
 
-    def _update_finals(self, done: int, total: int) -> None:
-        if self._total == 0:  # trainings of an earlier search do not count for the pace
-            self._clock.begin(done)
-        self._total = total
-        line = f"finalists, trained with fresh seeds: {done} of {total} so far"
-        self._advance(done, [line] if done > self._done else [])
+        def show() -> None:
+            if self._total == 0:  # trainings of an earlier search do not count for the pace
+                self._clock.begin(done)
+            self._total = total
+            line = f"finalists, trained with fresh seeds: {done} of {total} so far"
+            self._advance(done, [line] if done > self._done else [])
+
+        if self._console is not None:
+            self._show(show)
 
     def _advance(self, done: int, lines: Iterable[str]) -> None:
         """Show that so much is done; without a live view, print the lines."""
@@ -183,7 +185,12 @@ def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
     ranked = [*best, *(trial for trial in study.completed() if trial not in best)]
     others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
     shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
-    below = [line for trial in shown for line in _error_lines(trial)]
+    below: list[Text] = []
+    for trial in shown:
+        if (error := stored_text(trial, key.ERROR)) is not None:
+            below.append(cut_line(f"trial {trial.number}: {error}"))
+        if (path := key.traceback_file(trial)) is not None:
+            below.append(Text(f"  {one_line(path)}", overflow="fold"))  # a path must not be cut
     if len(shown) < len(trials):
         below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
     names = [objective.of for objective in study.search.objectives()]
@@ -235,10 +242,3 @@ def _in_lines(name: str) -> str:
 def _cell(trial: FrozenTrial, name: str) -> str:
     """The value of a parameter; a dash if the trial lacks it."""
     return value_text(rounded(trial.params[name], 4)) if name in trial.params else "-"
-
-
-def _error_lines(trial: FrozenTrial) -> list[Text]:
-    """The error of a trial, and the path of its traceback."""
-    error, path = stored_text(trial, key.ERROR), key.traceback_file(trial)
-    lines = [] if error is None else [cut_line(f"trial {trial.number}: {error}")]
-    return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path must not be cut

@@ -209,7 +209,7 @@ def work(
 
 
 def _work_in_pool(study: TuneStudy, jobs: Jobs, name: str, train: Train, pool: Pool) -> None:
-    own = study.reopened()  # a study keeps the sampler of one trial
+    own = TuneStudy(study.search, study.folder, study.factory)  # a study keeps the sampler of one trial
     while not work(own, jobs, name, train, is_wanted=lambda: not pool.is_ending):
         pass  # that training alone was interrupted, or the pool ends
 

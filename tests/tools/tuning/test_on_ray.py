@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
@@ -44,7 +45,7 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 2, "sampler": "random"}
     one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
     expected = [one.space.suggest(one.queue.claim("worker")) for _ in range(2)]
-    trials: list[Any] = [each.queue.claim("worker") for each in (other.reopened(), other.reopened())]
+    trials: list[Any] = [each.queue.claim("worker") for each in (other, TuneStudy(other.search, other.folder))]
     assert [other.space.suggest(trial) for trial in trials] == expected
 
 

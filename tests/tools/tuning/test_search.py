@@ -211,8 +211,7 @@ def test_seeds_of_trials_and_confirmations_stay_the_same_over_versions() -> None
     """A study that continues with a newer version would otherwise not be the same search."""
     search = Search("arena", parse_space(SPACE, "space"), "s", seed=3)
     assert [search.trial_seed(index) for index in (0, 1)] == [409691224, 822710854]
-    assert (search.evaluation_seed(), search.fresh_seed(0)) == (1163830263, 948649470)
-    assert search.fresh_evaluation_seed(0) == 2143035826
+    assert (search.evaluation_seed(), search.fresh_seeds(0)) == (1163830263, (948649470, 2143035826))
 
 
 def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
