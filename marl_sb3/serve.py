@@ -51,10 +51,10 @@ class ServeOptions:
         float, Meta(ge=0), "--reload-s S", "seconds between looks for a newer checkpoint, 0 for none; default: 5"
     ] = 5.0
     backend: Annotated[
-        Literal["auto", "onnx", "torch"],
+        Literal["torch", "onnx"],
         "--backend",
-        "what computes actions; auto: ONNX Runtime where it can and is faster; default: auto",
-    ] = "auto"
+        "what computes actions; onnx: ONNX Runtime where it can, which answers faster; default: torch",
+    ] = "torch"
     ui: Annotated[
         bool, "--ui", "also a page for browsers that plays episodes, in which you may act for any agent; default: off"
     ]
@@ -106,19 +106,17 @@ def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
         from marl_sb3.tools.serving.api import Api
         from marl_sb3.tools.serving.predictor import Predictor
 
-        env = options.env.named()
-        again = [] if env is None else ["--env", env]
-        again += [text for module in options.env.imports for text in ("--import", module)]
-        predictor = Predictor(run, options.checkpoint, again)
+        predictor = Predictor(run, options.checkpoint, options.backend)
     served = predictor.served
     print(f"{run.files.shown}, {served.checkpoint}, of {served.env_steps:,} env steps", flush=True)
     if served.bundle.checkpoint_why:
         print(served.bundle.checkpoint_why, flush=True)
+    for policy_id, why in served.by_torch.items():
+        print(f"policy {policy_id!r}: PyTorch answers; {why}", flush=True)
     return Api(
         predictor,
         limits,
         reload_s=options.reload_s,
-        backend=options.backend,
         say=lambda line: print(line, flush=True),
         settled=_without_scans,
     )

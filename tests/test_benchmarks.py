@@ -394,7 +394,7 @@ def test_servers_are_measured_by_their_clients(
 ) -> None:
     @contextmanager
     def served(run: str, *_: object) -> Iterator[int]:  # in this process: it has imported everything
-        with policy_server(run, backend="torch", reload_s=0) as server:
+        with policy_server(run, reload_s=0) as server:
             yield int(server.address.rpartition(":")[2])
 
     module = load("serving_load")

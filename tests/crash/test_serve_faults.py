@@ -19,7 +19,7 @@ def test_nothing_that_is_sent_stops_a_server(tmp_path: Path, monkeypatch: pytest
     settings = {"n_steps": 8, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
     run = marl_sb3.train("arena", timesteps=16, n_envs=2, seed=1, settings=settings, run_dir=tmp_path / "run")
     limits = Limits(body_bytes=serve_faults.BODY_BYTES, seconds=0.2)
-    with policy_server(run.files.path, backend="torch", reload_s=0, limits=limits) as server:
+    with policy_server(run.files.path, reload_s=0, limits=limits) as server:
         attack = Attack(server.address, seed=1)
         asyncio.run(attack.run(600))
     assert attack.tally.failures == []

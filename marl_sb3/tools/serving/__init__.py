@@ -6,8 +6,7 @@
     batching      requests that arrive together are answered together
     predictor     the policies of a run: newer checkpoints, PyTorch or ONNX Runtime
     weights       policies as one safetensors file, and back
-    ui, live      `serve --ui`: the page, and the episodes that it shows
-    game, board   an episode in which persons may act; what a click on its picture means
+    ui            `serve --ui`: the page, and the stage on which a game is played in it
     external      the routes of `train --external`
     client        `PolicyClient`
 
@@ -20,11 +19,11 @@ from importlib.util import find_spec
 
 from marl_sb3.errors import ConfigError, install_words
 
-_NEEDED = ("starlette", "uvicorn", "websockets")
+_NEEDED = {"serve": ("starlette", "uvicorn", "websockets"), "onnx": ("onnx", "onnxruntime", "onnxscript")}
 
 
-def require_extra(what: str) -> None:
-    """Refuse to serve without the packages of the extra `serve`.
+def require_extra(what: str, extra: str = "serve") -> None:
+    """Refuse to go on without the packages of an extra.
 
     Args:
         what: what needs them, for the message.
@@ -32,7 +31,7 @@ def require_extra(what: str) -> None:
     Raises:
         ConfigError: one of them is not installed; the message says how to install it.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _NEEDED[extra] if find_spec(name) is None]
     if missing:
         words = f"{what} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
-        raise ConfigError(f"{words}; {install_words('serve')}")
+        raise ConfigError(f"{words}; {install_words(extra)}")

@@ -35,7 +35,7 @@ from marl_sb3.tools.serving.http import (
     require_token,
     served_hosts,
 )
-from marl_sb3.tools.serving.predictor import Asked, Predicted, Predictor, Served
+from marl_sb3.tools.serving.predictor import Asked, Backend, Predicted, Predictor, Served
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers import OBSERVATION, choices_of
@@ -305,7 +305,6 @@ class Api:
         predictor: answers the requests.
         limits: of a request.
         reload_s: time between two looks for a newer checkpoint, in seconds; 0: none.
-        backend: see `Predictor.accelerate`.
         say: gets a line about what happens, such as a newer checkpoint.
         settled: is called, in a thread, when policies have been loaded and all that was to be imported is.
         together: see `Batcher`.
@@ -317,7 +316,6 @@ class Api:
         limits: Limits,
         *,
         reload_s: float = 5.0,
-        backend: str = "auto",
         say: Callable[[str], None] = _log.info,
         settled: Callable[[], None] = lambda: None,
         together: bool = True,
@@ -325,7 +323,6 @@ class Api:
         self._predictor = predictor
         self._limits = limits
         self._reload_s = reload_s
-        self._backend = backend
         self._say = say
         self._settled = settled
         self._batcher: Batcher[Asked, Predicted] = Batcher(
@@ -386,41 +383,29 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:
-        """Look for faster ways to answer and for newer checkpoints while the app serves."""
+        """Look for newer checkpoints while the app serves."""
         working = asyncio.create_task(self._work())
         try:
             yield
         finally:
-            self._predictor.close()
             working.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await working
 
     async def _work(self) -> None:
-        await asyncio.to_thread(self._accelerate)
+        await asyncio.to_thread(self._settled)
         while self._reload_s:
             await asyncio.sleep(self._reload_s)
-            if await asyncio.to_thread(self._reload):
-                await asyncio.to_thread(self._accelerate)
+            await asyncio.to_thread(self._reload)
 
-    def _accelerate(self) -> None:
+    def _reload(self) -> None:
         try:
-            for line in self._predictor.accelerate(self._backend):
-                self._say(line)
-        except OSError as error:
-            _log.warning("no ONNX Runtime: %s", error)
-        self._settled()
-
-    def _reload(self) -> bool:
-        try:
-            reloaded = self._predictor.reload()
+            if self._predictor.reload():
+                served = self._predictor.served
+                self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
+                self._settled()
         except (ConfigError, OSError) as error:
             _log.warning("no newer checkpoint: %s", error)
-            return False
-        if reloaded:
-            served = self._predictor.served
-            self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
-        return reloaded
 
 
 def _agent_infos(served: Served) -> dict[str, AgentInfo]:
@@ -457,7 +442,7 @@ def policy_server(
     tls_key: Path | None = None,
     limits: Limits | None = None,
     reload_s: float = 5.0,
-    backend: str = "auto",
+    backend: Backend = "torch",
 ) -> ServerThread:
     """Make a server of the policies of a run; a thread of this process serves within its context.
 
@@ -470,7 +455,8 @@ def policy_server(
         tls_cert: PEM file of a certificate; None: no TLS.
         tls_key: PEM file of its key; None: it is in the same file.
         limits: of requests; None: the defaults.
-        reload_s: see `Api`, as for `backend`.
+        reload_s: see `Api`.
+        backend: see `Predictor`.
 
     Raises:
         ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
@@ -478,8 +464,8 @@ def policy_server(
     """
     limits = limits or Limits()
     require_token(host, token)
-    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint)
-    api = Api(predictor, limits, reload_s=reload_s, backend=backend)
+    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint, backend)
+    api = Api(predictor, limits, reload_s=reload_s)
     app = make_app(api.routes(), token=token, hosts=served_hosts(host), limits=limits, lifespan=api.lifespan)
     return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
 

@@ -20,8 +20,8 @@ import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
 from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.transfer import export_policies
 from marl_sb3.runs import SavedRun
+from marl_sb3.serve import main
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import Limits
@@ -68,7 +68,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(run: Path) -> Iterator[httpx.Client]:
     limits = Limits(body_bytes=20_000, batch=8)
     with (
-        policy_server(run, backend="torch", reload_s=0, limits=limits) as server,
+        policy_server(run, reload_s=0, limits=limits) as server,
         httpx.Client(base_url=server.address) as made,
     ):
         yield made
@@ -121,7 +121,7 @@ def test_sampled_actions_vary(client: httpx.Client) -> None:
 
 def test_states_of_recurrent_policies_go_to_the_client_and_come_back(recurrent: Path) -> None:
     bundle, states, state = load_policies(recurrent), {}, None
-    with policy_server(recurrent, backend="torch", reload_s=0) as server, httpx.Client(base_url=server.address) as http:
+    with policy_server(recurrent, reload_s=0) as server, httpx.Client(base_url=server.address) as http:
         for step in range(3):
             seen = {"a": [1.0, 1.0, float(step)]}
             answer = asked(http, observations=seen, states=states, return_log_probs=True)
@@ -142,7 +142,7 @@ def test_states_of_recurrent_policies_go_to_the_client_and_come_back(recurrent: 
 
 
 def test_masks_forbid_actions(masked: Path) -> None:
-    with policy_server(masked, backend="torch", reload_s=0) as server, httpx.Client(base_url=server.address) as http:
+    with policy_server(masked, reload_s=0) as server, httpx.Client(base_url=server.address) as http:
         for only in range(3):
             mask = [choice == only for choice in range(3)]
             assert asked(http, observations={"a": SEEN["a"]}, action_masks={"a": mask})["actions"] == {"a": only}
@@ -229,7 +229,7 @@ def test_the_content_type_does_not_matter_but_the_page_that_asks_does(client: ht
 
 
 def test_a_policy_client_plays_with_the_policies_of_a_run(recurrent: Path) -> None:
-    with policy_server(recurrent, backend="torch", reload_s=0) as server, PolicyClient(server.address) as client:
+    with policy_server(recurrent, reload_s=0) as server, PolicyClient(server.address) as client:
         episode = client.start_episode("mine", training_enabled=False)
         for step in range(3):
             actions = client.get_action(episode, {"a": np.float32([1, 1, step]), "b": np.float32([2, 1, step])})
@@ -248,7 +248,7 @@ def test_a_client_acts_by_itself_with_the_weights_of_the_server(
 
     how: dict[str, Any] = {"deterministic": True, "retry_s": 0}
     with (
-        policy_server(recurrent, backend="torch", reload_s=0) as server,
+        policy_server(recurrent, reload_s=0) as server,
         PolicyClient(server.address, **how) as remote,
         PolicyClient(server.address, local=True, **how) as local,
     ):
@@ -328,37 +328,36 @@ def test_weights_make_the_same_policies_elsewhere_and_are_sent_once(run: Path, c
 # --- Backends and batches --------------------------------------------------------------------------------------------
 
 
-def test_onnx_runtime_answers_as_pytorch_does(
-    run: Path, monkeypatch: pytest.MonkeyPatch, one_onnx_registry: None
-) -> None:
-    def exported(_: Any, served: Any, folder: Path) -> None:
-        export_policies(served.bundle, "onnx", folder)
-
-    monkeypatch.setattr(Predictor, "_exported", exported)  # in this process, which has imported it
-    monkeypatch.setattr("marl_sb3.tools.serving.predictor._MEASURED_S", 0.001)
-    predictor = Predictor(SavedRun.open(run, makes_env=False))
+@pytest.mark.usefixtures("one_onnx_registry")
+def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = SavedRun.open(run, makes_env=False)
+    by_onnx, by_torch = Predictor(saved, backend="onnx"), Predictor(saved)
+    assert (by_onnx.served.sessions.keys(), by_onnx.served.by_torch) == ({"a", "b"}, {})
     rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
     requests = [
         Asked(AgentInputs({"a": rows, "b": rows}), rows=8),
         Asked(AgentInputs({"b": rows[:1]})),
         Asked(AgentInputs({"a": rows}), VALUES_TOO, 8),
     ]
-    by_torch = predictor.answer(requests)
-    lines = list(predictor.accelerate("onnx"))
-    assert [line.split(";")[0] for line in lines] == [f"policy '{name}': ONNX Runtime answers" for name in "ab"]
-    for algorithm in predictor.served.bundle.policies.values():
+    for algorithm in by_onnx.served.bundle.policies.values():
         monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch
-    for one, other in zip(by_torch, predictor.answer(requests), strict=True):
+    for one, other in zip(by_torch.answer(requests), by_onnx.answer(requests), strict=True):
         for agent in one.answer.actions:
             np.testing.assert_array_equal(one.answer.actions[agent], other.answer.actions[agent])
 
 
-def test_what_onnx_runtime_does_not_answer_is_said(run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list(Predictor(SavedRun.open(masked, makes_env=False)).accelerate("onnx"))
-    assert said == ["policy 'shared': PyTorch answers; the policy takes action masks"]
+def test_what_onnx_runtime_does_not_answer_is_said(
+    run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("marl_sb3.tools.serving.http.run_server", lambda *_, **__: None)
+    assert main([str(masked), "--backend", "onnx"]) == 0
+    assert "\npolicy 'shared': PyTorch answers; the policy takes action masks\n" in capsys.readouterr().out
     monkeypatch.setattr(Served, "has_memory", lambda *_: True)
-    said = list(Predictor(SavedRun.open(run, makes_env=False)).accelerate("onnx"))
-    assert said == [f"policy '{name}': PyTorch answers; the policy has a memory" for name in "ab"]
+    found = Predictor(SavedRun.open(run, makes_env=False), backend="onnx").served
+    assert (found.sessions, found.by_torch) == ({}, dict.fromkeys("ab", "the policy has a memory"))
+    monkeypatch.setattr("marl_sb3.tools.serving.find_spec", lambda name: None if name == "onnxruntime" else name)
+    with pytest.raises(ConfigError, match=r"--backend onnx needs onnxruntime, which is not installed; .*\[onnx\]"):
+        policy_server(run, backend="onnx")
 
 
 def _not_asked(*_: Any, **__: Any) -> None:
@@ -407,7 +406,7 @@ def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
 
 
 def test_the_command_prints_its_address_and_ends_on_sigterm(server: ForkServer, run: Path, tmp_path: Path) -> None:
-    arguments = ["-m", "marl_sb3.serve", str(run), "--port", "0", "--backend", "torch"]
+    arguments = ["-m", "marl_sb3.serve", str(run), "--port", "0"]
     process = server.run(arguments, tmp_path / "out")
     try:
         address = ""
@@ -433,8 +432,6 @@ def test_the_command_prints_its_address_and_ends_on_sigterm(server: ForkServer, 
 def test_wrong_command_lines_are_refused(
     run: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from marl_sb3.serve import main
-
     assert main([str(run), "--port", "0", *options]) == 2
     assert words in capsys.readouterr().err
 
@@ -442,8 +439,6 @@ def test_wrong_command_lines_are_refused(
 def test_a_run_without_checkpoints_and_a_taken_port_are_refused(
     run: Path, client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from marl_sb3.serve import main
-
     copied = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(copied / "checkpoints")
     assert main([str(copied)]) == 2
