@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from healthy import Changed, Factory, Healthy, Step
+from healthy import Changed, Factory, Healthy, Step, sights, starts, steps
 
 THE_END = threading.Event()  # of the tests, for threads that wait for it
-
-# --- The interface ----------------------------------------------------------------------------------------------------
 
 
 class WithoutAgents(Healthy):
@@ -44,23 +42,6 @@ class Exits(Healthy):
         raise SystemExit(3)
 
 
-class FourValues(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[:2] + step[3:]
-
-
-class ListOfRewards(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[0], list(step[1].values()), *step[2:]
-
-
-class Nobody(Healthy):
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        returned = super().reset(seed)
-        self.agents = []
-        return returned
-
-
 class RaisesInClose(Healthy):
     def close(self) -> None:
         raise RuntimeError("nothing to close")
@@ -71,9 +52,6 @@ class LeavesThread(Healthy):
         threading.Thread(target=THE_END.wait, args=(60,)).start()
 
 
-# --- Values -----------------------------------------------------------------------------------------------------------
-
-
 class NotANumber(Healthy):
     def observe(self, agent: str) -> Any:
         observation = super().observe(agent)
@@ -82,73 +60,9 @@ class NotANumber(Healthy):
         return observation
 
 
-class WrongShape(Healthy):
-    def observe(self, agent: str) -> Any:
-        return super().observe(agent)[:2] if self.t == 3 else super().observe(agent)
-
-
-class TextObservation(Healthy):
-    def observe(self, agent: str) -> Any:
-        return "north" if self.t == 3 else super().observe(agent)
-
-
-class OutOfBounds(Healthy):
-    def observe(self, agent: str) -> Any:
-        return super().observe(agent) + np.float32(self.t == 3)
-
-
-class DoublePrecision(Healthy):
-    def observe(self, agent: str) -> Any:
-        return super().observe(agent).astype(np.float64)
-
-
-class NoReward(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[1].pop("b")
-        return step
-
-
-class NoObservation(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        if not over:
-            step[0].pop("b", None)
-        return step
-
-
-class NoFinalObservation(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        if over:
-            step[0].clear()
-        return step
-
-
 class InfiniteReward(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
+    def change(self, step: list[Any], over: bool) -> None:
         step[1]["a"] = np.inf
-        return step
-
-
-class FlagIsNone(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[2]["a"] = None
-        return step
-
-
-class InfoIsNone(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[4]["a"] = None
-        return step
-
-
-class NoInfos(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        return *step[:4], {}
-
-
-class HugeInfos(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[4]["a"]["history"] = np.zeros(10_000)
-        return step
 
 
 class NothingAllowed(Changed):
@@ -156,10 +70,8 @@ class NothingAllowed(Changed):
         observations, infos = super().begin()
         return observations, {agent: {"action_mask": np.ones(3, np.int8)} for agent in infos}
 
-    def change(self, *step: Any, over: bool) -> Any:
-        for info in step[4].values():
-            info["action_mask"] = np.full(3, self.t < 3, np.int8)
-        return step
+    def change(self, step: list[Any], over: bool) -> None:
+        step[4] = {agent: {"action_mask": np.full(3, self.t < 3, np.int8)} for agent in step[4]}
 
 
 class Rewritten(Healthy):
@@ -172,32 +84,19 @@ class Rewritten(Healthy):
         return self.shown[agent]
 
 
-# --- Agents -----------------------------------------------------------------------------------------------------------
-
-
-class Stranger(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
+class Stranger(Healthy):
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self.agents = list(actions)
+        step = super().step(actions)
         self.agents += ["c"] if self.t == 3 else []
         return step
 
+
+class StaysAfterEnd(Healthy):
     def step(self, actions: Mapping[str, Any]) -> Any:
-        self.agents = [agent for agent in self.agents if agent != "c"]
-        return super().step(actions)
-
-
-class EndsSilently(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[3]["b"] = False
-        return step
-
-
-class StaysAfterEnd(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
+        step = super().step({"a": 0, "b": 0, **actions})
         self.agents = list(self.possible_agents)
         return step
-
-    def step(self, actions: Mapping[str, Any]) -> Any:
-        return super().step({"a": 0, "b": 0, **actions})
 
 
 class PaidBeforehand(Changed):
@@ -208,32 +107,17 @@ class PaidBeforehand(Changed):
         self.agents = ["a"]
         return returned
 
-    def change(self, *step: Any, over: bool) -> Any:
+    def change(self, step: list[Any], over: bool) -> None:
         if self.t == 1:
             self.agents = ["a", "b"]
-            step[0]["b"] = self.observe("b")
-            step[1]["b"], step[4]["b"] = 1.0, {}
-        return step
+            step[0]["b"], step[1]["b"], step[4]["b"] = self.observe("b"), 1.0, {}
 
 
-class OnlyWatches(Changed):
-    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        returned = super().begin()
-        self.agents = ["a"]
-        return returned
-
-    def change(self, *step: Any, over: bool) -> Any:
-        return step
-
-
-class Endless(Changed):
-    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        returned = super().begin()
-        self.length = 10**9
-        return returned
-
-    def change(self, *step: Any, over: bool) -> Any:
-        return step
+class EndsEarly(Changed):
+    def change(self, step: list[Any], over: bool) -> None:
+        if self.t == 3:
+            step[2]["b"] = True
+            self.agents = ["a"]
 
 
 class TimeLimitTerminates(Changed):
@@ -242,21 +126,8 @@ class TimeLimitTerminates(Changed):
         self.length = 7
         return returned
 
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[0], step[1], step[3], step[2], step[4]
-
-
-class EndsEarly(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        if self.t == 3:
-            step[2]["b"] = True
-            self.agents = ["a"]
-        return step
-
-
-class BothFlags(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[0], step[1], step[3], step[3], step[4]
+    def change(self, step: list[Any], over: bool) -> None:
+        step[2:4] = step[3], step[2]
 
 
 # Each check by its id, with the envs in which it alone has to find something.
@@ -264,30 +135,39 @@ PLANTED_ANSWERS: Mapping[str, tuple[Factory, ...]] = {
     "interface": (WithoutAgents,),
     "space-changes": (ChangingSpace,),
     "raises": (Raises, RaisesInConstructor, Exits),
-    "bad-return": (FourValues, ListOfRewards),
-    "no-agents": (Nobody,),
+    "bad-return": (
+        steps(lambda env, step, over: step.pop(2)),
+        steps(lambda env, step, over: step.insert(1, list(step.pop(1).values()))),
+    ),
+    "no-agents": (starts(lambda env: env.agents.clear()),),
     "close-raises": (RaisesInClose,),
     "left-running": (LeavesThread,),
     "observation-not-finite": (NotANumber,),
-    "observation-space": (WrongShape, TextObservation),
-    "observation-bounds": (OutOfBounds,),
-    "observation-dtype": (DoublePrecision,),
-    "missing-value": (NoReward, NoObservation),
-    "missing-final-observation": (NoFinalObservation,),
+    "observation-space": (
+        sights(lambda env, seen: seen[:2] if env.t == 3 else seen),
+        sights(lambda env, seen: "north" if env.t == 3 else seen),
+    ),
+    "observation-bounds": (sights(lambda env, seen: seen + np.float32(env.t == 3)),),
+    "observation-dtype": (sights(lambda env, seen: seen.astype(np.float64)),),
+    "missing-value": (
+        steps(lambda env, step, over: step[1].pop("b")),
+        steps(lambda env, step, over: over or step[0].pop("b", None)),
+    ),
+    "missing-final-observation": (steps(lambda env, step, over: over and step[0].clear()),),
     "reward-not-a-number": (InfiniteReward,),
-    "flag-type": (FlagIsNone,),
-    "info-type": (InfoIsNone,),
-    "info-missing": (NoInfos,),
-    "info-huge": (HugeInfos,),
+    "flag-type": (steps(lambda env, step, over: step[2].update(a=None)),),
+    "info-type": (steps(lambda env, step, over: step[4].update(a=None)),),
+    "info-missing": (steps(lambda env, step, over: step[4].clear()),),
+    "info-huge": (steps(lambda env, step, over: step[4]["a"].update(history=np.zeros(10_000))),),
     "action-mask": (NothingAllowed,),
     "observation-rewritten": (Rewritten,),
     "unknown-agent": (Stranger,),
-    "ends-without-flag": (EndsSilently,),
+    "ends-without-flag": (steps(lambda env, step, over: step[3].update(b=False)),),
     "live-after-end": (StaysAfterEnd,),
     "reward-not-counted": (PaidBeforehand,),
-    "never-acts": (OnlyWatches,),
-    "never-ends": (Endless,),
+    "never-acts": (starts(lambda env: env.agents.remove("b")),),
+    "never-ends": (starts(lambda env: setattr(env, "length", 10**9)),),
     "time-limit-terminates": (TimeLimitTerminates,),
-    "truncated-and-terminated": (BothFlags,),
+    "truncated-and-terminated": (steps(lambda env, step, over: step.__setitem__(2, step[3])),),
     "ends-early": (EndsEarly,),
 }

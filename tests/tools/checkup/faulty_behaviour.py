@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from healthy import Changed, Factory, Healthy, Step, Trades, Walks, WalksChanged
+from healthy import Changed, Factory, Healthy, Step, Trades, Walks, sights, steps
 
 # --- Randomness -------------------------------------------------------------------------------------------------------
 
@@ -25,11 +25,6 @@ class SeedsNumpy(Healthy):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         np.random.seed(seed)  # noqa: NPY002
         return super().reset(seed)
-
-
-class DrawsFromPython(Healthy):
-    def observe(self, agent: str) -> Any:
-        return super().observe(agent) * np.float32(random.random())
 
 
 class Unseeded(Healthy):
@@ -117,9 +112,9 @@ class SumsUp(Changed):
         self.score = dict.fromkeys(self.possible_agents, 0.0)
         return super().begin()
 
-    def change(self, *step: Any, over: bool) -> Any:
+    def change(self, step: list[Any], over: bool) -> None:
         self.score.update({agent: self.score[agent] + reward for agent, reward in step[1].items()})
-        return step[0], dict(self.score), *step[2:]
+        step[1] = dict(self.score)
 
 
 class SumsUpOnAWalk(SumsUp, Walks):
@@ -132,12 +127,11 @@ class SeesTheStepBefore(Walks):
         return before, *super().step(actions)[1:]
 
 
-class ResetsItself(WalksChanged):
-    def change(self, *step: Any, over: bool) -> Any:
+class ResetsItself(Changed, Walks):
+    def change(self, step: list[Any], over: bool) -> None:
         if over:
-            step = self.begin()[0], *step[1:]
+            step[0] = self.begin()[0]
             self.agents = []
-        return step
 
 
 class ResetsItselfToOneField(ResetsItself):
@@ -145,11 +139,6 @@ class ResetsItselfToOneField(ResetsItself):
         super().begin()
         self.fields = {"a": 1, "b": 3}
         return {agent: self.observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
-
-
-class AlwaysPays(WalksChanged):
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[0], dict.fromkeys(step[1], 0.5), *step[2:]
 
 
 # --- More -------------------------------------------------------------------------------------------------------------
@@ -209,23 +198,6 @@ class LargeNumbers(Healthy):
         return super().observe(agent) * np.float32(1000)
 
 
-class Blind(Healthy):
-    def observe(self, agent: str) -> Any:
-        super().observe(agent)
-        return np.zeros(3, np.float32)
-
-
-class LargeRewards(Changed):
-    def change(self, *step: Any, over: bool) -> Any:
-        step[1].update({agent: 1000 * reward for agent, reward in step[1].items()})
-        return step
-
-
-class NoRewards(WalksChanged):
-    def change(self, *step: Any, over: bool) -> Any:
-        return step[0], dict.fromkeys(step[1], 0.0), *step[2:]
-
-
 class WideActions(Healthy):
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
@@ -278,7 +250,7 @@ class Crashes(Healthy):
 
 # Each check by its id, with the envs in which it alone has to find something.
 PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
-    "global-rng": (DrawsFromNumpy, SeedsNumpy, DrawsFromPython),
+    "global-rng": (DrawsFromNumpy, SeedsNumpy, sights(lambda env, seen: seen * np.float32(random.random()))),
     "unseeded": (Unseeded,),
     "seed-ignored": (SeededOnce,),
     "state-leaks": (Remembers,),
@@ -290,16 +262,16 @@ PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
     "reward-running-sum": (SumsUp, SumsUpOnAWalk),
     "observation-before-step": (SeesTheStepBefore,),
     "final-observation-of-next": (ResetsItself, ResetsItselfToOneField),
-    "reward-constant": (AlwaysPays,),
+    "reward-constant": (steps(lambda env, step, over: step[1].update(a=0.5, b=0.5), Walks),),
     "memory-grows": (KeepsEverything,),
     "state-not-restored": (Forgets, StateRaises),
     "render-fails": (RendersNothing,),
     "no-film": (NoPictures,),
     "no-algorithm": (TupleAction,),
     "observation-scale": (LargeNumbers,),
-    "observation-constant": (Blind,),
-    "reward-scale": (LargeRewards,),
-    "reward-always-zero": (NoRewards,),
+    "observation-constant": (sights(lambda env, seen: np.zeros(3, np.float32)),),
+    "reward-scale": (steps(lambda env, step, over: step[1].update(a=1000 * step[1]["a"], b=1000 * step[1]["b"])),),
+    "reward-always-zero": (steps(lambda env, step, over: step[1].update(a=0.0, b=0.0), Walks),),
     "action-range": (WideActions,),
     "prints": (Prints,),
     "warns": (Warns,),

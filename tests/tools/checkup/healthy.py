@@ -66,13 +66,36 @@ class Healthy(ParallelEnv):
 
 
 class Changed(Healthy):
-    """A healthy env whose steps go through `change` before they are returned."""
+    """A healthy env whose steps, as lists of five, go through `change` before they are returned."""
 
     def step(self, actions: Mapping[str, Any]) -> Any:
-        return self.change(*super().step(actions), over=not self.agents)
+        step = list(super().step(actions))
+        self.change(step, not self.agents)
+        return tuple(step)
 
-    def change(self, *step: Any, over: bool) -> Any:
+    def change(self, step: list[Any], over: bool) -> None:
         raise NotImplementedError
+
+
+def steps(change: Callable[[Any, list[Any], bool], object], kind: type[Healthy] = Healthy) -> Factory:
+    """Return an env whose steps are changed: `change` gets the env, the step and whether it is the last."""
+    return type("Steps", (Changed, kind), {"change": change})
+
+
+def sights(change: Callable[[Any, Any], object], kind: type[Healthy] = Healthy) -> Factory:
+    """Return an env whose observations are changed: `change` gets the env and an observation."""
+    return type("Sights", (kind,), {"observe": lambda self, agent: change(self, kind.observe(self, agent))})
+
+
+def starts(change: Callable[[Any], object], kind: type[Healthy] = Healthy) -> Factory:
+    """Return an env that is changed after each reset."""
+
+    def begin(self: Any) -> Any:
+        returned = kind.begin(self)
+        change(self)
+        return returned
+
+    return type("Starts", (kind,), {"begin": begin})
 
 
 class Walks(Healthy):
@@ -88,10 +111,6 @@ class Walks(Healthy):
     def step(self, actions: Mapping[str, Any]) -> Step:
         self.fields.update({agent: (self.fields[agent] + action) % 5 for agent, action in actions.items()})
         return super().step(actions)
-
-
-class WalksChanged(Changed, Walks):
-    """A walk whose steps go through `change`."""
 
 
 class Draws(Healthy):
@@ -117,17 +136,16 @@ class KeepsState(Healthy):
 class LivesAgain(Changed):
     """Agent b ends in the third step, and is there again after the fifth; both ends are wanted."""
 
-    def change(self, *step: Any, over: bool) -> Any:
-        observations, rewards, terminated, truncated, infos = step
-        terminated["b"] = self.t == 3
+    def change(self, step: list[Any], over: bool) -> None:
+        observations, _, terminated, truncated, infos = step
+        step[2], step[3] = {**terminated, "b": self.t == 3}, {**truncated, "b": over}
         if self.t == 5:
             observations["b"], infos["b"] = self.observe("b"), {}
         if not over:
             self.agents = ["a"] if self.t in (3, 4) else ["a", "b"]
-        return observations, rewards, {**terminated}, {**truncated, "b": over}, infos
 
 
-class TakesTurns(Changed):
+class TakesTurns(Healthy):
     """The agents act in turns; each sees the other's move, and both are paid in each step."""
 
     def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
