@@ -11,7 +11,7 @@ import stable_baselines3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.learners import policy_specs
 from marl_sb3.core.sb3 import Progress
-from marl_sb3.extensions.dialects import NETWORK
+from marl_sb3.extensions.dialects import NETWORK, canonical_name
 from marl_sb3.extensions.dialects.names import FLAT_NAMES
 from marl_sb3.extensions.dialects.rllib import is_of_rllib, unnested
 from marl_sb3.extensions.dialects.rllib_names import (
@@ -306,6 +306,10 @@ def test_a_later_source_wins_by_whatever_name() -> None:
     assert n_steps({"train_batch_size": 40}, {"num_env_runners": 2}) == 20
     assert load_config("e", hparams={"e": {"num_env_runners": 2}}, n_envs=3).n_envs == 3
     assert load_config("e", hparams={"e": {"num_env_runners": 2}}, settings={"num_envs_per_worker": 3}).n_envs == 6
+    file = {"learning_rate": 0.1, "lambda": 0.5, "policy_kwargs": {"ortho_init": False}}
+    found = load_config("e", hparams={"e": file}, settings={"lr": 0.2, "gae_lambda": 0.6, "fcnet_hiddens": [4]})
+    network = {"ortho_init": False, "net_arch": [4]}
+    assert found.hyperparameters == {"learning_rate": 0.2, "gae_lambda": 0.6, "policy_kwargs": network}
 
 
 @pytest.mark.parametrize(
@@ -428,3 +432,53 @@ def test_an_off_policy_algorithm_of_ones_own_has_the_arguments_that_it_hands_on(
 def test_the_commands_name_of_the_algorithm_is_answered_with_that_of_python(policy: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="accepted here: algorithm='a2c'"):
         MultiAgentAlgorithm(make_vec_env("arena", n_envs=1), "shared", algo="a2c", **policy)
+
+
+# --- Names and values of any dialect ----------------------------------------------------------------------------------
+
+
+BOTH = "are both given, but are two names of {}; accepted: one of them"
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "setting"),
+    [
+        ({"lr": 1e-3, "learning_rate": 1e-3}, "lr and learning_rate", "learning_rate"),
+        ({"lambda": 0.9, "lambda_": 0.9}, "lambda and lambda_", "gae_lambda"),
+        (
+            {"policy_kwargs": {"net_arch": [8]}, "fcnet_hiddens": [8]},
+            "policy_kwargs: {net_arch: ...} and fcnet_hiddens",
+            "policy_kwargs.net_arch",
+        ),
+    ],
+)
+def test_two_names_of_one_setting_are_refused(given: dict[str, Any], names: str, setting: str) -> None:
+    message = f"{names} {BOTH.format(setting)}"
+    for source in (
+        lambda: load_config("e", settings=given),
+        lambda: load_config("e", hparams={"e": given}),
+        lambda: load_config("e", hparams={"e": {"policies": {"p": given}}}),
+        lambda: policy_specs("shared", ["shared"], given, n_envs=1),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            source()
+        assert message in str(caught.value)
+    with pytest.raises(ConfigError, match=r"p\.lr and p\.learning_rate are both given"):
+        load_config("e", settings={"p.lr": 1, "p.learning_rate": 1})
+
+
+def test_arguments_of_an_env_keep_their_names() -> None:
+    assert load_config("e", settings={"env.lr": 1.0, "env.n_steps": 2.0}).env_kwargs == {"lr": 1.0, "n_steps": 2.0}
+    assert canonical_name("env.lambda") == "env.lambda"
+
+
+def test_numbers_with_an_exponent_are_integers_where_these_are_meant(tmp_path: Path) -> None:
+    path = tmp_path / "h.yml"
+    path.write_text("e: {n_timesteps: !!float 1e5, seed: 1e3, n_steps: 1e2, policies: {p: {n_epochs: 1e1}}}")
+    config = load_config("e", hparams=path)
+    found = (config.n_timesteps, config.seed, config.hyperparameters["n_steps"], config.own_settings("p")["n_epochs"])
+    assert found == (100_000, 1000, 100, 10)
+    assert {type(value) for value in found} == {int}
+    assert type(load_config("e", settings={"gamma": 1.0}).hyperparameters["gamma"]) is float
+    with pytest.raises(ConfigError, match=r"n_timesteps is 1\.5; accepted"):
+        load_config("e", n_timesteps=1.5)
