@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.extensions.data.dataset import Recorded, RecordedEpisode
 from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
-from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
+from marl_sb3.types import AgentID, Array, Observations, PolicyID
 
 _FIRST_STEPS = 256  # for which there is room at first
 MAX_BYTES = 2**30  # of the steps of running episodes
@@ -99,16 +100,21 @@ class EpisodeRecorder:
     ) -> None:
         self._env, self._store, self._varies = env, store, varies
         self._policies = {rows.policy_id: rows for rows in policies}
-        self._seats = [seat for rows in policies for seat in _seats(rows)]
+        self._seats = [
+            _Seat(rows, agent, column, group_column, policy_column)
+            for rows in policies
+            for policy_column, (agent, column, group_column) in enumerate(
+                zip(rows.agents, rows.agent_columns, rows.group_columns, strict=True)
+            )
+        ]
         self._left = None if quotas is None else list(quotas)
         self._timeline = Timeline()
         self._latest: VecStep | None = None
         self._begins = np.full(env.num_envs, -1)  # step of the timeline; -1: the running episode is not recorded
         self._renewed: set[int] = set()  # envs that have begun new episodes since the latest step
         self._seeds: list[int | None] = [None] * env.num_envs
-        self._finals: dict[
-            tuple[int, int], list[tuple[int, Any]]
-        ] = {}  # place -> (steps since the episode began, seen)
+        # place -> (steps since the episode began, seen)
+        self._finals: dict[tuple[int, int], list[tuple[int, Any]]] = {}
         self._stopped = False
 
     # --- Steps -------------------------------------------------------------------------------------------------------
@@ -153,19 +159,18 @@ class EpisodeRecorder:
             if masks is not None:
                 timeline.put(f"masks{number}", masks)
         for policy_id, of_policy in acted.items():
-            if of_policy.decision.log_probs is not None:
-                self._put_decision(policy_id, of_policy)
-            if self._varies:
-                timeline.put(f"plays/{policy_id}", of_policy.acting.reshape(self._env.num_envs, -1))
+            self._put_decision(policy_id, of_policy)
 
     def _put_decision(self, policy_id: PolicyID, acted: Acted) -> None:
-        rows, decision = self._policies[policy_id], acted.decision
-        shape = rows.num_envs, len(rows.agents)
-        for name, values in (("log_probs", decision.log_probs), ("values", decision.values)):
-            if values is not None:
-                self._timeline.put(f"{name}/{policy_id}", values.reshape(shape))
-        if isinstance(rows.group.action_space, spaces.Box) and decision.learned is not None:
-            self._timeline.put(f"sampled/{policy_id}", decision.learned.reshape(*shape, *rows.group.action_space.shape))
+        space, decision, rows = self._policies[policy_id].group.action_space, acted.decision, (self._env.num_envs, -1)
+        if decision.log_probs is not None:
+            self._timeline.put(f"log_probs/{policy_id}", decision.log_probs.reshape(rows))
+            if decision.values is not None:
+                self._timeline.put(f"values/{policy_id}", decision.values.reshape(rows))
+            if isinstance(space, spaces.Box) and decision.learned is not None:
+                self._timeline.put(f"sampled/{policy_id}", decision.learned.reshape(*rows, *space.shape))
+        if self._varies:
+            self._timeline.put(f"plays/{policy_id}", acted.acting.reshape(rows))
 
     def after_step(self, step: VecStep) -> None:
         """See `ActingWatcher.after_step`."""
@@ -173,37 +178,30 @@ class EpisodeRecorder:
         if self._stopped:
             return
         timeline, ended = self._timeline, step.terminated | step.truncated
-        timeline.put("rewards", step.rewards)
-        timeline.put("acted", step.acted)
-        timeline.put("terminated", step.terminated)
-        timeline.put("truncated", step.truncated)
+        for name in ("rewards", "acted", "terminated", "truncated"):
+            timeline.put(name, getattr(step, name))
         timeline.advance()
-        if ended.any():
-            self._keep_final_observations(step, ended)
-            if step.episode_done.any():
-                self._end_episodes(np.flatnonzero(step.episode_done).tolist())
-
-    def _keep_final_observations(self, step: VecStep, ended: BoolArray) -> None:
         for env_index, column in np.argwhere(ended).tolist():
             begin, place = int(self._begins[env_index]), (env_index, column)
             if begin >= 0 and place in step.final_observations:
                 seen = map_arrays(np.copy, step.final_observations[place])
-                self._finals.setdefault(place, []).append((self._timeline.length - begin - 1, seen))
+                self._finals.setdefault(place, []).append((timeline.length - begin - 1, seen))
+        if step.episode_done.any():
+            self._end_episodes(np.flatnonzero(step.episode_done).tolist())
 
     def _end_episodes(self, env_indices: Sequence[int]) -> None:
+        """Give the store the episodes of all agents, one of each: agents that ended and lived again have several."""
         for env_index in env_indices:
-            if self._begins[env_index] >= 0 and self._is_wanted(env_index):
-                for lives in self._joint_episode(env_index):
-                    self._store.add(lives)
+            if self._begins[env_index] < 0 or (self._left is not None and self._left[env_index] <= 0):
+                continue
+            if self._left is not None:
+                self._left[env_index] -= 1
+            for lives in zip_longest(*(self._lives(seat, env_index) for seat in self._seats)):
+                present = [life for life in lives if life is not None]
+                self._store.add([replace(life, episode_id=self._store.next_id) for life in present])
         if self._store.is_full:
             self._stop()
         self._begin(env_indices)
-
-    def _is_wanted(self, env_index: int) -> bool:
-        if self._left is None:
-            return True
-        self._left[env_index] -= 1
-        return self._left[env_index] >= 0
 
     def _make_room(self) -> None:
         """Drop what belongs to no running episode."""
@@ -223,14 +221,8 @@ class EpisodeRecorder:
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
 
-    def _joint_episode(self, env_index: int) -> Iterator[list[RecordedEpisode]]:
-        """Yield the episodes of all agents, one of each: agents that ended and lived again have several."""
-        lives = [list(self._lives(seat, env_index)) for seat in self._seats]
-        for number in range(max(map(len, lives))):
-            yield [of_agent[number](self._store.next_id) for of_agent in lives if len(of_agent) > number]
-
-    def _lives(self, seat: _Seat, env_index: int) -> Iterator[Callable[[str], RecordedEpisode]]:
-        """Yield what makes an episode of an id, for each life of an agent."""
+    def _lives(self, seat: _Seat, env_index: int) -> Iterator[RecordedEpisode]:
+        """Yield the episode of each life of an agent, without its id."""
         first = int(self._begins[env_index])
 
         def of_env(name: str) -> Any:
@@ -249,8 +241,8 @@ class EpisodeRecorder:
 
     def _life(
         self, seat: _Seat, env_index: int, of_env: Callable[[str], Any], chosen: Array, end: int
-    ) -> Callable[[str], RecordedEpisode]:
-        """Return what makes an episode of the actions at the steps `chosen`, which ended at the step `end`."""
+    ) -> RecordedEpisode:
+        """Return the episode of the actions at the steps `chosen`, which ended at the step `end`."""
         group, policy_id = seat.rows.group_index, seat.rows.policy_id
         whole = len(chosen) == chosen[-1] + 1 - chosen[0]  # slices are copied faster
         places: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if whole else chosen
@@ -270,29 +262,23 @@ class EpisodeRecorder:
         sampled = taken(f"sampled/{policy_id}", seat.policy_column)
         if sampled is not None and np.array_equal(sampled, actions):
             sampled = None
-        arguments: dict[str, Any] = {
-            "policy_id": policy_id,
-            "agent": seat.agent,
-            "env_index": env_index,
-            "seed": self._seeds[env_index],
-            "observations": _with_last(seen, final),
-            "actions": actions,
-            "rewards": np.add.reduceat(rewards.astype(np.float64), chosen - chosen[0]),
-            "terminated": bool(of_env("terminated")[end, seat.column]),
-            "truncated": bool(of_env("truncated")[end, seat.column]),
-            "log_probs": taken(f"log_probs/{policy_id}", seat.policy_column),
-            "values": taken(f"values/{policy_id}", seat.policy_column),
-            "action_masks": taken(f"masks{group}", seat.group_column),
-            "sampled_actions": sampled,
-            "steps": None if whole and chosen[0] == 0 else chosen,
-        }
-        return lambda episode_id: RecordedEpisode(episode_id=episode_id, **arguments)
-
-
-def _seats(rows: PolicyRows) -> Iterator[_Seat]:
-    places = zip(rows.agents, rows.agent_columns, rows.group_columns, strict=True)
-    for number, (agent, column, group_column) in enumerate(places):
-        yield _Seat(rows, agent, column, group_column, number)
+        return RecordedEpisode(
+            policy_id,
+            seat.agent,
+            episode_id="",
+            env_index=env_index,
+            seed=self._seeds[env_index],
+            observations=_with_last(seen, final),
+            actions=actions,
+            rewards=np.add.reduceat(rewards.astype(np.float64), chosen - chosen[0]),
+            terminated=bool(of_env("terminated")[end, seat.column]),
+            truncated=bool(of_env("truncated")[end, seat.column]),
+            log_probs=taken(f"log_probs/{policy_id}", seat.policy_column),
+            values=taken(f"values/{policy_id}", seat.policy_column),
+            action_masks=taken(f"masks{group}", seat.group_column),
+            sampled_actions=sampled,
+            steps=None if whole and chosen[0] == 0 else chosen,
+        )
 
 
 def _with_last(seen: Recorded, final: Observations | None) -> Recorded:
