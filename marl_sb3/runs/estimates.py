@@ -57,6 +57,7 @@ _LEAST_SIZE, _LEAST_SHARE = 10.0, 0.05  # effective episodes below which estimat
 SUM = "sum of returns"
 
 Joint = Mapping[AgentID, RecordedEpisode]
+_Fitted = tuple[list[int], Fitting]  # the episodes that an agent takes part in, and what its Q is fitted on
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,17 @@ def estimate_policies(
     with preserve_training_state(policies):
         judged = _judge_all(policies, joints, recorded_sets, data, policies.policies if replaced is None else replaced)
     agents = [agent for agent in policies.policy_of if any(agent in joint for joint in joints)]
-    weighed = [_weighed(joint, judged) for joint in joints]
-    by_agent = {agent: [of_joint.get(agent) for of_joint in weighed] for agent in agents}
-    estimates = {agent: estimate([[each] for each in by_agent[agent] if each is not None], gamma) for agent in agents}
+    weighed: list[dict[AgentID, Decisions]] = []
+    for joint in joints:
+        said = {agent: judged.get(id(episode)) for agent, episode in joint.items()}
+        ratios = {agent: None if of_agent is None else of_agent.log_ratios for agent, of_agent in said.items()}
+        steps = {agent: np.arange(len(own)) if own.steps is None else own.steps for agent, own in joint.items()}
+        weights = joint_weights(ratios, steps)
+        weighed.append({agent: Decisions(own.rewards, *weights[agent]) for agent, own in joint.items()})
+    estimates = {agent: estimate([[each[agent]] for each in weighed if agent in each], gamma) for agent in agents}
     if len(agents) > 1:
         estimates[SUM] = estimate(
-            [[by_agent[agent][n] or _nothing(weighed[n]) for agent in agents] for n in range(len(joints))], gamma
+            [[of_joint.get(agent) or _nothing(of_joint) for agent in agents] for of_joint in weighed], gamma
         )
     fittings = {agent: _fitting(agent, joints, weighed, judged) for agent in agents}
     for name, robust in _robust(fittings, len(joints), gamma).items():
@@ -168,17 +174,27 @@ def estimate_policies(
     recorded = {agent: sample_stats([each[agent] for each in discounted if agent in each]) for agent in agents}
     recorded[SUM] = sample_stats([sum(each.values()) for each in discounted])
     size = effective_sample_size([next(iter(of_joint.values())).log_weight for of_joint in weighed])
-    warnings = [*_warnings(size, len(joints)), *_warnings_of_fits(fittings)]
-    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, warnings)
+    return OffPolicyEvaluation(
+        recorded, estimates, size, len(joints), gamma, list(_warnings(size, len(joints), fittings))
+    )
 
 
-def _warnings(size: float, n: int) -> list[str]:
-    if size >= max(_LEAST_SIZE, _LEAST_SHARE * n):
-        return []
-    return [
-        f"the weights have collapsed: {n} episodes weigh like {size:.1f}, so that few of them decide, and estimates "
-        "and intervals mean little; more episodes, or policies that are more alike, would help"
+def _warnings(size: float, n: int, fittings: Mapping[AgentID, _Fitted | None]) -> Iterator[str]:
+    if size < max(_LEAST_SIZE, _LEAST_SHARE * n):
+        yield (
+            f"the weights have collapsed: {n} episodes weigh like {size:.1f}, so that few of them decide, and "
+            "estimates and intervals mean little; more episodes, or policies that are more alike, would help"
+        )
+    few = [
+        f"{agent}: {len(fitted[1].actions) // 2} decisions for {fitted[1].size} numbers"
+        for agent, fitted in fittings.items()
+        if fitted is not None and len(fitted[1].actions) // 2 < _PER_NUMBER * fitted[1].size
     ]
+    if few:
+        yield (
+            f"few episodes for the Q of DR ({'; '.join(few)}): it tells little, and DR is about PDIS; at least "
+            f"{_PER_NUMBER} decisions for each number would help"
+        )
 
 
 # --- What the policies say of the episodes ----------------------------------------------------------------------------
@@ -277,14 +293,6 @@ def _asked(algorithm: Any, seen: Any, actions: Array, masks: Array | None) -> tu
 # --- Weights, and fitted Q --------------------------------------------------------------------------------------------
 
 
-def _weighed(joint: Joint, judged: Mapping[int, _Judged]) -> dict[AgentID, Decisions]:
-    nothing = _Judged(None)
-    ratios = {agent: judged.get(id(episode), nothing).log_ratios for agent, episode in joint.items()}
-    steps = {a: np.arange(len(each)) if each.steps is None else np.asarray(each.steps) for a, each in joint.items()}
-    weights = joint_weights(ratios, steps)
-    return {agent: Decisions(episode.rewards, *weights[agent]) for agent, episode in joint.items()}
-
-
 def _nothing(weighed: Mapping[AgentID, Decisions]) -> Decisions:
     """The decisions of an agent that took no part: its return is 0."""
     weight = next(iter(weighed.values())).log_weight
@@ -296,7 +304,7 @@ def _fitting(
     joints: Sequence[Joint],
     weighed: Sequence[Mapping[AgentID, Decisions]],
     judged: Mapping[int, _Judged],
-) -> tuple[list[int], Fitting] | None:
+) -> _Fitted | None:
     """Return the episodes that an agent takes part in, and what Q is fitted on; None if it cannot be fitted."""
     there = [n for n, joint in enumerate(joints) if agent in joint]
     said: list[Any] = [judged.get(id(joints[n][agent])) for n in there]
@@ -309,7 +317,7 @@ def _fitting(
     return there, Fitting([weighed[n][agent] for n in there], seen, actions, probabilities)
 
 
-def _robust(fittings: Mapping[AgentID, tuple[list[int], Fitting] | None], n: int, gamma: float) -> dict[str, Estimate]:
+def _robust(fittings: Mapping[AgentID, _Fitted | None], n: int, gamma: float) -> dict[str, Estimate]:
     """Return the doubly robust estimates of the agents for whom there is one, and of their sum if all have one."""
     counts, found = resamples(n), {}
     totals: list[Array] = []
@@ -328,17 +336,3 @@ def _robust(fittings: Mapping[AgentID, tuple[list[int], Fitting] | None], n: int
         draws = min(map(len, totals))
         found[SUM] = made(np.sum([each[:draws] for each in totals], axis=0) / n)
     return found
-
-
-def _warnings_of_fits(fittings: Mapping[AgentID, tuple[list[int], Fitting] | None]) -> list[str]:
-    few = [
-        f"{agent}: {len(of_agent[1].actions) // 2} decisions for {of_agent[1].size} numbers"
-        for agent, of_agent in fittings.items()
-        if of_agent is not None and len(of_agent[1].actions) // 2 < _PER_NUMBER * of_agent[1].size
-    ]
-    if not few:
-        return []
-    return [
-        f"few episodes for the Q of DR ({'; '.join(few)}): it tells little, and DR is about PDIS; at least "
-        f"{_PER_NUMBER} decisions for each number would help"
-    ]

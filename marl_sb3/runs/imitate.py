@@ -15,7 +15,6 @@ from marl_sb3.callbacks import StopOnSignal
 from marl_sb3.core.config import AlgorithmInfo, counted
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import limited_threads, named_algorithm
-from marl_sb3.core.metrics import Result
 from marl_sb3.core.state import State, StateReader, read_states, states_of
 from marl_sb3.core.training import IterationReport, ResultLogger, iteration_result
 from marl_sb3.core.vec_env import derived_seed
@@ -131,7 +130,9 @@ def clone(
         about = {"data": os.path.abspath(data), **asdict(options)}
         run.files.make(run.config, remark, json.dumps(about, indent=1) + "\n")
         _execute(run, jobs, options, quiet=quiet)
-    return _printed(run, quiet=quiet)
+    if not quiet:
+        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
+    return run
 
 
 def resume_clone(
@@ -160,16 +161,17 @@ def resume_clone(
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         state = StateReader(run.files.checkpoints.load("latest").state)
-        jobs: dict[PolicyID, Cloning] = {}
-        if CLONING in state:
-            jobs = _jobs(run, sets, data, options, learn=False)
-            checksums = {policy_id: job.checksum for policy_id, job in jobs.items()}
+        jobs = _jobs(run, sets, data, options, learn=False) if CLONING in state else {}
+        checksums = {policy_id: job.checksum for policy_id, job in jobs.items()}
+        if jobs:
             read_states(jobs, state.fields(CLONING))()
-            for policy_id, job in jobs.items():
-                if job.checksum != checksums[policy_id]:
-                    _log.warning("inexact: policy %s: %s has changed since the checkpoint", policy_id, data)
+        for policy_id, job in jobs.items():
+            if job.checksum != checksums[policy_id]:
+                _log.warning("inexact: policy %s: %s has changed since the checkpoint", policy_id, data)
         _execute(run, jobs, options, quiet=quiet)
-    return _printed(run, quiet=quiet)
+    if not quiet:
+        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
+    return run
 
 
 def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
@@ -185,12 +187,6 @@ def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
         return as_path("data", about.pop("data")), CloningOptions(**about)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{shown} is damaged: {error}", key="run") from error
-
-
-def _printed(run: Run, *, quiet: bool) -> Run:
-    if not quiet:
-        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
-    return run
 
 
 def _execute(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, *, quiet: bool) -> None:
@@ -245,14 +241,21 @@ def _train(
     for policy_id, job in jobs.items():
         learned, apart = job.num_episodes
         say(f"policy {policy_id}: {counted(learned, 'episode')} to learn from, {apart} for the validation")
-    counters, losses, every = run.algorithm.parts.counters, dict.fromkeys(jobs, ""), run.config.checkpoints.every
+    algorithm, losses, every = run.algorithm, dict.fromkeys(jobs, ""), run.config.checkpoints.every
+    counters = algorithm.parts.counters
+    assert isinstance(algorithm.logger, ResultLogger)
     with progress_bars() as bars, StopOnSignal() as signals:
         bar = None if quiet else bars.add_task("epochs", total=options.epochs)
         while any(not job.is_done for job in jobs.values()):
             measured = {policy_id: job.run_epoch() for policy_id, job in jobs.items() if not job.is_done}
             counters.iteration += 1
-            _write(run, measured)
-            losses |= {policy_id: _words(policy_id, metrics) for policy_id, metrics in measured.items()}
+            result = iteration_result(IterationReport(), algorithm.parts, algorithm.env.agents)
+            for policy_id, metrics in measured.items():
+                result["learners"][policy_id] |= metrics
+                apart = metrics["imitation_loss_validation"]
+                validated = "" if apart is None else f", validation {number(apart, 4)}"
+                losses[policy_id] = f"{policy_id} loss {number(metrics['imitation_loss'], 4)}{validated}"
+            algorithm.logger.write_result(result, algorithm.iteration)
             if bar is not None and not bars.disable:
                 bars.update(bar, completed=counters.iteration, description="; ".join(losses.values()))
             else:
@@ -269,29 +272,13 @@ def _train(
         say(f"policy {policy_id}: weights of epoch {job.best_epoch} of {job.epoch}")
 
 
-def _words(policy_id: PolicyID, metrics: Result) -> str:
-    apart = metrics["imitation_loss_validation"]
-    return f"{policy_id} loss {number(metrics['imitation_loss'], 4)}" + (
-        "" if apart is None else f", validation {number(apart, 4)}"
-    )
-
-
-def _write(run: Run, measured: Mapping[PolicyID, Result]) -> None:
-    """Log a pass over the data as an iteration without env steps."""
-    algorithm = run.algorithm
-    result = iteration_result(IterationReport(), algorithm.parts, algorithm.env.agents)
-    result["learners"] = {name: {**own, **measured.get(name, {})} for name, own in result["learners"].items()}
-    assert isinstance(algorithm.logger, ResultLogger)
-    algorithm.logger.write_result(result, algorithm.iteration)
-
-
 def _save(run: Run, trackers: Tracking, jobs: Mapping[PolicyID, Cloning] | None = None) -> None:
     """Write a checkpoint of the policies.
 
     Args:
         jobs: what goes on; the policies of the checkpoint have their best weights so far. None: the cloning is done.
     """
-    algorithm, settings = run.algorithm, run.config.checkpoints
+    algorithm, settings, folder = run.algorithm, run.config.checkpoints, run.files.checkpoints
     cloning: State = {CLONING: states_of(jobs)} if jobs else {}
     score = {"metric": settings.metric, "value": None, "higher_is_better": settings.mode == "max", "opposed": None}
     about = {**algorithm.about(), "score": score}
@@ -299,6 +286,5 @@ def _save(run: Run, trackers: Tracking, jobs: Mapping[PolicyID, Cloning] | None 
         for job in (jobs or {}).values():
             stack.enter_context(job.finished())
         state, tensors = algorithm.get_state()
-    folder, whole = run.files.checkpoints, {**state, **cloning}
-    run.checkpoint = folder.save(algorithm.iteration, whole, tensors, about, settings.keep)
+    run.checkpoint = folder.save(algorithm.iteration, {**state, **cloning}, tensors, about, settings.keep)
     trackers.save(folder.path / run.checkpoint)
