@@ -114,8 +114,11 @@ def record_episodes(subject: EnvUnderTest) -> None:
                 break
             player.play(subject.seeds(len(evidence.episodes)), left, until)
             evidence.episodes.append(player.episode)
-        if player.goes_on and not evidence.over():
-            _play_on(subject, player)
+        if player.goes_on and not evidence.over():  # find its end, without recording its steps
+            player.records = "fingerprints"
+            player.play_on(UNENDING_STEPS, time.perf_counter() + subject.job.seconds)
+            evidence.longest = player.steps_done if player.goes_on else 0
+            player.episode.is_over = False  # not in the steps that are kept
         for episode in evidence.episodes:
             if episode.stopped is not None:
                 evidence.report(*episode.stopped)
@@ -130,16 +133,6 @@ def _bytes_of(space: spaces.Space[Any]) -> int:
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_bytes_of, parts))
     return math.prod(space.shape or ()) * (space.dtype.itemsize if space.dtype is not None else 8)
-
-
-def _play_on(subject: EnvUnderTest, player: ProbePlayer) -> None:
-    """Continue an episode to find its end, without recording its steps."""
-    episode, until = player.episode, time.perf_counter() + subject.job.seconds
-    player.records = "fingerprints"
-    player.play_on(UNENDING_STEPS, until)
-    if player.goes_on:
-        subject.evidence.longest = player.steps_done
-    episode.is_over = False  # not in the steps that are kept
 
 
 # --- Seeds ------------------------------------------------------------------------------------------------------------
@@ -172,7 +165,14 @@ def repeat_episodes(subject: EnvUnderTest) -> None:
     elif again is not None:
         how = "when the env is reset with the same seed again; new envs are alike with any seed"
         _report(evidence, "seed-ignored", again, how)
-    interleaved = difference(evidence.fingerprint, _interleaved(subject))
+    with subject.player() as player, subject.player() as neighbour:
+        player.begin(subject.seeds(0))
+        neighbour.begin(subject.seeds(1))
+        while player.goes_on and player.steps_done < subject.repeated_steps:
+            player.step()
+            if neighbour.goes_on:
+                neighbour.step()
+    interleaved = difference(evidence.fingerprint, player.fingerprint)
     if interleaved is not None and not moved:
         how = "with the same seed when another env is stepped in between"
         _report(evidence, "shared-state", interleaved, how)
@@ -189,17 +189,6 @@ def fingerprint_of(subject: EnvUnderTest, episode: int, global_seed: int | None 
         _seed_globals(global_seed)
     with subject.player() as player:
         player.play((subject.seeds(episode)[0], subject.job.seed), subject.repeated_steps)
-        return player.fingerprint
-
-
-def _interleaved(subject: EnvUnderTest) -> Fingerprint:
-    with subject.player() as player, subject.player() as neighbour:
-        player.begin(subject.seeds(0))
-        neighbour.begin(subject.seeds(1))
-        while player.goes_on and player.steps_done < subject.repeated_steps:
-            player.step()
-            if neighbour.goes_on:
-                neighbour.step()
         return player.fingerprint
 
 

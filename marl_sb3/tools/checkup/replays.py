@@ -11,7 +11,7 @@ from pettingzoo import AECEnv
 
 from marl_sb3.core.config import counted
 from marl_sb3.core.envs import TurnBasedEnv
-from marl_sb3.tools.checkup.finding import Difference, Evidence, PlayedEpisode, Replay, Seen, Step, checksum, difference
+from marl_sb3.tools.checkup.finding import Difference, PlayedEpisode, Replay, Seen, Step, checksum, difference
 from marl_sb3.tools.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.types import AgentID
 
@@ -34,7 +34,12 @@ def replay_episodes(subject: EnvUnderTest) -> None:
         replays.try_agents()
         player.records = "everything"
         subject.evidence.other_actions = list(replays.with_other_actions())
-        if not _is_masked(subject.evidence):  # masks might forbid the actions of the second half
+        is_masked = any(
+            mask_of(step.observations.get(agent), step.infos.get(agent)) is not None
+            for _, step in subject.evidence.steps()
+            for agent in step.to_act
+        )
+        if not is_masked:  # else masks might forbid the actions of the second half
             subject.evidence.detours = list(replays.with_other_actions(detour=True))
     if isinstance(player.env, TurnBasedEnv):
         _try_rewards(subject, "cumulative-rewards-kept", _without_paid)
@@ -130,26 +135,17 @@ class _Replays:
         self.ask()
         for episode in islice(self._evidence.episodes, _REPLAYED):
             turn = min(episode.length, self._subject.repeated_steps) // 2 if detour else None
-            self._play_others(episode, turn)
+            again = turn or 0  # the last step with other actions, if there are the recorded ones after it
+
+            def actions(step: Step, again: int = again) -> Mapping[AgentID, Any]:
+                return step.actions if detour and step.number > again else {}
+
+            seeds = episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
+            for _ in islice(self.steps(episode, seeds, actions), 2 * again + 2 if detour else None):
+                pass
             if self._is_late or self._player.episode.stopped is not None:
                 return
             yield Replay(episode, self._player.episode, turn)
-
-    def _play_others(self, episode: PlayedEpisode, turn: int | None) -> None:
-        def actions(step: Step) -> Mapping[AgentID, Any]:
-            return {} if turn is None or step.number <= turn else step.actions
-
-        seeds = episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
-        for _ in islice(self.steps(episode, seeds, actions), None if turn is None else 2 * turn + 2):
-            pass
-
-
-def _is_masked(evidence: Evidence) -> bool:
-    return any(
-        mask_of(step.observations.get(agent), step.infos.get(agent)) is not None
-        for _, step in evidence.steps()
-        for agent in step.to_act
-    )
 
 
 # --- Envs with turns --------------------------------------------------------------------------------------------------
@@ -176,14 +172,11 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
                 if (differs := replays.differs(step)) is not None:
                     if differs.what.startswith("reward of "):
                         agent = differs.what.removeprefix("reward of ")
-                        paid, due = (_reward_of(each, agent) for each in (step, player.episode.steps[-1]))
+                        both = step, player.episode.steps[-1]
+                        paid, due = ({str(who): paid for who, paid in each.rewards.items()}.get(agent) for each in both)
                         what = f"reward {paid}; without rewards that were paid before it is {due}"
                         subject.evidence.report(check, episode.seen(step, what, agent))
                     return
-
-
-def _reward_of(step: Step, name: str) -> Any:
-    return next((reward for agent, reward in step.rewards.items() if str(agent) == name), None)
 
 
 def _without_paid(env: Any) -> Callable[[], None]:

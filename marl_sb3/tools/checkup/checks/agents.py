@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from marl_sb3.tools.checkup.finding import ADVICE, FAULT, WARNING, Evidence, PlayedEpisode, Seen, check, shown, truth
+from marl_sb3.tools.checkup.finding import ADVICE, FAULT, WARNING, Evidence, Seen, check, shown, truth
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
 _CHANCE = 1e-3  # probability of a coincidence that is believed
@@ -87,13 +87,11 @@ def _disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
     """Find episodes that always end in the same step, later than the first, with all agents terminated."""
     over = evidence.over()
     lengths = {episode.length for episode in over}
-    if len(over) >= _ALIKE and len(lengths) == 1 and lengths != {1} and all(map(_all_terminated_at_once, over)):
+    if len(over) < _ALIKE or len(lengths) != 1 or lengths == {1}:
+        return
+    ends = [list(episode.ends().values()) for episode in over]
+    if all(ends) and {end for of_episode in ends for end in of_episode} == {(over[0].length, True, False)}:
         yield Seen(f"all {len(over)} episodes end in step {over[0].length} with `terminated`, none with `truncated`")
-
-
-def _all_terminated_at_once(episode: PlayedEpisode) -> bool:
-    ends = episode.ends().values()
-    return bool(ends) and all(end == (episode.length, True, False) for end in ends)
 
 
 @check("truncated-and-terminated", WARNING, "an agent is never truncated without being terminated",

@@ -252,7 +252,12 @@ def _chance(times: int, of: int) -> float:
 def _of_next_episode(evidence: Evidence) -> Iterator[Seen]:
     """Find agents whose final observation is the first of an episode, and not what their actions have led to."""
     for agent in _agents(evidence):
-        whole = [episode for episode in evidence.episodes if _is_shown_to_end(episode, agent)]
+        whole = [
+            episode
+            for episode in evidence.episodes
+            if episode.is_over and episode.length > 1 and agent in episode.steps[-1].ends()
+            if len(_shown(episode, agent)) == len(episode.steps)
+        ]
         if len(whole) < _EPISODES:
             continue
         if _ends_on_start(whole, agent):
@@ -263,11 +268,6 @@ def _of_next_episode(evidence: Evidence) -> Iterator[Seen]:
         elif _jumps_to_start(evidence.observation_spaces[agent], whole, agent):
             words = f"in the last step of all {len(whole)} episodes, the observation jumps to one like those of reset()"
             yield Seen(words, str(agent))
-
-
-def _is_shown_to_end(episode: PlayedEpisode, agent: AgentID) -> bool:
-    is_shown = len(_shown(episode, agent)) == len(episode.steps)
-    return is_shown and episode.is_over and episode.length > 1 and agent in episode.steps[-1].ends()
 
 
 def _is_truncated(episode: PlayedEpisode, agent: AgentID) -> bool:
