@@ -20,7 +20,7 @@ from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
 from marl_sb3.extensions.remote.processes.pool import Lost, Pool, differing
 from marl_sb3.extensions.remote.processes.worker import RestartBudget
-from marl_sb3.extensions.remote.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
+from marl_sb3.extensions.remote.shard import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 
 _log = logging.getLogger(__name__)
 

@@ -23,12 +23,14 @@ from marl_sb3.core.vec_env import Health, shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
-from marl_sb3.extensions.remote.rounds import (
+from marl_sb3.extensions.remote.shard import (
     RecordedSteps,
     RoundOrder,
     SavedShard,
+    ShardHost,
     ShardPlan,
     ShardRollout,
+    host_in_a_process_of_its_own,
     side_by_side,
 )
 from marl_sb3.extensions.remote.shard_experience import OfLearner, ShardedExperience, ShardedRollout
@@ -108,18 +110,13 @@ class ShardedRunner(Runner):
             return False
         self._anew = False
         for policy_id, source in self._sources.items():
-            acted = self._acted_by(policy_id, steps)[:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
-            source.receive([rollout.policies[policy_id] for rollout in rollouts], acted, order.progress[1:])
+            acted: BoolArray = steps.arrays["acted"]
+            if steps.played is not None:  # who plays whom varies
+                places = [own.index(policy_id) if policy_id in own else -1 for own in self._candidates.values()]
+                acted = acted & (steps.played == places)
+            of_rows = acted[:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
+            source.receive([rollout.policies[policy_id] for rollout in rollouts], of_rows, order.progress[1:])
         return True
-
-    def _acted_by(self, policy_id: PolicyID, steps: RecordedSteps) -> BoolArray:
-        """Return (steps, E, A) bool: the agents that acted and, where that varies, were played by a policy."""
-        acted: BoolArray = steps.arrays["acted"]
-        if steps.played is None:
-            return acted
-        number = [own.index(policy_id) if policy_id in own else -1 for own in self._candidates.values()]
-        played: BoolArray = steps.played == number
-        return acted & played
 
     def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
         """Take one round in all shards; if the runners are lost, nothing has changed."""
@@ -210,7 +207,10 @@ class ShardedRunner(Runner):
                 raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
             if saved.integer("n_shards") != envs.n_shards:
                 raise saved.error("n_shards", saved.integer("n_shards"), f"{envs.n_shards}, as the run has")
-        put_envs = self._read_shards(saved)
+        put_envs = self.without_episodes(saved, envs.n_envs)
+        if put_envs is None:
+            shards = None if saved.value("shards") is None else saved.items("shards", envs.n_shards)
+            put_envs = partial(self._restore, shards)
         if self._assignment is None:
             return put_envs
         own, put_assignment = saved.fields("assignment"), self._assignment.set_state
@@ -221,14 +221,6 @@ class ShardedRunner(Runner):
             return put_envs()
 
         return put
-
-    def _read_shards(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
-        """Check the states of the shards; returns a function that restores them."""
-        envs = self._plan.envs
-        if begin_anew := self.without_episodes(saved, envs.n_envs):
-            return begin_anew
-        shards = None if saved.value("shards") is None else saved.items("shards", envs.n_shards)
-        return lambda: self._restore(shards)
 
     def _restore(self, states: list[State] | None) -> dict[int, str]:
         self._new_episodes = self._anew = states is None
@@ -292,7 +284,6 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
         n_shards: number of shards.
     """
     from marl_sb3.extensions.remote.processes.pool import InProcessPool, LocalPool
-    from marl_sb3.extensions.remote.shard import ShardHost, host_in_a_process_of_its_own
 
     if settings is None:
         return ShardRunners(partial(InProcessPool, ShardHost))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +18,6 @@ from marl_sb3.core.vec_env import (
     BatchedVecEnv,
     EnvSlot,
     MaskReader,
-    MultiAgentVecEnv,
     Options,
     SlotStep,
     SyncVecEnv,
@@ -42,51 +40,13 @@ class FirstEnvMadeError(Exception):
     """The first env of a worker was made, and a later one was not: the index of that env, and its error."""
 
 
-class WorkerEnvs(MultiAgentVecEnv):
-    """The envs of a worker."""
-
-    silent: bool  # whether the infos of the latest step are empty dictionaries, one for each agent that acted
-    repeats = False  # whether a step of the past is taken again, in which envs that fail are lost
-    # row -> reason, for envs that could not be brought back. They stand still in the next step, which reports that they
-    # have been reset.
-    lost: dict[int, str]
-
-    @abstractmethod
-    def found_masks(self) -> Mapping[int, bool]:
-        """Return group -> whether an agent that acts has a mask, for groups of which the main process decides."""
-
-    @abstractmethod
-    def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
-        """Take the decision of the main process, and return the latest step with its masks."""
-
-    @abstractmethod
-    def worker_state(self) -> WorkerState:
-        """Return the state for `set_worker_state`."""
-
-    @abstractmethod
-    def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
-        """See `MultiAgentVecEnv.set_state`."""
-
-    def lose_all(self, why: str) -> None:
-        """Note that all envs are lost."""
-        self.lost = dict.fromkeys(range(self.num_envs), why) | self.lost
-
-    @abstractmethod
-    def lose_different(self, shown: Shown) -> None:
-        """Note that those envs are lost that show something else."""
-
-    @abstractmethod
-    def begin_anew(self, episodes: Array | None) -> None:
-        """Begin the next episodes, after these, in the envs that are lost."""
-
-
 # --- Separate envs ---------------------------------------------------------------------------------------------------
 
 
 class _WatchedSlot(EnvSlot):
     """An env slot that says what it is doing, and stands still after its env was lost."""
 
-    envs: WorkerEnvs
+    envs: _SeparateWorkerEnvs
     heartbeat: Heartbeat
     silent = True
 
@@ -128,14 +88,19 @@ class _OpenMasks(MaskReader):
         super().adopt(masks)
 
     def settle(self, masked: Mapping[int, bool]) -> None:
-        """Take the decision of the main process."""
+        """Take the decision of the main process, group -> whether it has masks."""
         self.found = {}
         for number, has_masks in masked.items():
             super()._settle(number, has_masks)
 
 
-class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
+class _SeparateWorkerEnvs(SyncVecEnv):
     """Envs that are brought back, or lost, one by one."""
+
+    repeats = False  # whether a step of the past is taken again, in which envs that fail are lost
+    # row -> reason, for envs that could not be brought back. They stand still in the next step, which reports that they
+    # have been reset.
+    lost: dict[int, str]
 
     _slot_class = _WatchedSlot
     _mask_reader_class = _OpenMasks
@@ -162,13 +127,16 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         return env
 
     @property
-    def silent(self) -> bool:  # type: ignore[override]
+    def silent(self) -> bool:
+        """Whether the infos of the latest step are empty dictionaries, one for each agent that acted."""
         return all(slot.silent for slot in self._slots)
 
     def found_masks(self) -> Mapping[int, bool]:
+        """Return group -> whether an agent that acts has a mask, for groups of which the main process decides."""
         return self._masks.found
 
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
+        """Take the decision of the main process, and return the latest step with its masks."""
         self._masks.settle(masked)
         if len(self._infos) == self.num_envs:
             self._latest = replace(self.latest, action_masks=self._masks.read(self._slots, self._infos))
@@ -185,25 +153,26 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         return found
 
     def worker_state(self) -> WorkerState:
+        """Return the state for `set_worker_state`."""
         slots = [slot.get_state() for slot in self._slots]
         episodes = np.array([slot.episode for slot in slots])
         return {"slots": slots, "action_masks": self.latest.action_masks, "episodes": episodes}
 
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
+        """See `MultiAgentVecEnv.set_state`."""
         self._infos = {}
         return self._set_slots(state["slots"], state["action_masks"])
 
     def lose_different(self, shown: Shown) -> None:
+        """Note that those envs are lost that show something else."""
         for slot in self._slots:
-            if slot.row not in self.lost and not self._shows(slot, shown):
+            observations = [taken(group, slot.row) for group in shown.observations]
+            acts_alike = np.array_equal(self._layout.flags(slot.to_act), shown.to_act[slot.row])
+            if slot.row not in self.lost and not (acts_alike and same(slot.shown_arrays(), observations)):
                 self.lost[slot.row] = "the same seed and actions led to a different state"
 
-    def _shows(self, slot: EnvSlot, shown: Shown) -> bool:
-        if not np.array_equal(self._layout.flags(slot.to_act), shown.to_act[slot.row]):
-            return False
-        return same(slot.shown_arrays(), [taken(observations, slot.row) for observations in shown.observations])
-
     def begin_anew(self, episodes: Array | None) -> None:
+        """Begin the next episodes, after these, in the envs that are lost."""
         for row in self.lost:
             if episodes is not None:
                 self._slots[row].continue_at(int(episodes[row]) + 1)
@@ -214,10 +183,11 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
 # --- A batch ---------------------------------------------------------------------------------------------------------
 
 
-class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
-    """A batch, whose envs are brought back, or lost, together."""
+class _BatchedWorkerEnvs(BatchedVecEnv):
+    """A batch, whose envs are brought back, or lost, together; it does what `_SeparateWorkerEnvs` does."""
 
-    silent = False
+    silent = repeats = False
+    lost: dict[int, str]
 
     def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
         env = make_batch(spec.factory, spec.num_envs, spec.env_kwargs, spec.first_index)
@@ -251,7 +221,8 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
     def lose_different(self, shown: Shown) -> None:
         latest = self.latest
         if not (np.array_equal(latest.to_act, shown.to_act) and same(latest.observations, shown.observations)):
-            self.lose_all("the same state and actions led to a different state")
+            why = "the same state and actions led to a different state"
+            self.lost = dict.fromkeys(range(self.num_envs), why) | self.lost
 
     def begin_anew(self, episodes: Array | None) -> None:
         if episodes is not None:
@@ -282,7 +253,7 @@ class EnvServer:
         for name, kind in spec.kinds.items():
             ENV_KINDS.add(name, kind)
         envs_class = _BatchedWorkerEnvs if spec.batched else _SeparateWorkerEnvs
-        self._envs: WorkerEnvs = envs_class(spec, link.heartbeat)
+        self._envs: _SeparateWorkerEnvs | _BatchedWorkerEnvs = envs_class(spec, link.heartbeat)
         # Requests that the envs themselves answer.
         self.limit_episodes, self.show_env_state = self._envs.limit_episodes, self._envs.show_env_state
         self.seed, self.close = self._envs.seed, self._envs.close
@@ -384,7 +355,7 @@ class EnvServer:
         try:
             envs.lost.update(envs.set_worker_state(state))
         except CheckpointError as error:  # an env's own set_state refused what its get_state had returned
-            envs.lose_all(str(error))
+            self._lose_all(str(error))
             envs.reset()
 
     def _repeat(self, actions: Sequence[Array]) -> None:
@@ -393,6 +364,10 @@ class EnvServer:
         try:
             self._envs.step(actions)
         except Exception as error:
-            self._envs.lose_all(described(error))
+            self._lose_all(described(error))
         finally:
             self._envs.repeats = False
+
+    def _lose_all(self, why: str) -> None:
+        """Note that all envs are lost, those that are so already for their own reasons."""
+        self._envs.lost = dict.fromkeys(range(self._envs.num_envs), why) | self._envs.lost

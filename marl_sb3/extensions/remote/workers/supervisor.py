@@ -1,15 +1,19 @@
-"""Talk to all workers of a vec env, and replace those that end or hang."""
+"""Talk to all workers of a vec env, replace those that end or hang, and bring their envs back."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from marl_sb3.core.vec_env import AgentLayout, FinalObservations, VecStep, map_arrays, put, taken
 from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
 from marl_sb3.extensions.remote.processes.channel import Kind, Message, anonymous_file
 from marl_sb3.extensions.remote.processes.fork_server import fork_server
@@ -21,12 +25,13 @@ from marl_sb3.extensions.remote.processes.worker import (
     WorkerRefusedError,
     stacks_of,
 )
-from marl_sb3.extensions.remote.workers.recovery import Journal
 from marl_sb3.extensions.remote.workers.server import EnvServer, Facts, FirstEnvMadeError
-from marl_sb3.extensions.remote.workers.spec import WorkerSpec, polling_s
+from marl_sb3.extensions.remote.workers.spec import Event, Shown, WorkerSpec, WorkerState, polling_s
+from marl_sb3.types import Array, BoolArray, Observations
 
 _log = logging.getLogger(__name__)
 
+MOST_STEPS = 500  # since the latest state; afterwards the workers are asked for a new one
 _INTERRUPTED_S = 5.0  # how long envs that were interrupted may take to answer and to close, at most
 
 Request = tuple[int, bytes]  # kind and payload of a message to a worker
@@ -168,7 +173,9 @@ class Supervisor:
         worker = self.workers[number]
         while True:
             if losses := self._budget.lost(number):
-                raise _given_up(error, losses)
+                times = f"{losses} times in a row" if losses > 1 else "once"
+                words = f"{error}; it was lost {times}, and max_worker_restarts is {losses - 1}"
+                raise WorkerError(words) from (WorkerTracebackError(error.stacks) if error.stacks else None)
             self.restarts += 1
             _log.warning("%s; it is replaced", error)
             if error.stacks:
@@ -281,9 +288,117 @@ class Supervisor:
             self.memory = -1
 
 
-def _given_up(lost: WorkerLostError, losses: int) -> WorkerError:
-    times = f"{losses} times in a row" if losses > 1 else "once"
-    error = WorkerError(f"{lost}; it was lost {times}, and max_worker_restarts is {losses - 1}")
-    if lost.stacks:
-        error.__cause__ = WorkerTracebackError(lost.stacks)
-    return error
+# --- What brings envs back -------------------------------------------------------------------------------------------
+
+
+class Journal:
+    """The states of all workers' envs, the events since then, and what the agents in play saw last.
+
+    Args:
+        specs: of the workers.
+        layout: the places of the agents in the arrays.
+        most_steps: after how many steps it is time for new states.
+    """
+
+    def __init__(self, specs: Sequence[WorkerSpec], layout: AgentLayout, most_steps: int = MOST_STEPS) -> None:
+        self._specs, self._layout, self._most_steps = specs, layout, most_steps
+        self.masked: dict[int, bool] = {}  # group -> whether it has masks, for the groups of which this is known
+        self._latest: VecStep | None = None
+        self._seen: list[Observations] | None = None  # by all agents in play; None: all of them are shown `_latest`
+        self._states: Sequence[WorkerState | None] = [None for _ in specs]
+        self._episodes = np.full(sum(spec.num_envs for spec in specs), -1)
+        self._events: list[tuple[str, Sequence[int] | None, tuple[Any, ...]]] = []
+        self._steps = 0
+
+    def begin(self, states: Sequence[WorkerState], latest: VecStep) -> None:
+        """Begin with the first step after a reset, or after `set_state`, and the states of each worker then."""
+        self._latest, self._seen = latest, None
+        self.renew(states)
+
+    def renew(self, states: Sequence[WorkerState]) -> None:
+        """Begin anew with the states of each worker after the latest step."""
+        self._states, self._events, self._steps = states, [], 0
+        self._episodes = np.concatenate([state["episodes"] for state in states])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for new states."""
+        return self._steps >= self._most_steps
+
+    def add_step(self, actions: Sequence[Array], step: VecStep) -> None:
+        """Note a step.
+
+        Args:
+            actions: per group, (E, A_group, ...); they are copied.
+            step: its result.
+        """
+        self._events.append(("step", None, tuple(group.copy() for group in actions)))
+        self._steps += 1
+        if step.reset_infos:
+            self._episodes += step.episode_done
+        self._keep_seen(step)
+        self._latest = step
+
+    def _keep_seen(self, step: VecStep) -> None:
+        """Keep what agents that wait have seen: they are not shown anything."""
+        assert self._latest is not None
+        everybody_acts = b"\0" not in step.to_act.tobytes()  # faster than `all`
+        if everybody_acts or not (_left_in_play(step) & ~step.to_act).any():
+            self._seen = None
+            return
+        if self._seen is None:
+            self._seen = [map_arrays(np.copy, group) for group in self._latest.observations]
+        for group, new, seen in zip(self._layout.groups, step.observations, self._seen, strict=True):
+            shown = step.to_act[:, group.columns]
+            put(taken(new, shown), seen, shown)
+
+    def add(self, name: str, env_indices: Sequence[int] | None, *arguments: Any) -> None:
+        """Note a request that changes some envs.
+
+        Args:
+            name: a method of `EnvServer`.
+            env_indices: the envs, whose rows are its first argument; None: all envs, and it takes no rows.
+            arguments: the other ones.
+        """
+        self._events.append((name, env_indices, deepcopy(arguments)))
+
+    def of_worker(self, worker: int) -> tuple[WorkerState | None, list[Event], Shown | None]:
+        """Return the arguments of `EnvServer.restore` for one worker."""
+        spec, latest, rows = self._specs[worker], self._latest, self._specs[worker].rows
+        shown = None
+        if latest is not None:
+            observations = [map_arrays(lambda array: array[rows], group) for group in latest.observations]
+            shown = Shown(latest.to_act[rows], observations, self._episodes[rows], self.masked)
+        events: list[Event] = []
+        for name, env_indices, arguments in self._events:
+            if name == "step":
+                events.append((name, tuple(group[rows] for group in arguments)))
+            elif env_indices is None:
+                events.append((name, arguments))
+            elif of_worker := spec.rows_of(env_indices):
+                events.append((name, (of_worker, *arguments)))
+        return self._states[worker], events, shown
+
+    def cut(self, step: VecStep, env_indices: Iterable[int]) -> VecStep:
+        """Return a step in which the agents in play of these envs are truncated, on what they saw last.
+
+        Args:
+            step: the envs stood still in it, and have been reset; it has not been added yet.
+            env_indices: the envs.
+        """
+        latest, rows = self._latest, list(env_indices)
+        assert latest is not None
+        truncated, in_play = step.truncated.copy(), step.in_play.copy()
+        truncated[rows] = in_play[rows] = (_left_in_play(latest) | latest.to_act)[rows]
+        seen = latest.observations if self._seen is None else self._seen
+        finals = dict(step.final_observations)
+        for row, column in np.argwhere(truncated).tolist():
+            if row in rows:
+                place = self._layout.places[self._layout.possible_agents[column]]
+                finals[row, column] = map_arrays(np.copy, taken(seen[place.group], (row, place.group_column)))
+        return replace(step, truncated=truncated, in_play=in_play, final_observations=FinalObservations(finals))
+
+
+def _left_in_play(step: VecStep) -> BoolArray:
+    """Return the agents that have acted and have not ended after a step, (E, A) bool."""
+    return step.in_play & ~(step.terminated | step.truncated)

@@ -33,10 +33,9 @@ from marl_sb3.core.vec_env import (
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import pass_on
-from marl_sb3.extensions.remote.workers.recovery import MOST_STEPS, Journal
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec, WorkerState
 from marl_sb3.extensions.remote.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
-from marl_sb3.extensions.remote.workers.supervisor import Supervisor
+from marl_sb3.extensions.remote.workers.supervisor import MOST_STEPS, Journal, Supervisor
 from marl_sb3.types import Array
 
 _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
@@ -253,7 +252,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
         """Return the states of the workers' envs from the state of all envs, which is checked."""
         rows = [spec.rows for spec in self._specs]
         if self._batched:
-            self._require_batched(state)
+            # Refuse a state of another number of envs: its parts might fit the batches of the workers.
+            for name in ("episodes", "episode_steps"):
+                state.counts(name, (self.num_envs,))
+            state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
+            state.items("settings", self.num_envs)
+            if state.value("own") is not None:
+                state.fields("own")
             whole = {name: state.value(name) for name in state}
             return [_split_state(whole, self.num_envs, own) for own in rows]
         slots = unpack(state, self._layout, self.num_envs)
@@ -261,15 +266,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
             {"slots": slots[own], "action_masks": tuple(None if group is None else group[own] for group in masks)}
             for own in rows
         ]
-
-    def _require_batched(self, state: StateReader) -> None:
-        """Refuse a state of another number of envs: its parts might fit the batches of the workers."""
-        for name in ("episodes", "episode_steps"):
-            state.counts(name, (self.num_envs,))
-        state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
-        state.items("settings", self.num_envs)
-        if state.value("own") is not None:
-            state.fields("own")
 
     # --- End ---------------------------------------------------------------------------------------------------------
 
