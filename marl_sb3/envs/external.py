@@ -54,21 +54,13 @@ def _parts(where: str, spaces: Any) -> list[tuple[Any, Space]]:
     return [(name, space_of(part, f"{where}.{name}")) for name, part in named]
 
 
-def _dict(where: str, **arguments: Any) -> Space:
-    return spaces.Dict(_parts(where, **arguments))
-
-
-def _tuple(where: str, **arguments: Any) -> Space:
-    return spaces.Tuple([part for _, part in _parts(where, **arguments)])
-
-
 _KINDS: Mapping[str, Callable[..., Space]] = {
     "Box": _box,
     "Discrete": lambda where, n, start=0: spaces.Discrete(n, start=start),
     "MultiDiscrete": lambda where, nvec, start=None: spaces.MultiDiscrete(nvec, start=start),
     "MultiBinary": lambda where, n: spaces.MultiBinary(n),
-    "Dict": _dict,
-    "Tuple": _tuple,
+    "Dict": lambda where, **arguments: spaces.Dict(_parts(where, **arguments)),
+    "Tuple": lambda where, **arguments: spaces.Tuple([part for _, part in _parts(where, **arguments)]),
 }
 
 

@@ -262,26 +262,17 @@ class ExternalVecEnv(SyncVecEnv):
 
     def _wait(self) -> None:
         """Wait for a report, and shortly for others; episodes whose clients are silent for too long are given up."""
-        news = self._changed.wait_for(self._has_news, self._until_timeout())
-        if news and any(seat.episode_id is not None and not seat.reports for seat in self._seats):
-            self._changed.wait_for(self._all_reported, _GATHER_S)
+        seats = self._seats
+        heard = min([seat.heard_s for seat in seats if seat.episode_id is not None], default=np.inf)
+        left_s = float(np.clip(heard + self._timeout_s - time.monotonic(), 0.0, _LONGEST_WAIT_S))
+        if self._changed.wait_for(lambda: any(seat.reports or seat.is_given_up for seat in seats), left_s):
+            self._changed.wait_for(lambda: all(seat.reports or seat.episode_id is None for seat in seats), _GATHER_S)
         now = time.monotonic()
         for row, seat in enumerate(self._seats):
             silent = seat.episode_id is not None and not seat.reports and now - seat.heard_s > self._timeout_s
             if silent:
                 why = f"its client was silent for {self._timeout_s:g} s"
                 self._give_up(row, EpisodeRefusedError(f"the episode was given up: {why}", "unknown"))
-
-    def _has_news(self) -> bool:
-        return any(seat.reports or seat.is_given_up for seat in self._seats)
-
-    def _all_reported(self) -> bool:
-        return all(seat.reports or seat.episode_id is None for seat in self._seats)
-
-    def _until_timeout(self) -> float:
-        heard = [seat.heard_s for seat in self._seats if seat.episode_id is not None]
-        left = min(heard, default=np.inf) + self._timeout_s - time.monotonic()
-        return float(np.clip(left, 0.0, _LONGEST_WAIT_S))
 
     def _take_in(self, slot: ExternalSlot, entry: tuple[StepReport, Answer] | None, acted: bool) -> SlotStep:
         """Take a report into the slot; one that breaks the rules of an env is refused, and its episode given up."""

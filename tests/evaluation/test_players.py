@@ -198,7 +198,9 @@ class ForbiddingEnv(ScriptedEnv):
 def bundle_of(algorithm_class: Any, policy: str, env: MultiAgentVecEnv, network: Any) -> PolicyBundle:
     rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
     settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
-    algorithm = algorithm_class(policy, SpacesOnlyVecEnv(rows), **settings)
+    algorithm = algorithm_class(
+        policy, SpacesOnlyVecEnv(rows.num_rows, rows.group.observation_space, rows.group.action_space), **settings
+    )
     its_spaces = PolicySpaces(rows.group.observation_space, rows.group.action_space)
     raw = processing_of(rows, ProcessingSettings())
     return PolicyBundle({"p": algorithm}, dict.fromkeys(env.agents, "p"), {"p": its_spaces}, {"p": raw})

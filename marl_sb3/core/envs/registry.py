@@ -102,7 +102,16 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
 
 def factory_in_registries(env_id: str) -> EnvFactory | None:
     """Return the factory of an env that PettingZoo's registry has, or Gymnasium's; None if there is none."""
-    return _pettingzoo_factory(env_id) or _gymnasium_factory(env_id)
+    for kind in ("parallel", "aec"):
+        with suppress(PettingZooRegistryError):
+            return _of_spec(kind, pettingzoo.spec(kind, env_id))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
+            spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        return None
+    return lambda **kwargs: gymnasium.make(spec, **kwargs)
 
 
 def _unknown(name: str) -> str:
@@ -242,13 +251,6 @@ def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
     return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
 
 
-def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
-    for kind in ("parallel", "aec"):
-        with suppress(PettingZooRegistryError):
-            return _of_spec(kind, pettingzoo.spec(kind, env_id))
-    return None
-
-
 def _of_spec(kind: str, spec: Any) -> EnvFactory:
     """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
 
@@ -266,16 +268,6 @@ def _of_spec(kind: str, spec: Any) -> EnvFactory:
     except (ImportError, ValueError):
         pass  # making the env reports it
     return make
-
-
-def _gymnasium_factory(env_id: str) -> EnvFactory | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
-            spec = gymnasium.spec(env_id)
-    except gymnasium.error.Error:
-        return None
-    return lambda **kwargs: gymnasium.make(spec, **kwargs)
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

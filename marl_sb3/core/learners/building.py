@@ -65,7 +65,8 @@ def build(
     _check_policy_kwargs(rows, spec, kwargs)
     _check_net_arch(rows, spec, kwargs.get("net_arch"))
     _describe_frames(kwargs, processing)
-    arguments = {"policy": spec.policy_class, "env": SpacesOnlyVecEnv(rows), "seed": seed, "device": device, **settings}
+    env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
+    arguments = {"policy": spec.policy_class, "env": env, "seed": seed, "device": device, **settings}
     with warnings.catch_warnings():
         # `check_rollout` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")

@@ -32,7 +32,7 @@ from marl_sb3.core.config import (
     section_by_setting,
     shown,
 )
-from marl_sb3.core.policies import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
+from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
@@ -126,7 +126,7 @@ class PolicySpec:
         """The class of the policy."""
         if not isinstance(self.policy, str):
             return self.policy
-        return registered_policy(self.policy) or self.algorithm.policy_aliases[self.policy]
+        return registered_class("policy", self.policy) or self.algorithm.policy_aliases[self.policy]
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """Return this spec with `defaults` for the settings that it does not have.
@@ -169,7 +169,7 @@ class PolicySpec:
         given, algorithm = plain.fields("hyperparameters"), saved_class(plain.string("algorithm"))
         values = given.values()
         if values.get("policy_kwargs") is not None:
-            own_policy = registered_policy(plain.string("policy")) is not None
+            own_policy = registered_class("policy", plain.string("policy")) is not None
             _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
         for section, settings in policy_sections().items():
@@ -185,7 +185,7 @@ class PolicySpec:
 
 
 def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
-    if not isinstance(policy, str) or registered_policy(policy) is not None:
+    if not isinstance(policy, str) or registered_class("policy", policy) is not None:
         return policy
     aliases = getattr(algorithm, "policy_aliases", {})
     meant = info.policy.replace("Mlp", policy.removesuffix("Policy"), 1)  # CnnPolicy may mean CnnLstmPolicy
@@ -217,7 +217,7 @@ def _check_network(network: StateReader, *, own_policy: bool) -> None:
     values = network.values()
     resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
     of_the_user = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
-    if is_registered("features_extractor_class", values.get("features_extractor_class")):
+    if registered_class("features_extractor_class", values.get("features_extractor_class")) is not None:
         of_the_user.add("features_extractor_kwargs")
     for name in values.keys() - of_the_user:
         if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], values[name]):

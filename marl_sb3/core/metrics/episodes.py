@@ -154,13 +154,11 @@ class EpisodeTracker(Stateful):
         custom_metrics: metrics in addition to those in the env's metadata.
         candidates: agent -> the policies that may play it, where this varies by episode.
 
-    Attributes:
-        policies_in: env index -> agent -> the policy that plays it in the running episode.
-
     Raises:
         ConfigError: `window` is less than 1, or the env's metadata is wrong.
     """
 
+    # env index -> agent -> the policy that plays it in the running episode
     policies_in: Callable[[int], Mapping[AgentID, PolicyID]]
 
     def __init__(

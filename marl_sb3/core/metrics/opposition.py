@@ -102,7 +102,8 @@ class Opposition(Stateful):
         """
         if len(self._agents) < 2:
             return None
-        if self._has_constant_sum():
+        *own, total = self._complete_squares
+        if self._complete[0] >= _LEAST_OF_CONSTANT_SUM and total <= _CONSTANT**2 * max(own):
             return f"the agents' returns oppose each other: their sum is always about {self._total:.4g}"
         bound, side = self._clearest()
         apart, together = self._pairs[:, side].tolist()
@@ -126,10 +127,6 @@ class Opposition(Stateful):
             words = "too few episodes with different returns have ended to tell"
             return f"{words} whether the agents' returns oppose each other"
         return None
-
-    def _has_constant_sum(self) -> bool:
-        *own, total = self._complete_squares
-        return bool(self._complete[0] >= _LEAST_OF_CONSTANT_SUM and total <= _CONSTANT**2 * max(own))
 
     def _clearest(self) -> tuple[float, int]:
         """Return the side that is most clearly opposed, and the lower bound of the share of such pairs."""

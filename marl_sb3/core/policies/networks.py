@@ -61,14 +61,13 @@ def register_network(name: str, cls: type[Any]) -> None:
 _OF_SB3 = ("Mlp", "Cnn", "Mul")  # MlpPolicy, CnnLstmPolicy, MultiInputPolicy, ...
 
 
-def registered_policy(name: str) -> type[Any] | None:
-    """Return the policy class that was registered under a name, if there is one."""
-    return _registered[POLICY].get(name)
+def registered_class(use: str, name: Any) -> type[Any] | None:
+    """Return the class that a user has registered under a name, if there is one.
 
-
-def is_registered(use: str, name: object) -> bool:
-    """Whether a user has registered a class under a name; `use` is an entry of `policy_kwargs`, or `policy`."""
-    return name in _registered[use]
+    Args:
+        use: an entry of `policy_kwargs`, or `policy`.
+    """
+    return _registered[use].get(name) if isinstance(name, str) else None
 
 
 def activation_name(policy_class: type[Any], policy_kwargs: Mapping[str, Any]) -> str | None:

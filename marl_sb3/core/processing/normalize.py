@@ -108,17 +108,18 @@ class NormalizeObservations(ObservationProcessor):
 
         That is the observation up to rounding, and up to `clip`.
         """
-        return map_parts(seen, self._restored, self.statistics)
+
+        def back(key: str, array: Array) -> Array:
+            own, dtype = self.statistics[key], parts_of(self.before)[key].dtype
+            numbers: Array = self._normalized(key, array) * np.sqrt(own.var + self.epsilon) + own.mean
+            return numbers.astype(dtype)
+
+        return map_parts(seen, back, self.statistics)
 
     def _normalized(self, key: str, array: Array) -> Array:
         own = self.statistics[key]
         limited: Array = np.clip((array - own.mean) / np.sqrt(own.var + self.epsilon), -self.clip, self.clip)
         return limited.astype(np.float32)
-
-    def _restored(self, key: str, array: Array) -> Array:
-        own = self.statistics[key]
-        back: Array = self._normalized(key, array) * np.sqrt(own.var + self.epsilon) + own.mean
-        return back.astype(parts_of(self.before)[key].dtype)
 
 
 def _boxes(space: Space, keys: Sequence[str] | None) -> dict[str, spaces.Box]:

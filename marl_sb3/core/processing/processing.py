@@ -35,11 +35,6 @@ class RescaleActions:
     Args:
         space: the env's action space.
 
-    Attributes:
-        space: the policy's action space.
-        low: lower bounds of the env's actions.
-        high: upper bounds of the env's actions.
-
     Raises:
         ConfigError: the env's action space is no Box with finite bounds.
     """
@@ -49,8 +44,8 @@ class RescaleActions:
             words = f"rescale_actions: the action space is {space}; accepted: a Box with finite bounds"
             raise ConfigError(words, key="rescale_actions")
         assert space.dtype is not None
-        self.low, self.high, self._dtype = space.low, space.high, space.dtype
-        self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)
+        self.low, self.high, self._dtype = space.low, space.high, space.dtype  # of the env's actions
+        self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)  # in which the policy acts
 
     def __call__(self, actions: Array) -> Array:
         """Convert (rows, ...) actions of the policy to actions of the env."""
@@ -89,28 +84,19 @@ class Processing:
         policy: the policy; its `action_space` is that of the env.
         observation_space: the env's observation space.
 
-    Attributes:
-        settings: as given.
-        agents: the agents that the policy acts for.
-        env_observation_space: the env's observation space.
-        observation_space: the space of processed observations.
-        action_space: the space in which the policy acts.
-        processors: processors of observations by setting, in the order in which they are applied.
-        normalizer: the one of them that normalises; None: none does.
-        returns: running statistics of the discounted returns, by which rewards are normalised; None: they are not.
-        rescale: the processor of actions; None: actions are not changed.
-
     Raises:
         ConfigError: a setting does not fit the spaces; the message names the policy.
     """
 
     def __init__(self, settings: ProcessingSettings, policy: ProcessedPolicy, observation_space: Space) -> None:
         self.settings, self.agents = settings, policy.agents
-        self.env_observation_space = self.observation_space = observation_space
-        self.processors: dict[str, ObservationProcessor] = {}
+        self.env_observation_space = observation_space
+        self.observation_space = observation_space  # of processed observations
+        self.processors: dict[str, ObservationProcessor] = {}  # by setting, in the order in which they are applied
         changed = settings.changed()
         try:
             self.rescale = RescaleActions(policy.action_space) if settings.rescale_actions else None
+            # in which the policy acts
             self.action_space: spaces.Space[Any] = self.rescale.space if self.rescale else policy.action_space
             policy = policy._replace(action_space=self.action_space)
             for name in ORDER:
@@ -119,6 +105,7 @@ class Processing:
                     self.observation_space = self.processors[name].space
         except ConfigError as error:
             raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
+        # of the discounted returns, by which rewards are normalised
         self.returns = RunningStatistics(shape=()) if settings.normalize_rewards else None
         found = self.processors.get("normalize_observations")
         self.normalizer = found if isinstance(found, NormalizeObservations) else None

@@ -13,7 +13,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.core.state import Field, Fields, StateReader, integer, number
 
@@ -93,11 +92,6 @@ def calls_lstm_as_sb3(policy: BasePolicy) -> bool:
 def after_step(algorithm: BaseAlgorithm) -> None:
     """What the algorithm does after each step of all envs: DQN copies its target network and sets its epsilon."""
     algorithm._on_step()  # type: ignore[attr-defined]
-
-
-def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
-    """Set what normalises the minibatches that the algorithm draws from its replay buffer."""
-    algorithm._vec_normalize_env = env
 
 
 # --- Policies --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3.private import set_vec_normalize
 from marl_sb3.errors import ConfigError
 
 Space = spaces.Space[Any]
@@ -74,10 +73,7 @@ def _is_vector(space: spaces.MultiDiscrete) -> bool:
 
 
 class SpacesOnlyVecEnv(VecEnv):
-    """Spaces and number of rows of one policy. Only the joint loop steps the envs, in which all policies act."""
-
-    def __init__(self, rows: PolicyRows) -> None:
-        super().__init__(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
+    """Number of rows and spaces of one policy. Only the joint loop steps the envs, in which all policies act."""
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Do nothing: the joint env has its own seed."""
@@ -102,18 +98,11 @@ class SpacesOnlyVecEnv(VecEnv):
     reset = step_async = step_wait = set_attr = env_method = _joint_only
 
 
-class OneRow(SpacesOnlyVecEnv):
-    """The same with one row, of these spaces."""
-
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        VecEnv.__init__(self, 1, observation_space, action_space)
-
-
 def normalize_minibatches(algorithm: BaseAlgorithm, processing: Processing) -> None:
     """Let an algorithm normalise what it draws from its replay buffer, by the present statistics of its policy."""
     if processing.statistics:
         gamma: float = algorithm.gamma  # type: ignore[attr-defined]
-        set_vec_normalize(algorithm, vec_normalize(processing, gamma, lambda own: own))
+        algorithm._vec_normalize_env = vec_normalize(processing, gamma, lambda own: own)
 
 
 def vec_normalize(processing: Processing, gamma: float, kept: Callable[[Any], Any]) -> VecNormalize:
@@ -121,7 +110,7 @@ def vec_normalize(processing: Processing, gamma: float, kept: Callable[[Any], An
     settings, normalize = processing.settings, processing.normalizer
     before: spaces.Space[Any] = processing.env_observation_space if normalize is None else normalize.before
     made = VecNormalize(
-        OneRow(before, processing.action_space),
+        SpacesOnlyVecEnv(1, before, processing.action_space),
         training=False,
         norm_obs=normalize is not None,
         norm_reward=settings.normalize_rewards,

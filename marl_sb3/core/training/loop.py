@@ -35,14 +35,6 @@ class Counters(Stateful):
 
     Args:
         num_agents: number of agents, A.
-
-    Attributes:
-        agent_steps: (A,) actions of each agent.
-        env_steps: env steps, over all envs.
-        iteration: iterations done.
-        episodes: finished episodes.
-        time_s: seconds of rollouts and updates.
-        planned_env_steps: env steps at the planned end; None before `learn` was called.
     """
 
     fields: ClassVar[Fields] = {
@@ -60,10 +52,11 @@ class Counters(Stateful):
 
     def restart(self) -> None:
         """Set all counters to 0, without a planned end."""
-        self.agent_steps: Array = np.zeros(self._num_agents, dtype=np.int64)
-        self.env_steps = self.iteration = self.episodes = 0
-        self.time_s = 0.0
-        self.planned_env_steps: int | None = None
+        self.agent_steps: Array = np.zeros(self._num_agents, dtype=np.int64)  # (A,) actions of each agent
+        self.env_steps = 0  # over all envs
+        self.iteration = self.episodes = 0  # that are done
+        self.time_s = 0.0  # of rollouts and updates
+        self.planned_env_steps: int | None = None  # at the planned end; None before `learn` was called
         self.begin_iteration()
 
     def progress_remaining(self, after: int = 0) -> Progress:

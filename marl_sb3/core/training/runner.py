@@ -141,13 +141,12 @@ class LocalRunner(Runner):
         policies: policy id -> what acts for it.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
-
-    Attributes:
-        played: (E, A) the number of the candidate that played each agent in the latest step; None: the only one.
     """
 
     watchers: list[ActingWatcher]
-    played: Array | None = None
+    played: Array | None = (
+        None  # (E, A) number of the candidate that played each agent in the latest step; None: the first
+    )
 
     def __init__(
         self,

@@ -75,9 +75,6 @@ class StoredTensors(LazyTensors):
         size: its bytes, by the manifest.
         sha256: its hash, by the manifest.
 
-    Attributes:
-        forms: dtype and shape of each tensor.
-
     Raises:
         CheckpointError: it is not a valid safetensors file. `load` and `verify` raise it too, if the hash differs or a
             number is not valid.

@@ -74,17 +74,13 @@ def export_policies(
             else:
                 written = [Exported(path, policy_id) for policy_id, path in bundle.save_policies(unfinished).items()]
         for file in written:
-            _move(file.path, targets[file.policy_id], companions)
+            target = targets[file.policy_id]
+            for suffix in companions:  # those beside it become those that were written with it
+                target.with_suffix(suffix).unlink(missing_ok=True)
+                if file.path.with_suffix(suffix).exists():
+                    os.replace(file.path.with_suffix(suffix), target.with_suffix(suffix))
+            os.replace(file.path, target)
     return [replace(file, path=targets[file.policy_id]) for file in written]
-
-
-def _move(path: Path, target: Path, companions: Sequence[str]) -> None:
-    """Move a policy's file; the files beside it become those that were written with it."""
-    for suffix in companions:
-        target.with_suffix(suffix).unlink(missing_ok=True)
-        if path.with_suffix(suffix).exists():
-            os.replace(path.with_suffix(suffix), target.with_suffix(suffix))
-    os.replace(path, target)
 
 
 def _write_onnx(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:

@@ -176,11 +176,10 @@ def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays, m
             {**each, "logits": np.where(~masks & (each["logits"] < _FORBIDDEN), 0, each["logits"])}
             for each in (expected, received)
         )
-    return {**{name: _relative(expected[name], received[name]) for name in expected}, **likelier}
-
-
-def _relative(expected: Array, received: Array) -> float:
-    return float(np.max(np.abs(expected - received)) / max(1.0, np.max(np.abs(expected))))
+    differences: dict[str, float] = {}
+    for name, own in expected.items():
+        differences[name] = float(np.max(np.abs(own - received[name])) / max(1.0, np.max(np.abs(own))))
+    return differences | likelier
 
 
 def _likelier(space: Any, expected: Arrays, received: Array) -> float:

@@ -7,8 +7,7 @@ import json
 import pickle
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +167,8 @@ def sb3_weights(path: str | Path, max_bytes: int, *, trust_pickle: bool) -> dict
             "read; if you trust its maker, add --trust-pickle (in Python, trust_pickle=True)",
             key="trust_pickle",
         )
-    with _errors_of(path):
+    # Every exception of the zip reader and of PyTorch, which have no common base class, becomes a ConfigError.
+    try:
         with zipfile.ZipFile(path) as archive, archive.open(_policy_member(archive, max_bytes)) as member:
             data = member.read(max_bytes)
         _check_inner_zip(data)
@@ -176,13 +176,6 @@ def sb3_weights(path: str | Path, max_bytes: int, *, trust_pickle: bool) -> dict
         if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
             raise ConfigError("policy.pth does not hold tensors by name")
         return dict(weights)
-
-
-@contextmanager
-def _errors_of(path: str | Path) -> Iterator[None]:
-    """Turn every exception of the zip reader and of PyTorch, which have no common base class, into ConfigError."""
-    try:
-        yield
     except pickle.UnpicklingError as error:  # not shown: its message advises to load the file without protection
         raise ConfigError(f"{path}: policy.pth holds something besides tensors", key="init_from") from error
     except Exception as error:

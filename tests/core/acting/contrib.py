@@ -23,6 +23,10 @@ FORCES = spaces.Box(-1, 1, (2,))
 SMALL: dict[str, Any] = {"n_steps": 2, "batch_size": 2, "n_epochs": 1, "device": "cpu", "seed": 0}
 
 
+def only_spaces(rows: PolicyRows) -> SpacesOnlyVecEnv:
+    return SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
+
+
 def rows_of(action_space: spaces.Space[Any], policy_id: str, n_envs: int = 2) -> PolicyRows:
     """Row `2 * e + i` is agent i of env e."""
     env = make_vec_env(SampledEnv, n_envs=n_envs, observation_space=SEEN, action_space=action_space)
@@ -32,13 +36,23 @@ def rows_of(action_space: spaces.Space[Any], policy_id: str, n_envs: int = 2) ->
 def masked() -> Any:
     """A policy that takes masks."""
     rows, network = rows_of(CHOICES, "masked"), {"net_arch": [4]}
-    return sb3_contrib.MaskablePPO("MlpPolicy", SpacesOnlyVecEnv(rows), policy_kwargs=network, **SMALL)
+    return sb3_contrib.MaskablePPO(
+        "MlpPolicy",
+        only_spaces(rows),
+        policy_kwargs=network,
+        **SMALL,
+    )
 
 
 def recurrent() -> Any:
     """A policy that remembers, and whose actions show it."""
     rows, network = rows_of(FORCES, "recurrent"), {"net_arch": [], "lstm_hidden_size": 4, "n_lstm_layers": 2}
-    algorithm = sb3_contrib.RecurrentPPO("MlpLstmPolicy", SpacesOnlyVecEnv(rows), policy_kwargs=network, **SMALL)
+    algorithm = sb3_contrib.RecurrentPPO(
+        "MlpLstmPolicy",
+        only_spaces(rows),
+        policy_kwargs=network,
+        **SMALL,
+    )
     with th.no_grad():
         for parameter in algorithm.policy.lstm_actor.parameters():
             parameter.mul_(3)
@@ -49,7 +63,12 @@ def recurrent() -> Any:
 def plain() -> Any:
     """A policy that does neither."""
     rows = rows_of(FORCES, "plain")
-    return stable_baselines3.PPO("MlpPolicy", SpacesOnlyVecEnv(rows), policy_kwargs={"net_arch": [4]}, **SMALL)
+    return stable_baselines3.PPO(
+        "MlpPolicy",
+        only_spaces(rows),
+        policy_kwargs={"net_arch": [4]},
+        **SMALL,
+    )
 
 
 def bundle() -> PolicyBundle:

@@ -25,8 +25,7 @@ from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import algorithm_info
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.sb3 import integer_sizes
-from marl_sb3.core.sb3.spaces import OneRow
+from marl_sb3.core.sb3 import SpacesOnlyVecEnv, integer_sizes
 from marl_sb3.errors import ExportError
 from marl_sb3.extensions.transfer import export_policies, onnx_check, open_session
 from marl_sb3.extensions.transfer.onnx_check import largest_difference
@@ -99,7 +98,7 @@ def stock(kind: str) -> tuple[Any, bytes]:
     name, policy, seen, done, network, _ = KINDS[kind]
     settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
     with integer_sizes():
-        algorithm = getattr(sb3_contrib, name)(policy, OneRow(seen, done), **settings)
+        algorithm = getattr(sb3_contrib, name)(policy, SpacesOnlyVecEnv(1, seen, done), **settings)
     with th.no_grad():
         for parameter in algorithm.policy.parameters():
             parameter.mul_(3)
@@ -184,7 +183,9 @@ class OwnMasks(PPO):
 
 
 def test_masks_of_another_class_have_no_graph() -> None:
-    algorithm = OwnMasks("MlpPolicy", OneRow(SPACE, spaces.Discrete(3)), n_steps=2, batch_size=2, device="cpu")
+    algorithm = OwnMasks(
+        "MlpPolicy", SpacesOnlyVecEnv(1, SPACE, spaces.Discrete(3)), n_steps=2, batch_size=2, device="cpu"
+    )
     with pytest.raises(ConfigError, match=r"needs action masks and is no MaskableActorCriticPolicy.*an SB3 zip holds"):
         to_onnx(algorithm, SPACE, {})
 
