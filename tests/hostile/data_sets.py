@@ -39,7 +39,6 @@ from marl_sb3.extensions.data import (
     recorded_policies,
 )
 from marl_sb3.extensions.data.store import PolicyKind
-from marl_sb3.runs.estimates import _read as read_for_estimates
 
 sys.path.append(str(Path(__file__).parents[1]))  # where this is a command
 
@@ -342,11 +341,10 @@ FUNCTIONS: dict[str, Callable[[Path], object]] = {
     "read_policy_data": _policy,
     "joint_episodes": lambda folder: [*joint_episodes(folder)],
     "recorded_policies": recorded_policies,
-    "imitate, imitation_data, replay_data": read_data,
-    "evaluate --on": read_for_estimates,
+    "imitate, imitation_data, replay_data, evaluate --on": read_data,
     "--resume --record": _continued,  # the last one, which writes
 }
-_LEARNING = ("imitate, imitation_data, replay_data", "evaluate --on")
+_LEARNING = ("imitate, imitation_data, replay_data, evaluate --on",)
 REFUSING = {  # what a case is about -> the ways that must refuse it
     "episodes": ("read_policy_data", "joint_episodes", *_LEARNING),
     "dataset": tuple(FUNCTIONS),
