@@ -108,9 +108,7 @@ def main(options: ImitateOptions) -> int:
 
     env = options.env.named()
     if options.resume is not None:
-        cli.require_resumable(
-            options, "a cloning that goes on", "DATA, --env, --import, --checkpoint-every, --track, --quiet, -v"
-        )
+        cli.require_resumable(options, "a cloning that goes on")
         with without_collections():
             from marl_sb3.runs import resume_clone
 

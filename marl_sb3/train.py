@@ -91,6 +91,7 @@ class TrainOptions:
         "train with N seeds from --seed (or 0) on, or with these seeds: as many training runs at a time as there "
         "are cores, a run folder each, and a table of the means; default: one seed",
         _seeds,
+        cli.NEW_RUN,
     ]
     settings: Annotated[Sequence[str], "--set KEY=VALUE", "change a setting, see below; may be repeated; default: none"]
     hparams: Annotated[str | None, cli.HPARAMS]
@@ -199,16 +200,6 @@ class TrainOptions:
         first = self.seed or 0
         return list(range(first, first + (self.seeds or 1)))
 
-    def require_resumable(self) -> None:
-        """Refuse options that would change a resumed run."""
-        cli.require_resumable(
-            self,
-            "a resumed run",
-            "ENV or --env, --import, --timesteps, --set of what its state does not depend on, --stop, "
-            "--checkpoint-every, --on-nan, --track, --workers, --runners, --ray and its options, --record, "
-            "--record-limit, --agents, --quiet, -v",
-        )
-
     def runner_settings(self) -> "AnyRunners | None":
         """Return which processes roll out the shards; None without `--ray` and `--runners`.
 
@@ -307,7 +298,7 @@ def _train_seeds(options: TrainOptions) -> int:
 def _print_config(options: TrainOptions) -> int:
     """Print the configuration that the run would have; returns the exit code."""
     if options.resume is not None:
-        options.require_resumable()
+        cli.require_resumable(options, "a resumed run")
     config, runners = options.config(), options.runner_settings()
     from marl_sb3.runs import resolve, to_yaml  # takes seconds, as above
 
@@ -323,7 +314,7 @@ def _resume(options: TrainOptions) -> "Run":
         "callbacks": options.callbacks or (),
         **cli.settings_in(options, of_resume=True),
     }
-    options.require_resumable()
+    cli.require_resumable(options, "a resumed run")
     folder, env = cli.found_run(options.resume or ""), options.env_option.named(options.env)
     from marl_sb3.runs import resume_run  # takes seconds: wrong options are refused before
 

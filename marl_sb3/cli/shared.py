@@ -112,19 +112,22 @@ def settings_in(record: Any, *, of_resume: bool = False) -> dict[str, Any]:
     }
 
 
-def require_resumable(record: Any, what: str, accepted: str) -> None:
+def require_resumable(record: Any, what: str) -> None:
     """Refuse the options that only a new run takes.
 
     Args:
         record: values of options.
         what: what they cannot change.
-        accepted: the other options, in words.
 
     Raises:
-        ConfigError: one of them is given.
+        ConfigError: one of them is given; the message lists the others.
     """
-    for option, value in given_options(record):
+    options = list(given_options(record))
+    for option, value in options:
         if NEW_RUN in option.about and value is not None and value is not False and value != []:
+            accepted = ", ".join(
+                each.flag for each, _ in options if NEW_RUN not in each.about and each.flag != "--resume"
+            )
             raise ConfigError(
                 f"{option.flag} cannot change {what}; accepted with --resume: {accepted}", key=option.name
             )

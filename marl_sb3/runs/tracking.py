@@ -28,10 +28,9 @@ from marl_sb3.results import read_results
 from marl_sb3.runs.building import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
-from marl_sb3.runs.logs import IterationFormat
+from marl_sb3.runs.logs import IterationFormat, with_quantiles
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.schema import TrainConfig
-from marl_sb3.runs.tensorboard import with_quantiles
 from marl_sb3.runs.trackers import TRACKERS, Entry, Start, Tracker
 
 _log = logging.getLogger(__name__)

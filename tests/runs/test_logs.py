@@ -16,8 +16,7 @@ from marl_sb3 import ConfigError
 from marl_sb3.core.metrics import flatten
 from marl_sb3.core.training import ResultLogger
 from marl_sb3.results import read_results
-from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
-from marl_sb3.runs.tensorboard import EventsFormat
+from marl_sb3.runs.logs import CsvFormat, EventsFormat, JsonLinesFormat, truncate_logs
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from marl_sb3.runs import TrainConfig, load_config, to_yaml
-from marl_sb3.runs.tensorboard import SETTINGS_FILE, write_settings
+from marl_sb3.runs.logs import SETTINGS_FILE, write_settings
 
 IDS = ["agent1", "agent2"]
 
