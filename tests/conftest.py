@@ -17,8 +17,9 @@ gc.disable()  # until all tests are imported: what is made meanwhile lives as lo
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector looks no more at modules and tests, which saves a tenth of the time of all tests."""
+    """The garbage collector looks no more at modules and tests, and less often: a tenth of the time of all tests."""
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

@@ -79,7 +79,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import evaluation
-    from marl_sb3.runs import build, jobs
+    from marl_sb3.runs import building, jobs
     from marl_sb3.runs import evaluate as runs_evaluate
     from marl_sb3.tools.checkup import api as checkup
     from marl_sb3.tools.tuning import Search, api, workers
@@ -102,8 +102,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (evaluation, runs_evaluate):
         monkeypatch.setattr(module, "episodes_of_env", lambda *given: min(count(*given), MOST_EPISODES))
 
-    with_rollouts = build.with_rollouts
-    monkeypatch.setattr(build, "with_rollouts", lambda *given: with_short_rollouts(with_rollouts(*given)))
+    with_rollouts = building.with_rollouts
+    monkeypatch.setattr(building, "with_rollouts", lambda *given: with_short_rollouts(with_rollouts(*given)))
 
     prepare = api.prepare_study
 

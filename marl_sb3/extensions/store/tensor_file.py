@@ -27,6 +27,7 @@ from marl_sb3.types import Array
 
 SUFFIX = ".safetensors"
 _PIECE_BYTES = 2**24  # tensors are verified in pieces of this size
+_MEMORY_BYTES = psutil.virtual_memory().total  # of this machine: a larger file is not read
 _MAX_DIMENSIONS = 32  # of an array, in NumPy 1
 _MOST_SHOWN = 300  # characters of the reason why a file is refused
 
@@ -140,7 +141,7 @@ class StoredTensors(LazyTensors):
         return data.view(form.dtype).reshape(form.shape)
 
     def _opened(self) -> AbstractContextManager[FileIO]:
-        return opened(self._path, psutil.virtual_memory().total, self._size)  # a file larger than that is not read
+        return opened(self._path, _MEMORY_BYTES, self._size)
 
     def _verify_hash(self) -> None:
         with self._opened() as file:
