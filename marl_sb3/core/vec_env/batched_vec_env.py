@@ -123,14 +123,10 @@ class BatchedVecEnv(InProcessVecEnv):
         seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
             self._checked(CONFIGURE, [index], self._settings[index].begin_episode)
-        self._require_same_spaces(env_indices)
-        self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
-
-    def _require_same_spaces(self, env_indices: Sequence[int]) -> None:
-        """Refuse settings that have changed spaces: the policies were built for the first ones."""
         group, env = self.groups[0], self._env
         if env.observation_space != group.observation_space or env.action_space != group.action_space:
             raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
+        self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act

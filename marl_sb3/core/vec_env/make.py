@@ -57,11 +57,7 @@ def _batched(request: VecEnvRequest) -> MultiAgentVecEnv:
     return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
 
 
-def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
-    return _sync(request) if batched_factory(request.factory) is None else _batched(request)
-
-
-VECTORIZERS.add("auto", _auto)
+VECTORIZERS.add("auto", lambda request: (_batched if batched_factory(request.factory) else _sync)(request))
 VECTORIZERS.add("batched", _batched)
 VECTORIZERS.add("sync", _sync)
 # SuperSuit takes time to import.

@@ -132,14 +132,13 @@ def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Obse
     Raises:
         ConfigError: observations of a space cannot be held in arrays.
     """
-    return tuple(_zeros_of_group(group, num_envs) for group in groups)
-
-
-def _zeros_of_group(group: AgentGroup, num_envs: int) -> Observations:
-    try:
-        return zeros(group.observation_space, (num_envs, len(group.agents)))
-    except ConfigError as error:
-        raise ConfigError(f"agents {', '.join(group.agents)}: {error}", key="env") from None
+    observations = []
+    for group in groups:
+        try:
+            observations.append(zeros(group.observation_space, (num_envs, len(group.agents))))
+        except ConfigError as error:
+            raise ConfigError(f"agents {', '.join(group.agents)}: {error}", key="env") from None
+    return tuple(observations)
 
 
 def zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> Observations:

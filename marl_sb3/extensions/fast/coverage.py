@@ -194,19 +194,15 @@ def _why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
 
 
 def _why_not_tensors(tensors: Sequence[th.Tensor]) -> str | None:
-    if not all(map(_is_plain, tensors)):
-        return "frozen, non-float32 or transposed parameters"
+    for tensor in tensors:
+        is_known = type(tensor) in (nn.Parameter, th.Tensor) and tensor.dtype == th.float32
+        if not (is_known and tensor.device.type == "cpu" and tensor.requires_grad and tensor.is_contiguous()):
+            return "frozen, non-float32 or transposed parameters"
     if any(map(_is_frozen_or_hooked, tensors)):
         return "hooks of parameters"
     places = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel()) for tensor in tensors)
     overlap = any(end > start for (_, end), (start, _) in pairwise(places))
     return "layers that share parameters" if overlap else None
-
-
-def _is_plain(tensor: th.Tensor) -> bool:
-    """Whether the kernels find in memory what the shape of a parameter promises, and may change it."""
-    kind = type(tensor) in (nn.Parameter, th.Tensor) and tensor.dtype == th.float32 and tensor.device.type == "cpu"
-    return kind and tensor.requires_grad and tensor.is_contiguous()
 
 
 def _is_frozen_or_hooked(tensor: Any) -> bool:

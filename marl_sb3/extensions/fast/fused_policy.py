@@ -269,11 +269,15 @@ class FusedRolloutUpdate:
         moved = fused.copies.addresses()
         copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
         self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
+        inputs, *columns = self._samples
+        most = int(np.diff(bounds).max())  # samples of a minibatch, for which there is memory
+        empty = [np.empty_like(array[:most]) for array in (*inputs, *columns)]
+        workspace = kernel.Samples(Inputs(*empty[:2]), *empty[2:])
         self._arguments = (
             fused.nets,
             self._optimizer.present({**moved, **self._moments.addresses()}),
             self._samples,
-            _workspace(self._samples, int(np.diff(bounds).max())),
+            workspace,
             np.stack(orders).astype(np.int64, copy=False),
             bounds,
             settings,
@@ -324,13 +328,6 @@ def _settings(algorithm: Any) -> kernel.Settings:
         vf_coef=float(algorithm.vf_coef),
         max_grad_norm=float(algorithm.max_grad_norm),
     )
-
-
-def _workspace(samples: kernel.Samples, rows: int) -> kernel.Samples:
-    """Return arrays for a minibatch of some samples."""
-    inputs, *columns = samples
-    empty = [np.empty_like(array[:rows]) for array in (*inputs, *columns)]
-    return kernel.Samples(Inputs(*empty[:2]), *empty[2:])
 
 
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:

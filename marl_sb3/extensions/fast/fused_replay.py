@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +35,7 @@ class FusedReplayUpdate:
     """
 
     def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
-        _note_compiling(kernel)
+        note_compiling(kernel.update)
         self._algorithm = algorithm
         self._hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
         self.optimizers = list(optimizers)  # those optimizers, whose learning rates follow the schedule
@@ -65,11 +64,6 @@ class FusedReplayUpdate:
     def explore(self, observations: Any) -> Array:
         """Choose actions as `predict` does that is not deterministic; with the same random numbers."""
         raise NotImplementedError
-
-
-@cache
-def _note_compiling(kernel: ModuleType) -> None:
-    note_compiling(kernel.update)
 
 
 class QUpdate(FusedReplayUpdate):

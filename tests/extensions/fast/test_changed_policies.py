@@ -412,44 +412,8 @@ def nothing(algorithm: Any) -> bool:
     return True
 
 
-CHANGES = [
-    nothing,
-    replaced_features,
-    replaced_values,
-    replaced_layer,
-    replaced_actor_part,
-    replaced_samples,
-    replaced_step,
-    other_distribution,
-    shared_trunk,
-    shared_critics,
-    frozen,
-    gradient_hook,
-    late_gradient_hook,
-    forward_hook,
-    step_hook,
-    rebound,
-    set_through_data,
-    annealed,
-    loaded,
-    optimizer_of_a_part,
-    optimizer_in_another_order,
-    plain_sgd,
-    parameter_groups,
-    without_bias,
-    replaced_parameter,
-    other_activation,
-    double_precision,
-    another_target_kl,
-    replaced_log_std,
-    other_class_of_a_layer,
-    other_class_of_a_network,
-    another_network_acts,
-    forgotten_steps,
-    transposed,
-    other_epsilon,
-    wrapped_optimizer,
-]
+_OF_A_CHANGE = {"algorithm": "Any", "return": "bool"}
+CHANGES: list[Any] = [made for made in list(globals().values()) if getattr(made, "__annotations__", 0) == _OF_A_CHANGE]
 MOMENTS = ("before", "rollout", "step")
 
 

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -43,7 +43,7 @@ _DIGEST_BYTES = 32  # a file begins with the sha256 of the rest
 _FILE = re.compile(r".+\.nb[ci](\.\w+)*")  # also one that was not written to its end, and those of earlier versions
 
 
-@lru_cache
+@cache
 def _content(sources: Path) -> str:
     """Return a hash of all modules of a folder: compiled code contains the kernels of other modules that it calls."""
     modules = sorted(sources.glob("*.py"))
@@ -63,7 +63,7 @@ def _bases(sources: Path) -> Iterator[Path]:
     yield sources / "__pycache__"
 
 
-@lru_cache
+@cache
 def _is_writable(folder: Path) -> bool:
     """Make the folder if it is missing, and try to write into it."""
     try:
@@ -181,8 +181,9 @@ def compiled(function: _Function, **options: Any) -> _Function:
     return made  # type: ignore[no-any-return]
 
 
+@cache
 def note_compiling(function: Any) -> None:
-    """Log that a kernel, and those that it calls, have to be compiled; nothing if an earlier process has done that."""
+    """Log that a kernel, and those that it calls, have to be compiled, once; nothing if an earlier process did that."""
     folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
     if folder is None:
         _log.warning(
