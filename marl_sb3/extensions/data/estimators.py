@@ -23,7 +23,6 @@ import numpy as np
 
 from marl_sb3.types import AgentID, Array
 
-ESTIMATORS = ("IS", "PDIS", "WIS", "WPDIS", "DR")
 BOOTSTRAPS = 1000
 _LARGEST = 600.0  # of the logarithms of weights: their squares are finite
 _RIDGE = 1e-6
@@ -40,10 +39,6 @@ class Decisions:
     log_weights: Array  # (T,) log w_t: with the ratios of all replaced agents up to the agent's next decision
     log_weights_before: Array  # (T,) log w_{t-1}: with the ratios up to the decision, without it
     log_weight: float  # log w_T of the whole joint episode
-    # (T,) estimates of Q(s_t, a_t), and `v`, (T,), the mean of Q(s_t, .) over the actions of the replaced policy; None:
-    # no doubly robust estimate
-    q: Array | None = None
-    v: Array | None = None  # see `q`
 
 
 @dataclass(frozen=True)
@@ -84,21 +79,18 @@ def estimate(episodes: Sequence[Sequence[Decisions]], gamma: float = 1.0, seed: 
         seed: of the bootstrap.
 
     Returns:
-        The estimate of each of `ESTIMATORS`; DR only if all decisions have `q` and `v`.
+        The estimate of each of IS, PDIS, WIS and WPDIS.
     """
     counts = resamples(len(episodes), seed)
     weights = np.exp([of_agents[0].log_weight for of_agents in episodes])
     returns = np.array([sum(_discounted(d.rewards, gamma).sum() for d in of_agents) for of_agents in episodes])
     per_decision = [sum((np.exp(d.log_weights) * _discounted(d.rewards, gamma)).sum() for d in e) for e in episodes]
-    found = {
-        "IS": _mean_of(weights * returns, counts),
-        "PDIS": _mean_of(np.array(per_decision), counts),
+    return {
+        "IS": made(counts @ (weights * returns) / len(returns)),
+        "PDIS": made(counts @ np.array(per_decision) / len(returns)),
         "WIS": made(counts @ (weights * returns) / np.maximum(counts @ weights, 1e-300)),
         "WPDIS": _stepwise(episodes, gamma, counts),
     }
-    if all(d.q is not None for of_agents in episodes for d in of_agents):
-        found["DR"] = _mean_of(np.array([sum(_robust(d, gamma) for d in e) for e in episodes]), counts)
-    return found
 
 
 def effective_sample_size(log_weights: Sequence[float]) -> float:
@@ -110,11 +102,6 @@ def effective_sample_size(log_weights: Sequence[float]) -> float:
 
 def _discounted(rewards: Array, gamma: float) -> Array:
     return rewards if gamma == 1 else rewards * gamma ** np.arange(len(rewards))
-
-
-def _robust(own: Decisions, gamma: float) -> float:
-    after, before = np.exp(own.log_weights), np.exp(own.log_weights_before)
-    return float(_discounted(after * (own.rewards - own.q) + before * own.v, gamma).sum())
 
 
 def _stepwise(episodes: Sequence[Sequence[Decisions]], gamma: float, counts: Array) -> Estimate:
@@ -138,10 +125,6 @@ def resamples(n: int, seed: int = 0) -> Array:
     """(1 + B, n): how often each episode is taken; the first row takes each once."""
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=BOOTSTRAPS if n > 1 else 0)
     return np.concatenate([np.ones((1, n)), drawn])
-
-
-def _mean_of(values: Array, counts: Array) -> Estimate:
-    return made(counts @ values / len(values))
 
 
 def made(results: Array) -> Estimate:
