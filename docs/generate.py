@@ -135,7 +135,7 @@ def rllib_page() -> str:
         )
     ]
     dependent = [
-        _meaning(name, ", ".join(each.settings), each.algorithms, each.note)
+        _meaning(name, each.setting, each.algorithms, each.note)
         for name, meanings in DEPENDENT.items()
         for each in meanings
     ]

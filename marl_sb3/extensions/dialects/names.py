@@ -100,7 +100,7 @@ def canonical_value(name: str, value: Any) -> Any:
     own = split_name(name)[1]
     if own in RENAMED:
         try:
-            value = plain_numbers(RENAMED[own].value(value))
+            value = plain_numbers(RENAMED[own].value(value, 0))
         except ConfigError as error:
             raise ConfigError(str(error), key=name) from error
     whole, _, own = canonical_name(name).rpartition(".")

@@ -16,6 +16,7 @@ from marl_sb3.extensions.dialects.rllib_names import (
     NESTED,
     NETWORK,
     NO_COUNTERPART,
+    NOT_SET,
     RENAMED,
     RUNNERS,
 )
@@ -144,12 +145,13 @@ def meanings(
             continue
         applying = [meaning for meaning in DEPENDENT[name] if meaning.applies(kinds)]
         if not applying:
-            others = "; ".join(f"{'/'.join(each.settings)} of algorithms {each.algorithms}" for each in DEPENDENT[name])
+            others = "; ".join(f"{each.setting} of algorithms {each.algorithms}" for each in DEPENDENT[name])
             raise ConfigError(f"RLlib's {name} has no counterpart for {algorithm}; it means {others}", key=name)
         try:
-            yield [name], applying[0].convert(settings[name], n_envs)
+            value = applying[0].value(settings[name], n_envs)
         except ConfigError as error:
             raise ConfigError(str(error), key=name) from error
+        yield [name], {} if value is NOT_SET else {applying[0].setting: value}
 
 
 def network_settings(

@@ -1,8 +1,8 @@
 """What RLlib's names of settings mean here: those of its `AlgorithmConfig`s of PPO, APPO, IMPALA, DQN and SAC.
 
 Every name of RLlib 2.60 without a leading underscore, and those of older versions that its tuned examples have, is in
-one of three tables: it means a setting, or it is always so here, or it has no counterpart; the latter two are in the
-file of data beside this one. The documentation is generated from them.
+one of three tables: it means a setting, or it is always so here, or it has no counterpart. Those that need no code
+are in the file of data beside this one. The documentation is generated from them.
 """
 
 from __future__ import annotations
@@ -17,38 +17,45 @@ from typing import Any, NamedTuple
 from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, shown, words
 from marl_sb3.errors import ConfigError
 
-# --- Values ----------------------------------------------------------------------------------------------------------
+_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+
+# --- Names that mean settings ----------------------------------------------------------------------------------------
+
+NOT_SET = object()  # the value of a setting that stays as it is by default
 
 
-def batch_per_env(value: Any, n_envs: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Meaning:
+    """What a name means; for some algorithms, or for all that have the setting."""
+
+    setting: str  # its name here
+    value: Callable[[Any, int], Any] = lambda value, _: value  # the value of RLlib, and the number of envs -> that here
+    note: str = ""  # how the value changes, in words; empty if it does not
+    algorithms: str = "all"  # of which algorithms, in words
+    applies: Callable[[Mapping[str, Any]], bool] = lambda _: True  # the same of a table of hyperparameters
+
+
+def _batch_per_env(value: Any, n_envs: int) -> Any:
     """The steps of each env that make a batch."""
     require("train_batch_size", value, PositiveInt)
-    return {"n_steps": math.ceil(value / n_envs)}
+    return math.ceil(value / n_envs)
 
 
-def same(setting: str, unset: str | None = None) -> Callable[[Any, int], dict[str, Any]]:
-    """Return a conversion to one setting with the same value, or to none where that is `unset`: RLlib chooses it."""
-    return lambda value, _: {} if value is not None and value == unset else {setting: value}
+def _or_auto(value: Any, _: int) -> Any:
+    return NOT_SET if value == "auto" else value
 
 
-def updates_of_sac(value: Any, n_envs: int) -> dict[str, Any]:
+def _updates_of_sac(value: Any, _: int) -> int:
     """RLlib counts env steps, SB3's SAC gradient steps: only "always" is the same."""
     if value in (0, 1) and not isinstance(value, bool):
-        return {"target_update_interval": 1}
+        return 1
     raise ConfigError(
         f"RLlib's target_network_update_freq is {shown(value)}; accepted with SAC: 0; SB3's target_update_interval "
         "counts gradient steps instead of env steps"
     )
 
 
-def epsilon_schedule(value: Any, n_envs: int) -> dict[str, Any]:
-    """A constant, or points."""
-    if not accepts(Fraction | Points, value):
-        raise ConfigError(f"RLlib's epsilon is {shown(value)}; accepted: {words(Fraction | Points)}")
-    return {"exploration_schedule": value}
-
-
-def epsilon_greedy(value: Any, n_envs: int) -> dict[str, Any]:
+def _epsilon_greedy(value: Any, _: int) -> Any:
     """RLlib's class `EpsilonGreedy` of older versions: a constant, then a line from the first epsilon to the last."""
     defaults = {"initial_epsilon": 1.0, "final_epsilon": 0.05, "epsilon_timesteps": 100_000, "warmup_timesteps": 0}
     given = dict(value) if isinstance(value, Mapping) else {}
@@ -62,30 +69,28 @@ def epsilon_greedy(value: Any, n_envs: int) -> dict[str, Any]:
         )
         raise ConfigError(f"RLlib's exploration_config is {shown(value)}; accepted: {accepted}")
     first, last, env_steps, warmup = known.values()
-    return epsilon_schedule([[warmup, first], [warmup + env_steps, last]], n_envs)
+    return _of_kind("epsilon", Fraction | Points)([[warmup, first], [warmup + env_steps, last]], 0)
 
 
-def points_of(name: str, setting: str) -> Callable[[Any, int], dict[str, Any]]:
-    """Return a conversion of one of RLlib's schedules, a list of points or None, to one setting."""
+def _of_kind(name: str, kind: Any) -> Callable[[Any, int], Any]:
+    """Return a conversion of values of a kind, such as RLlib's schedules; None is not set."""
 
-    def converted(value: Any, n_envs: int) -> dict[str, Any]:
-        if not accepts(Points | None, value):
-            raise ConfigError(f"RLlib's {name} is {shown(value)}; accepted: {words(Points | None)}")
-        return {} if value is None else {setting: value}
+    def converted(value: Any, _: int) -> Any:
+        if not accepts(kind, value):
+            raise ConfigError(f"RLlib's {name} is {shown(value)}; accepted: {words(kind)}")
+        return NOT_SET if value is None else value
 
     return converted
 
 
-def by_name(names: Mapping[Any, Any]) -> Callable[[Any], Any]:
+def _by_name(names: Mapping[Any, Any]) -> Callable[[Any, int], Any]:
     """Return a conversion of some values; all others are returned unchanged and checked later."""
-
-    def converted(value: Any) -> Any:
-        return next((ours for theirs, ours in names.items() if type(value) is type(theirs) and value == theirs), value)
-
-    return converted
+    return lambda value, _: next(
+        (ours for theirs, ours in names.items() if (type(theirs), theirs) == (type(value), value)), value
+    )
 
 
-def is_normalized(value: Any) -> Any:
+def _is_normalized(value: Any, _: int) -> bool:
     """Whether an observation filter normalises."""
     known = {"MeanStdFilter": True, "ConcurrentMeanStdFilter": True, "NoFilter": False}
     if not isinstance(value, str) or value not in known:
@@ -93,31 +98,32 @@ def is_normalized(value: Any) -> Any:
     return known[value]
 
 
-def deterministic(value: Any) -> bool:
+def _deterministic(value: Any, _: int) -> bool:
     """Whether evaluations with this configuration are deterministic."""
     if not isinstance(value, Mapping) or [*value] != ["explore"] or not isinstance(value["explore"], bool):
         raise ConfigError(f"RLlib's evaluation_config is {shown(value)}; accepted: {{explore: true or false}}")
     return not value["explore"]
 
 
-# --- Names that mean settings ----------------------------------------------------------------------------------------
+# Names that mean one setting for every algorithm that has it: those whose values stay as they are, and others.
+RENAMED: Mapping[str, Meaning] = {
+    **{name: Meaning(setting) for name, setting in _TABLES["renamed"].items()},
+    "opt_type": Meaning("use_rms_prop", _by_name({"rmsprop": True, "adam": False}), "`rmsprop` is true"),
+    "fcnet_activation": Meaning(
+        "policy_kwargs.activation_fn", _by_name({"swish": "silu", "linear": "identity"}), "`swish` is `silu`"
+    ),
+    "twin_q": Meaning("policy_kwargs.n_critics", _by_name({True: 2, False: 1}), "true is 2, false 1"),
+    "adam_epsilon": Meaning("policy_kwargs.optimizer_kwargs", lambda value, _: {"eps": value}, "`{eps: X}`"),
+    "observation_filter": Meaning(
+        "processing.normalize_observations", _is_normalized, "`MeanStdFilter` is true, `NoFilter` false"
+    ),
+    "initial_alpha": Meaning("ent_coef", lambda value, _: f"auto_{value}", "`auto_X`"),
+    "num_steps_sampled_before_learning_starts": Meaning("learning_starts", note="in agent steps"),
+    "max_num_env_runner_restarts": Meaning("max_worker_restarts", note="in a row"),
+    "evaluation_config": Meaning("evaluation.deterministic", _deterministic, "`{explore: false}` is true"),
+}
 
-
-Convert = Callable[[Any, int], Mapping[str, Any]]
-Applies = Callable[[Mapping[str, Any]], bool]  # to an algorithm, by its table of hyperparameters
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a name means for some algorithms."""
-
-    settings: tuple[str, ...]  # the names of the settings here
-    algorithms: str  # of which algorithms, in words
-    applies: Applies  # the same as a function
-    convert: Convert  # the value of RLlib, and the number of envs -> settings with their values
-    note: str = ""  # how the value changes, in words; empty if it does not
-
-
+# Names whose meaning depends on the algorithm or on other settings.
 _ROLLOUTS = "with rollouts (PPO, A2C, TRPO, ...)", lambda kinds: "gae_lambda" in kinds
 _REPLAY = "with a replay buffer (DQN, SAC, ...)", lambda kinds: "buffer_size" in kinds
 _Q = "DQN, QRDQN", lambda kinds: "exploration_fraction" in kinds
@@ -125,85 +131,33 @@ _SAC = "SAC, TQC", lambda kinds: "target_entropy" in kinds and "target_update_in
 _ALL = "all", lambda kinds: "learning_rate" in kinds
 _BONUS = "with rollouts and an entropy bonus (PPO, A2C, ...)", lambda kinds: {"gae_lambda", "ent_coef"} <= kinds.keys()
 _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
-
-# --- Names that mean one setting for every algorithm that has it ------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A name that means one setting."""
-
-    setting: str  # its name here
-    value: Callable[[Any], Any] = lambda value: value  # the value of RLlib -> the value here
-    note: str = ""  # how the value changes, in words; empty if it does not
-
-
-RENAMED: Mapping[str, Renamed] = {
-    "lr": Renamed("learning_rate"),
-    "minibatch_size": Renamed("batch_size"),
-    "sgd_minibatch_size": Renamed("batch_size"),
-    "num_epochs": Renamed("n_epochs"),
-    "num_sgd_iter": Renamed("n_epochs"),
-    "lambda": Renamed("gae_lambda"),
-    "lambda_": Renamed("gae_lambda"),
-    "clip_param": Renamed("clip_range"),
-    "entropy_coeff": Renamed("ent_coef"),
-    "vf_loss_coeff": Renamed("vf_coef"),
-    "grad_clip": Renamed("max_grad_norm"),
-    "opt_type": Renamed("use_rms_prop", by_name({"rmsprop": True, "adam": False}), "`rmsprop` is true"),
-    "fcnet_hiddens": Renamed("policy_kwargs.net_arch"),
-    "fcnet_activation": Renamed(
-        "policy_kwargs.activation_fn", by_name({"swish": "silu", "linear": "identity"}), "`swish` is `silu`"
-    ),
-    "lstm_cell_size": Renamed("policy_kwargs.lstm_hidden_size"),
-    "twin_q": Renamed("policy_kwargs.n_critics", by_name({True: 2, False: 1}), "true is 2, false 1"),
-    "adam_epsilon": Renamed("policy_kwargs.optimizer_kwargs", lambda value: {"eps": value}, "`{eps: X}`"),
-    "lstm_use_prev_action": Renamed("processing.previous_action"),
-    "lstm_use_prev_reward": Renamed("processing.previous_reward"),
-    "observation_filter": Renamed(
-        "processing.normalize_observations", is_normalized, "`MeanStdFilter` is true, `NoFilter` false"
-    ),
-    "normalize_actions": Renamed("processing.rescale_actions"),
-    "initial_alpha": Renamed("ent_coef", lambda value: f"auto_{value}", "`auto_X`"),
-    "replay_buffer_config.capacity": Renamed("buffer_size"),
-    "num_steps_sampled_before_learning_starts": Renamed("learning_starts", note="in agent steps"),
-    "env_config": Renamed("env_kwargs"),
-    "algorithm_config_overrides_per_module": Renamed("policy_settings"),
-    "metrics_num_episodes_for_smoothing": Renamed("stats_window_size"),
-    "sample_timeout_s": Renamed("worker_timeout_s"),
-    "max_num_env_runner_restarts": Renamed("max_worker_restarts", note="in a row"),
-    "evaluation_config": Renamed("evaluation.deterministic", deterministic, "`{explore: false}` is true"),
-}
-
-# --- Names whose meaning depends on the algorithm or on other settings ------------------------------------------------
-
+_same = Meaning.value
 _BATCH = (
-    Meaning(("n_steps",), *_ROLLOUTS, batch_per_env, "divided by `n_envs`, rounded up"),
-    Meaning(("batch_size",), *_REPLAY, same("batch_size")),
+    Meaning("n_steps", _batch_per_env, "divided by `n_envs`, rounded up", *_ROLLOUTS),
+    Meaning("batch_size", _same, "", *_REPLAY),
 )
+_points = {name: _of_kind(name, Points | None) for name in ("lr_schedule", "entropy_coeff_schedule")}
 DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
     "train_batch_size_per_learner": _BATCH,
     "train_batch_size": _BATCH,
     "rollout_fragment_length": (
-        Meaning(("n_steps",), *_ROLLOUTS, same("n_steps", "auto"), "`auto`: not set"),
-        Meaning(("train_freq",), *_REPLAY, same("train_freq", "auto"), "`auto`: not set"),
+        Meaning("n_steps", _or_auto, "`auto`: not set", *_ROLLOUTS),
+        Meaning("train_freq", _or_auto, "`auto`: not set", *_REPLAY),
     ),
     "target_network_update_freq": (
-        Meaning(("target_update_interval",), *_Q, same("target_update_interval")),
-        Meaning(("target_update_interval",), *_SAC, updates_of_sac, "0 is 1: with every gradient step; no others"),
+        Meaning("target_update_interval", _same, "", *_Q),
+        Meaning("target_update_interval", _updates_of_sac, "0 is 1: with every gradient step; no others", *_SAC),
     ),
-    "n_step": (Meaning(("n_steps",), *_REPLAY, same("n_steps")),),
+    "n_step": (Meaning("n_steps", _same, "", *_REPLAY),),
     "epsilon": (
-        Meaning(("exploration_schedule",), *_Q, epsilon_schedule),
-        Meaning(("rms_prop_eps",), *_A2C, same("rms_prop_eps")),
+        Meaning("exploration_schedule", _of_kind("epsilon", Fraction | Points), "", *_Q),
+        Meaning("rms_prop_eps", _same, "", *_A2C),
     ),
     "exploration_config": (
-        Meaning(("exploration_schedule",), *_Q, epsilon_greedy, "`{type: EpsilonGreedy, ...}`: points"),
+        Meaning("exploration_schedule", _epsilon_greedy, "`{type: EpsilonGreedy, ...}`: points", *_Q),
     ),
-    "lr_schedule": (Meaning(("learning_rate",), *_ALL, points_of("lr_schedule", "learning_rate"), "`null`: not set"),),
-    "entropy_coeff_schedule": (
-        Meaning(("ent_coef",), *_BONUS, points_of("entropy_coeff_schedule", "ent_coef"), "`null`: not set"),
-    ),
+    "lr_schedule": (Meaning("learning_rate", _points["lr_schedule"], "`null`: not set", *_ALL),),
+    "entropy_coeff_schedule": (Meaning("ent_coef", _points["entropy_coeff_schedule"], "`null`: not set", *_BONUS),),
 }
 
 # Names that together mean one network, see `rllib.network_settings`: first those of arguments of `attention`, with
@@ -256,7 +210,6 @@ class Always(NamedTuple):
     why: str  # why there are no others, or what to set instead; a clause that follows a semicolon
 
 
-_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 ALWAYS: Mapping[str, Always] = {name: Always(*always) for name, always in _TABLES["always"].items()}
 REASONS: Mapping[str, Sequence[str]] = _TABLES["no counterpart"]  # a reason, and what to set instead -> the names
 NO_COUNTERPART: Mapping[str, str] = {name: reason for reason, names in REASONS.items() for name in names}
