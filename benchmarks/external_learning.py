@@ -25,8 +25,7 @@ from measure import Report, Setting, number, print_table, say
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs import env_factory, make_env
 from marl_sb3.runs import execute, load_config, prepare
-from marl_sb3.tools.serving.external import external_server
-from marl_sb3.tools.serving.spaces_json import describe
+from marl_sb3.tools.serving import describe, external_server
 
 CLIENT = Path(__file__).parent / "external_client.py"
 HYPERPARAMETERS = {

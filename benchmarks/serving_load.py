@@ -56,10 +56,8 @@ SETTING = Setting(
 OURS = """
 import gc
 import sys
-from marl_sb3.runs.run import SavedRun
-from marl_sb3.tools.serving.api import Api
-from marl_sb3.tools.serving.http import Limits, make_app, run_server
-from marl_sb3.tools.serving.predictor import Predictor
+from marl_sb3.runs import SavedRun
+from marl_sb3.tools.serving import Api, Limits, Listening, Predictor, Server
 
 folder, port, side = sys.argv[1:]
 api = Api(
@@ -69,8 +67,7 @@ api = Api(
     settled=gc.freeze,
     together="alone" not in side,
 )
-app = make_app(api.routes(), token=None, hosts=["127.0.0.1"], limits=Limits(), lifespan=api.lifespan)
-run_server(app, port=int(port), limits=Limits(), on_started=print)
+Server(api.routes(), Listening(port=int(port)), Limits(), lifespan=api.lifespan).run(print)
 """
 THEIRS = """
 import sys

@@ -44,14 +44,14 @@ def main(
     """Print the comparison, and write its page; returns the exit code."""
     from marl_sb3.errors import ConfigError
     from marl_sb3.results import RETURN, group_by_argument, read_records
+    from marl_sb3.startup import require_extra
     from marl_sb3.tools.looking import compare_groups
 
     if out is not None:
         if out.suffix != ".html":
             raise ConfigError(f"--out is {out}; accepted: a file that ends with .html", key="--out")
-        from marl_sb3.extensions.display import require_plotly
 
-        require_plotly(out.name)
+        require_extra(out.name, "report")
     if len(set(runs)) < len(runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
     groups = group_by_argument({_label(path, runs): read_records(path) for path in runs})

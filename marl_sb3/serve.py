@@ -8,12 +8,11 @@ from msgspec import Meta
 
 from marl_sb3 import cli
 from marl_sb3.core.config import PositiveInt
-from marl_sb3.startup import without_collections
+from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.runs import SavedRun
-    from marl_sb3.tools.serving.api import Api
-    from marl_sb3.tools.serving.http import Limits
+    from marl_sb3.tools.serving import Api, Limits
 
 PORT = 8000
 
@@ -72,13 +71,11 @@ class ServeOptions:
 @cli.command("serve RUN [options]", "Serve the policies of a run over HTTP.", _EPILOG)
 def main(options: ServeOptions) -> int:
     """Serve until a signal; returns the exit code."""
-    from marl_sb3.tools.serving import require_extra
+    require_extra("serve", "serve")
+    settings = options.server.settings(PORT)
+    from marl_sb3.tools.serving import Limits, Listening, Server
 
-    require_extra("serve")
-    listening = options.server.settings(PORT)
-    from marl_sb3.tools.serving.http import Limits, make_app, require_token, run_server, served_hosts
-
-    require_token(listening["host"], listening["token"])
+    listening = Listening(**settings)
     limits = Limits(options.max_body, options.max_batch, options.timeout_s, options.max_connections)
     folder = cli.found_run(options.run)
     with without_collections():  # the imports take seconds: wrong options are refused before
@@ -86,25 +83,21 @@ def main(options: ServeOptions) -> int:
 
         run = SavedRun.open(folder, options.env.named(), makes_env=options.ui)
     api = _api(options, run, limits)
-    hosts = served_hosts(listening["host"])
     routes, public = api.routes(), list[str]()
     if options.ui:
-        from marl_sb3.tools.serving.ui import PAGE_FILES, ui_routes
+        from marl_sb3.tools.serving import PAGE_FILES, ui_routes
 
         routes, public = [*routes, *ui_routes(run)], [*PAGE_FILES]
-    app = make_app(
-        routes, token=listening.pop("token"), hosts=hosts, limits=limits, public=public, lifespan=api.lifespan
-    )
     what = "page and policies" if options.ui else "serving"
-    run_server(app, **listening, limits=limits, on_started=lambda address: print(f"{what} on {address}", flush=True))
+    server = Server(routes, listening, limits, public=public, lifespan=api.lifespan)
+    server.run(lambda address: print(f"{what} on {address}", flush=True))
     return cli.EXIT_DONE
 
 
 def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
     """Load the policies, and say which."""
     with without_collections():
-        from marl_sb3.tools.serving.api import Api
-        from marl_sb3.tools.serving.predictor import Predictor
+        from marl_sb3.tools.serving import Api, Predictor
 
         predictor = Predictor(run, options.checkpoint, options.backend)
     served = predictor.served

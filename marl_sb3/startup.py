@@ -1,4 +1,4 @@
-"""Start a command quickly: no garbage collections while modules are imported, and no compiler."""
+"""The start of a command: quickly, without garbage collections and compiler; not without the packages that it needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+
+from marl_sb3.errors import ConfigError, install_words
 
 _frozen = False  # `gc.get_freeze_count` says it, too, but counts for as long as a collection takes
 
@@ -47,3 +50,27 @@ def start_without_dynamo() -> None:
         inner = getattr(method, "__wrapped__", None)
         if inner is not None:
             inner.__dict__["__dynamo_disable"] = inner
+
+
+# Extra -> the packages that some feature cannot do without.
+_OF_EXTRAS = {
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "plot": ("matplotlib",),
+    "report": ("plotly",),
+    "serve": ("starlette", "uvicorn", "websockets"),
+}
+
+
+def require_extra(what: str, extra: str) -> None:
+    """Refuse to go on without the packages of an extra.
+
+    Args:
+        what: what needs them, for the message.
+
+    Raises:
+        ConfigError: one of them is not installed; the message says how to install it.
+    """
+    missing = [name for name in _OF_EXTRAS[extra] if find_spec(name) is None]
+    if missing:
+        words = f"{what} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ConfigError(f"{words}; {install_words(extra)}")

@@ -14,7 +14,7 @@ from marl_sb3 import cli
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import TRACKERS
-from marl_sb3.startup import without_collections
+from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.remote import AnyRunners
@@ -256,11 +256,10 @@ def _clients_served(options: TrainOptions, run: "Run") -> Iterator[None]:
         yield
         return
     from marl_sb3.runs import undone_on_error
-    from marl_sb3.tools.serving import require_extra
 
     with undone_on_error(run.close):
-        require_extra("--external")
-        from marl_sb3.tools.serving.external import external_server
+        require_extra("--external", "serve")
+        from marl_sb3.tools.serving import external_server
 
         server = external_server(run.algorithm, **options.server.settings(EXTERNAL_PORT))
     with server:

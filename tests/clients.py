@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
-from marl_sb3.tools.serving.spaces_json import describe
+from marl_sb3.tools.serving import describe
 
 
 def agents_of(env: Any) -> dict[str, Any]:

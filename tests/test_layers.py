@@ -82,7 +82,6 @@ WITHOUT_A_FACE = {
     "core.sb3": 1,
     "extensions.data": 1,
     "extensions.display": 1,
-    "tools.serving": 10,
 }
 
 # The same of tests, which may take names from inside the room whose folder they are in: this may only fall, too.

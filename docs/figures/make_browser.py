@@ -12,8 +12,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, ServerThread, make_app
-from marl_sb3.tools.serving.ui import ui_routes
+from marl_sb3.tools.serving import Limits, Listening, Server, ui_routes
 
 HERE = Path(__file__).parent
 SIZE = {"width": 1120, "height": 888}
@@ -21,8 +20,7 @@ SIZE = {"width": 1120, "height": 888}
 
 def picture(run: SavedRun, path: Path) -> None:
     """Play 40 steps, take agent2 over, and take a picture of the page."""
-    app = make_app(ui_routes(run), token=None, hosts=LOOPBACK_HOSTS, limits=Limits())
-    with ServerThread(app, host="127.0.0.1", port=0, limits=Limits(seconds=1)) as server, sync_playwright() as engines:
+    with Server(ui_routes(run), Listening(), Limits(seconds=1)) as server, sync_playwright() as engines:
         browser = engines.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport=SIZE, color_scheme="light")
         page.goto(server.address)

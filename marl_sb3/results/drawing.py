@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, install_words
-from marl_sb3.extensions.display import Page, note, require_plotly, words
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display import Page, note, words
 from marl_sb3.files import named_by_user, replaced_file, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings
+from marl_sb3.startup import require_extra
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
 # Of plotly's figures: transparent, for light and dark pages.
@@ -48,15 +48,9 @@ def require_drawable(path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(_FORMATS)}", key="--out")
     if path.suffix.lower() == ".html":
-        require_plotly(path.name)
+        require_extra(path.name, "report")
     else:
-        require_matplotlib(path.name)
-
-
-def require_matplotlib(what: str) -> None:
-    """Raise ConfigError if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"{what} needs the package matplotlib, which is not installed; {install_words('plot')}")
+        require_extra(path.name, "plot")
 
 
 def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
@@ -90,7 +84,7 @@ def plot_paths(
     Args:
         how: `axis`, `statistic` and `smooth` of `draw_up`.
     """
-    require_matplotlib("a figure")
+    require_extra("a figure", "plot")
     groups = group_by_settings([record for path in paths for record in read_records(path)])
     figure = draw_up(groups, metrics, **how)
     if out is not None:
@@ -120,7 +114,7 @@ def _name(panel: Panel, curve: Curve, n_groups: int) -> str:
 
 def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     """Draw a figure; returns a `matplotlib.figure.Figure`, which notebooks show."""
-    require_matplotlib("a figure")
+    require_extra("a figure", "plot")
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter

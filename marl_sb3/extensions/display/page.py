@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any, NewType
 
-from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.extensions.display.text import one_line
 from marl_sb3.files import write_whole
 
@@ -62,12 +60,6 @@ class Page:
     def write(self, path: Path) -> Path:
         """Write the page into a file and return its path."""
         return write_whole(path, self.html())
-
-
-def require_plotly(file: str) -> None:
-    """Raise ConfigError if plotly is not installed, which a file such as `report.html` needs."""
-    if find_spec("plotly") is None:
-        raise ConfigError(f"{file} needs the package plotly, which is not installed; {install_words('report')}")
 
 
 def words(value: object) -> Html:

@@ -23,7 +23,6 @@ from marl_sb3.extensions.display import (
     note,
     number,
     one_line,
-    require_plotly,
     short,
     table,
     words,
@@ -44,6 +43,7 @@ from marl_sb3.results import (
     read_run,
 )
 from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
+from marl_sb3.startup import require_extra
 from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_agent, find_problems, policies_in
 
 _EVALUATED = f"evaluation/{RETURN}"
@@ -172,7 +172,7 @@ def html_page(runs: Sequence[RunData]) -> Page:
     Raises:
         ConfigError: plotly is not installed.
     """
-    require_plotly("a report")
+    require_extra("a report", "report")
     return _page_of_one(runs[0]) if len(runs) == 1 else _page_of_several(runs)
 
 

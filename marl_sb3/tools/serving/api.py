@@ -26,14 +26,13 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import (
+    DEFAULT_LIMITS,
     Limits,
+    Listening,
     RequestError,
-    ServerThread,
+    Server,
     json_response,
-    make_app,
     read_message,
-    require_token,
-    served_hosts,
 )
 from marl_sb3.tools.serving.predictor import Asked, Backend, Predicted, Predictor, Served
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
@@ -330,7 +329,7 @@ class Api:
         )
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes for `make_app`."""
+        """Return the routes."""
         return [
             Route("/health", self._health),
             Route("/info", self._info),
@@ -435,39 +434,29 @@ def policy_server(
     run_folder: str | Path,
     checkpoint: str | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str | None = None,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     reload_s: float = 5.0,
     backend: Backend = "torch",
-) -> ServerThread:
+    **listening: Any,
+) -> Server:
     """Make a server of the policies of a run; a thread of this process serves within its context.
 
     Args:
         run_folder: of the run, or a folder of runs, for the newest of them.
         checkpoint: best, latest or the number of an iteration; None: see `CheckpointFolder.load`.
-        host: name or address to listen on.
-        port: 0 for any free one; `address` of the server has it.
-        token: what requests have to show; None: nothing.
-        tls_cert: PEM file of a certificate; None: no TLS.
-        tls_key: PEM file of its key; None: it is in the same file.
-        limits: of requests; None: the defaults.
+        limits: of requests.
         reload_s: see `Api`.
         backend: see `Predictor`.
+        listening: `host`, `port`, `token`, `tls_cert` and `tls_key`, see `Listening`.
 
     Raises:
         ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    limits = limits or Limits()
-    require_token(host, token)
+    where = Listening(**listening)
     predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint, backend)
     api = Api(predictor, limits, reload_s=reload_s)
-    app = make_app(api.routes(), token=token, hosts=served_hosts(host), limits=limits, lifespan=api.lifespan)
-    return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
+    return Server(api.routes(), where, limits, lifespan=api.lifespan)
 
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,13 +25,13 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.http import (
+    DEFAULT_LIMITS,
     Limits,
+    Listening,
     RequestError,
-    ServerThread,
+    Server,
     json_response,
-    make_app,
     read_message,
-    served_hosts,
 )
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
@@ -233,26 +232,13 @@ def _refused(error: EpisodeRefusedError) -> RequestError:
     return RequestError(str(error), _STATUS[error.reason])
 
 
-def external_server(
-    algorithm: MultiAgentAlgorithm,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str | None = None,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    limits: Limits | None = None,
-) -> ServerThread:
+def external_server(algorithm: MultiAgentAlgorithm, *, limits: Limits = DEFAULT_LIMITS, **listening: Any) -> Server:
     """Make the server for the clients that step the envs of an algorithm; it serves within its context.
 
     Args:
         algorithm: trains in `marl_sb3.make_vec_env("external", n_envs, agents={...})`.
-        host: name or address to listen on.
-        port: 0 for any free one.
-        token: what clients have to show; None: nothing.
-        tls_cert: PEM file of a certificate; None: no TLS.
-        tls_key: PEM file of its key; None: it is in the same file.
-        limits: of requests; None: the defaults.
+        limits: of requests.
+        listening: `host`, `port`, `token`, `tls_cert` and `tls_key`, see `Listening`.
 
     Raises:
         ConfigError: the envs are stepped by this process, the port is taken, or others can reach the host without a
@@ -262,9 +248,6 @@ def external_server(
     if not isinstance(env, ExternalVecEnv):
         words = "the envs are stepped by this process; accepted: envs of make_vec_env('external', ...)"
         raise ConfigError(words, key="env")
-    limits = limits or Limits()
     learners = algorithm.parts.learners
     on_policy = [policy_id for policy_id, learner in learners.items() if isinstance(learner, OnPolicyLearner)]
-    routes = ExternalApi(env, algorithm.policy_of, on_policy, limits).routes
-    app = make_app(routes, token=token, hosts=served_hosts(host), limits=limits)
-    return ServerThread(app, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
+    return Server(ExternalApi(env, algorithm.policy_of, on_policy, limits).routes, Listening(**listening), limits)

@@ -1,4 +1,4 @@
-"""An app with its guards, and the server it runs in: what everything of this package that listens has in common.
+"""A server with its guards: what everything of this package that listens has in common.
 
 Nobody but the user of this machine is served by default. A web page that the user visits runs on this machine as well:
 its requests are refused by the `Host` and `Origin` that browsers send, so that no name of a foreign server that is made
@@ -72,6 +72,55 @@ class Limits:
     connections: int = 256
 
 
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and what clients have to show.
+
+    Raises:
+        ConfigError: other machines can reach the host and there is no token; the token is too short, or has characters
+            that HTTP does not allow in it; there is a key without a certificate.
+    """
+
+    host: str = "127.0.0.1"  # name or address
+    port: int = 0  # 0: any free one; `address` of the server has it
+    # what requests have to show: `Authorization: Bearer TOKEN`; WebSockets, for which browsers send no such header,
+    # `?token=TOKEN`, or the subprotocols `marl-sb3` and `token.TOKEN`. None: nothing
+    token: str | None = None
+    tls_cert: Path | None = None  # PEM file of the certificate and those that signed it; None: no TLS
+    tls_key: Path | None = None  # PEM file of its key; None: it is in the same file
+
+    def __post_init__(self) -> None:
+        if self.token is None and not is_loopback(self.host):
+            words = f"--host is {self.host!r}, which other machines can reach"
+            raise ConfigError(f"{words}; accepted: with --token TOKEN, or --host 127.0.0.1", key="--host")
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            accepted = "8 to 200 letters, digits and any of . _ ~ + / = -"
+            raise ConfigError(f"the token is not accepted; accepted: {accepted}", key="--token")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("--tls-key is given without --tls-cert; accepted: both", key="--tls-key")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def served_hosts(host: str) -> tuple[str, ...]:
+    """Return the names by which a server at `host` may be asked for.
+
+    Other machines may know it by any name; there it is the token that keeps foreign web pages out.
+    """
+    return (*LOOPBACK_HOSTS, host) if is_loopback(host) else (ANY_HOST,)
+
+
 class RequestError(MarlSb3Error):
     """A request is refused.
 
@@ -142,44 +191,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 _HANDLERS: Mapping[Any, Any] = {RequestError: _refused, ConfigError: _misused, HTTPException: _http_error}
 
 
-# --- The app ---------------------------------------------------------------------------------------------------------
-
-Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
-
-
-def make_app(
-    routes: Sequence[BaseRoute],
-    *,
-    token: str | None,
-    hosts: Sequence[str],
-    limits: Limits,
-    public: Sequence[str] = (),
-    lifespan: Lifespan | None = None,
-) -> Starlette:
-    """Make an app of routes, with the guards that all servers of the package have.
-
-    A handler that raises a `RequestError` or a `ConfigError` answers with JSON, as all refusals do; one that raises
-    another exception answers 500, and the log has its traceback.
-
-    Args:
-        routes: of Starlette.
-        token: what requests have to show: `Authorization: Bearer TOKEN`; WebSockets, for which browsers send no such
-            header, `?token=TOKEN`, or the subprotocols `marl-sb3` and `token.TOKEN`. None: nothing.
-        hosts: the names by which the server may be asked for, without a port; `ANY_HOST` for all. See `served_hosts`.
-        limits: of a request.
-        public: paths that need no token, such as a page without data; one that ends with `/` stands for all below it.
-        lifespan: context of the app: what it needs while it serves.
-
-    Raises:
-        ConfigError: the token is too short, or has characters that HTTP does not allow in it.
-    """
-    if token is not None and not _TOKEN.fullmatch(token):
-        accepted = "8 to 200 letters, digits and any of . _ ~ + / = -"
-        raise ConfigError(f"the token is not accepted; accepted: {accepted}", key="--token")
-    guard = Middleware(Guard, token=token, hosts=hosts, limits=limits, public=public)
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers=_HANDLERS, lifespan=lifespan)
-    app.state.token = token
-    return app
+# --- The guard -------------------------------------------------------------------------------------------------------
 
 
 class Guard:
@@ -187,17 +199,14 @@ class Guard:
 
     Args:
         app: the app below.
-        token: see `make_app`, as for the others.
+        listening: with its token, and its host, the names of which requests may ask for.
+        limits: of a request.
+        public: paths that need no token.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, token: str | None, hosts: Sequence[str], limits: Limits, public: Sequence[str]
-    ) -> None:
-        self._app = app
-        self._token = token
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._limits = limits
-        self._public = public
+    def __init__(self, app: ASGIApp, *, listening: Listening, limits: Limits, public: Sequence[str]) -> None:
+        self._app, self._token, self._limits, self._public = app, listening.token, limits, public
+        self._hosts = frozenset(host.lower() for host in served_hosts(listening.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request, WebSocket, or the lifespan of the app."""
@@ -352,35 +361,6 @@ async def _refuse(error: RequestError, scope: Scope, receive: Receive, send: Sen
 # --- The server ------------------------------------------------------------------------------------------------------
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def served_hosts(host: str) -> tuple[str, ...]:
-    """Return the names by which a server at `host` may be asked for.
-
-    Other machines may know it by any name; there it is the token that keeps foreign web pages out.
-    """
-    return (*LOOPBACK_HOSTS, host) if is_loopback(host) else (ANY_HOST,)
-
-
-def require_token(host: str, token: str | None) -> None:
-    """Refuse to serve other machines without a token.
-
-    Raises:
-        ConfigError: other machines can reach the host, and there is no token.
-    """
-    if token is None and not is_loopback(host):
-        words = f"--host is {host!r}, which other machines can reach"
-        raise ConfigError(f"{words}; accepted: with --token TOKEN, or --host 127.0.0.1", key="--host")
-
-
 class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol, with limits for what comes before a request: time and size of its head."""
 
@@ -458,7 +438,7 @@ def _refusal(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
-class _Server(uvicorn.Server):
+class _Uvicorn(uvicorn.Server):
     """uvicorn's server, which accepts connections itself, leaves the signals to its caller, and says when it serves.
 
     asyncio's servers would know of a connection only after its TLS handshake: no limit would hold before.
@@ -567,7 +547,7 @@ class _Server(uvicorn.Server):
         self.should_exit, self.caught = True, number
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 
     Raises:
@@ -591,116 +571,86 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _server(app: Starlette, limits: Limits, tls_cert: Path | None, tls_key: Path | None) -> _Server:
-    """Make the server of an app.
-
-    Raises:
-        ConfigError: the certificate or the key cannot be used.
-    """
-    if tls_key is not None and tls_cert is None:
-        raise ConfigError("--tls-key is given without --tls-cert; accepted: both", key="--tls-key")
-    config = uvicorn.Config(
-        app,
-        ws="auto",
-        ws_max_size=limits.body_bytes,
-        lifespan="on",
-        log_config=None,
-        log_level="critical",  # what clients send wrongly is no message of the server; the guard logs its own errors
-        access_log=False,
-        workers=1,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(limits.seconds),
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
-    )
-    try:
-        config.load()
-    except OSError as error:  # of ssl, too
-        words = f"--tls-cert {tls_cert} and --tls-key {tls_key} cannot be used: {error}"
-        raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
-    return _Server(config, limits)
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
-def _prepared(
-    app: Starlette, host: str, port: int, limits: Limits, tls_cert: Path | None, tls_key: Path | None
-) -> tuple[_Server, socket.socket, str]:
-    """Return a server, its socket, and its address."""
-    require_token(host, app.state.token)
-    server = _server(app, limits, tls_cert, tls_key)
-    listening = _listening(host, port)
-    name = f"[{host}]" if ":" in host else host
-    return server, listening, f"http{'s' if tls_cert else ''}://{name}:{listening.getsockname()[1]}"
+class Server:
+    """Routes with the guards that all servers of the package have, on a port.
 
-
-def run_server(
-    app: Starlette,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    limits: Limits,
-    on_started: Callable[[str], None],
-) -> None:
-    """Serve an app in this thread until a signal asks for the end; requests in flight are answered first.
+    Within a context, a thread of this process serves; `run` serves in this thread. A handler that raises a
+    `RequestError` or a `ConfigError` answers with JSON, as all refusals do; one that raises another exception answers
+    500, and the log has its traceback.
 
     Args:
-        app: what `make_app` made.
-        host: name or address to listen on.
-        port: 0 for any free one.
-        tls_cert: PEM file of the certificate and those that signed it; None: no TLS.
-        tls_key: PEM file of its key; None: it is in the same file.
-        limits: of connections and time.
-        on_started: gets the address, such as `http://127.0.0.1:8000`, when clients can connect.
-
-    Raises:
-        ConfigError: other machines can reach the host and the app has no token; the port is taken; the certificate
-            cannot be used.
-        KeyboardInterrupt: a signal has ended the server.
-    """
-    server, listening, address = _prepared(app, host, port, limits, tls_cert, tls_key)
-    server.on_started = lambda: on_started(address)
-    with listening, handled(ENDING, server.end):
-        _run(server, listening)
-    if server.caught is not None:
-        raise KeyboardInterrupt
-
-
-def _run(server: _Server, listening: socket.socket) -> None:
-    try:
-        server.run([listening])
-    except SystemExit as error:  # how uvicorn says that the lifespan of the app has failed
-        raise RuntimeError("the server could not start; the log says why") from error
-
-
-class ServerThread:
-    """An app that is served by a thread of this process within a context.
-
-    Args:
-        app: see `run_server`, as for the others.
+        routes: of Starlette.
+        listening: where, and for whom.
+        limits: of requests, connections and time.
+        public: paths that need no token, such as a page without data; one that ends with `/` stands for all below it.
+        lifespan: context of the app: what it needs while it serves.
 
     Attributes:
         address: such as `http://127.0.0.1:41234`.
+
+    Raises:
+        ConfigError: the port is taken, or the certificate cannot be used.
     """
 
     def __init__(
         self,
-        app: Starlette,
+        routes: Sequence[BaseRoute],
+        listening: Listening,
+        limits: Limits,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
-        limits: Limits | None = None,
+        public: Sequence[str] = (),
+        lifespan: Lifespan | None = None,
     ) -> None:
-        prepared = _prepared(app, host, port, limits or Limits(), tls_cert, tls_key)
-        self._server, self._listening, self.address = prepared
+        guard = Middleware(Guard, listening=listening, limits=limits, public=public)
+        app = Starlette(routes=routes, middleware=[guard], exception_handlers=_HANDLERS, lifespan=lifespan)
+        config = uvicorn.Config(
+            app,
+            ws="auto",
+            ws_max_size=limits.body_bytes,
+            lifespan="on",
+            log_config=None,
+            log_level="critical",  # what clients send wrongly is no message; the guard logs its own errors
+            access_log=False,
+            workers=1,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(limits.seconds),
+            ssl_certfile=listening.tls_cert,
+            ssl_keyfile=listening.tls_key,
+        )
+        try:
+            config.load()
+        except OSError as error:  # of ssl, too
+            words = f"--tls-cert {listening.tls_cert} and --tls-key {listening.tls_key} cannot be used: {error}"
+            raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
+        self._uvicorn = _Uvicorn(config, limits)
+        self._socket = _listen(listening.host, listening.port)
+        name = f"[{listening.host}]" if ":" in listening.host else listening.host
+        scheme = "https" if listening.tls_cert else "http"
+        self.address = f"{scheme}://{name}:{self._socket.getsockname()[1]}"
         self._started, self._error = threading.Event(), None
-        self._server.on_started = self._started.set
-        self._thread = threading.Thread(target=self._serve, name="marl_sb3-server", daemon=True)
+        self._thread = threading.Thread(target=self._serve_in_thread, name="marl_sb3-server", daemon=True)
+
+    def run(self, on_started: Callable[[str], None]) -> None:
+        """Serve in this thread until a signal asks for the end; requests in flight are answered first.
+
+        Args:
+            on_started: gets the address when clients can connect.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended the server.
+        """
+        self._uvicorn.on_started = lambda: on_started(self.address)
+        with handled(ENDING, self._uvicorn.end):
+            self._serve()
+        if self._uvicorn.caught is not None:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
+        self._uvicorn.on_started = self._started.set
         self._thread.start()
         self._started.wait()
         if self._error is not None:
@@ -709,16 +659,22 @@ class ServerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._uvicorn.should_exit = True
         self._thread.join()
 
     _error: BaseException | None
 
-    def _serve(self) -> None:
+    def _serve_in_thread(self) -> None:
         try:
-            with self._listening:
-                _run(self._server, self._listening)
+            self._serve()
         except BaseException as error:
             self._error = error
         finally:
             self._started.set()
+
+    def _serve(self) -> None:
+        with self._socket:
+            try:
+                self._uvicorn.run([self._socket])
+            except SystemExit as error:  # how uvicorn says that the lifespan of the app has failed
+                raise RuntimeError("the server could not start; the log says why") from error

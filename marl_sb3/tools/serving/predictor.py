@@ -18,7 +18,7 @@ from marl_sb3.core.vec_env import joined
 from marl_sb3.errors import CheckpointError, ConfigError, ExportError
 from marl_sb3.extensions.store import with_checkpoint
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving import require_extra
+from marl_sb3.startup import require_extra
 from marl_sb3.tools.serving.weights import pack_weights
 from marl_sb3.types import AgentID, Array, PolicyID
 

@@ -14,9 +14,10 @@ from optuna.trial import FrozenTrial
 
 from marl_sb3.core.config import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Html, Page, note, one_line, require_plotly, shorter, table
+from marl_sb3.extensions.display import Html, Page, note, one_line, shorter, table
 from marl_sb3.files import write_whole
 from marl_sb3.runs import resolved, to_yaml
+from marl_sb3.startup import require_extra
 from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
 from marl_sb3.tools.tuning.finals import rows as race_rows
 from marl_sb3.tools.tuning.search import Search
@@ -130,7 +131,7 @@ def html_report(study: TuneStudy) -> Path:
     Raises:
         ConfigError: plotly is not installed; the message says how to install it.
     """
-    require_plotly("report.html")
+    require_extra("report.html", "report")
     from marl_sb3.tools.tuning.figures import draw_all  # imports plotly
 
     trials, decision = study.trials, decide(study)

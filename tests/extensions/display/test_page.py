@@ -10,7 +10,8 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Page, note, require_plotly, shorter, table, words
+from marl_sb3.extensions.display import Page, note, shorter, table, words
+from marl_sb3.startup import require_extra
 
 HOSTILE = "</p><script>alert(1)</script>\x1b[31m\n&amp;"
 
@@ -76,7 +77,7 @@ def test_numbers_have_four_significant_digits(value: object, expected: object) -
 
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_plotly("report.html")
-    monkeypatch.setattr("marl_sb3.extensions.display.page.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=re.escape("page.html needs the package plotly")):
-        require_plotly("page.html")
+    require_extra("report.html", "report")
+    monkeypatch.setattr("marl_sb3.startup.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=re.escape("page.html needs plotly, which is not installed; ")):
+        require_extra("page.html", "report")

@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 
 from marl_sb3.evaluation import ViewerLeftError
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving.http import LOOPBACK_HOSTS, Limits, RequestError, ServerThread, make_app
+from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
 from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes
 
 TOKEN = "a-token-of-tests"
@@ -42,10 +42,8 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
 
 @contextmanager
 def served(run: SavedRun, port: int = 0, token: str | None = None, **more: Any) -> Iterator[str]:
-    app = make_app(
-        ui_routes(run, **more), token=token, hosts=LOOPBACK_HOSTS, limits=Limits(seconds=1), public=[*PAGE_FILES]
-    )
-    with ServerThread(app, host="127.0.0.1", port=port, limits=Limits(seconds=1)) as server:
+    where, limits = Listening(port=port, token=token), Limits(seconds=1)
+    with Server(ui_routes(run, **more), where, limits, public=[*PAGE_FILES]) as server:
         yield server.address
 
 

@@ -30,12 +30,11 @@ from websockets.sync.client import connect
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.http import (
     Limits,
+    Listening,
     RequestError,
-    ServerThread,
+    Server,
     is_loopback,
     json_response,
-    make_app,
-    run_server,
     served_hosts,
 )
 
@@ -79,9 +78,8 @@ ROUTES = [
 ]
 
 
-def served(token: str | None = None, limits: Limits = LIMITS, tls: Path | None = None, **settings: Any) -> ServerThread:
-    app = make_app(ROUTES, token=token, hosts=served_hosts("127.0.0.1"), limits=limits, **settings)
-    return ServerThread(app, limits=limits, tls_cert=tls)
+def served(token: str | None = None, limits: Limits = LIMITS, tls: Path | None = None, **settings: Any) -> Server:
+    return Server(ROUTES, Listening(token=token, tls_cert=tls), limits, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -341,17 +339,24 @@ def test_an_unexpected_error_tells_the_client_nothing(address: str, caplog: pyte
 # --- The server ------------------------------------------------------------------------------------------------------
 
 
-def test_other_machines_need_a_token() -> None:
-    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
-    with pytest.raises(ConfigError, match=r"--host is '0.0.0.0'.*; accepted: with --token TOKEN"):
-        run_server(app, host="0.0.0.0", limits=LIMITS, on_started=print)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"host": "0.0.0.0"}, r"--host is '0.0.0.0'.*; accepted: with --token TOKEN"),
+        ({"tls_cert": Path("missing.pem")}, "PEM files of a certificate and its key"),
+        ({"tls_cert": Path(__file__)}, "PEM files of a certificate and its key"),
+        ({"tls_key": Path("key.pem")}, "--tls-key is given without --tls-cert"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Server(ROUTES, Listening(**settings), LIMITS)
 
 
 def test_a_taken_port_is_refused(address: str) -> None:
-    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
     port = int(address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}: .*--port 0"):
-        ServerThread(app, port=port)
+        Server(ROUTES, Listening(port=port), LIMITS)
 
 
 def test_https_with_a_certificate_and_its_key_in_one_file(certificate: Path) -> None:
@@ -361,17 +366,6 @@ def test_https_with_a_certificate_and_its_key_in_one_file(certificate: Path) -> 
         assert httpx.get(f"{server.address}/echo", verify=verified).json() == {"bytes": 0}
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
             httpx.get(f"{server.address}/echo")
-
-
-def test_a_key_or_certificate_that_cannot_be_read_is_refused(tmp_path: Any) -> None:
-    app = make_app(ROUTES, token=None, hosts=["*"], limits=LIMITS)
-    with pytest.raises(ConfigError, match="PEM files of a certificate and its key"):
-        ServerThread(app, tls_cert=tmp_path / "missing.pem")
-    (tmp_path / "no.pem").write_text("no")
-    with pytest.raises(ConfigError, match="PEM files of a certificate and its key"):
-        ServerThread(app, tls_cert=tmp_path / "no.pem")
-    with pytest.raises(ConfigError, match="--tls-key is given without --tls-cert"):
-        ServerThread(app, tls_key=tmp_path / "key.pem")
 
 
 def test_requests_in_flight_are_answered_when_the_server_ends() -> None:
@@ -388,16 +382,15 @@ _PROGRAM = """
 import asyncio, sys
 from starlette.routing import Route
 from marl_sb3.cli.running import run_command
-from marl_sb3.tools.serving.http import Limits, json_response, make_app, run_server
+from marl_sb3.tools.serving.http import Limits, Listening, Server, json_response
 
 async def slow(_):
     print("asked", flush=True)
     await asyncio.sleep(0.3)
     return json_response("done")
 
-limits = Limits()
-app = make_app([Route("/slow", slow)], token=None, hosts=["127.0.0.1"], limits=limits)
-sys.exit(run_command(lambda: run_server(app, limits=limits, on_started=lambda at: print(at, flush=True)), 0))
+server = Server([Route("/slow", slow)], Listening(), Limits())
+sys.exit(run_command(lambda: server.run(lambda at: print(at, flush=True)), 0))
 """
 
 

@@ -349,13 +349,13 @@ def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.Mon
 def test_what_onnx_runtime_does_not_answer_is_said(
     run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marl_sb3.tools.serving.http.run_server", lambda *_, **__: None)
-    assert main([str(masked), "--backend", "onnx"]) == 0
+    monkeypatch.setattr("marl_sb3.tools.serving.http.Server.run", lambda server, _: server._socket.close())
+    assert main([str(masked), "--backend", "onnx", "--port", "0"]) == 0
     assert "\npolicy 'shared': PyTorch answers; the policy takes action masks\n" in capsys.readouterr().out
     monkeypatch.setattr(Served, "has_memory", lambda *_: True)
     found = Predictor(SavedRun.open(run, makes_env=False), backend="onnx").served
     assert (found.sessions, found.by_torch) == ({}, dict.fromkeys("ab", "the policy has a memory"))
-    monkeypatch.setattr("marl_sb3.tools.serving.find_spec", lambda name: None if name == "onnxruntime" else name)
+    monkeypatch.setattr("marl_sb3.startup.find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(ConfigError, match=r"--backend onnx needs onnxruntime, which is not installed; .*\[onnx\]"):
         policy_server(run, backend="onnx")
 
