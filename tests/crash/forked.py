@@ -114,18 +114,7 @@ class Client:
         new_session: bool = False,
         descriptors: Sequence[int] = (),
     ) -> ForkedProcess:
-        """Start Python with such arguments: `-m MODULE ARGUMENT...` or `FILE ARGUMENT...`.
-
-        Args:
-            arguments: of Python.
-            output: a file to write to, a pipe with a name, or a terminal.
-            errors: the same for standard error; None: with the output.
-            folder: that it works in; None: this process's.
-            environment: its variables; None: those of this process.
-            shims: what is done to it, see `shims.py`.
-            new_session: a terminal's Ctrl-C is not for it.
-            descriptors: open files that it gets; an argument may name one.
-        """
+        """Start a `Command`, in the folder and with the variables of this process where none are given."""
         command = Command(
             arguments=list(arguments),
             folder=os.fspath(folder or Path.cwd()),

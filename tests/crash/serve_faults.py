@@ -26,12 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -306,27 +306,44 @@ async def _answer(reader: asyncio.StreamReader, has_body: bool) -> tuple[int, by
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def attack_process(run: Path, requests: int, seed: int) -> Tally:
-    """Attack a server in a process of its own, whose memory is watched."""
-    options = ["--port", "0", "--timeout-s", str(TIMEOUT_S), "--max-body", str(BODY_BYTES), "--backend", "torch"]
-    command = [sys.executable, "-m", "marl_sb3.serve", str(run), *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as made:
+@contextmanager
+def served(
+    run: Path, *options: str, descriptors: int | None = None, errors: IO[bytes] | None = None
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Serve a run in a process of its own, which may have so many descriptors; its address and its process."""
+    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
+    command = [
+        *limited,
+        sys.executable,
+        "-m",
+        "marl_sb3.serve",
+        str(run),
+        "--port",
+        "0",
+        "--backend",
+        "torch",
+        *options,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as made:
         try:
             assert made.stdout is not None
             address = next(line.split()[-1] for line in made.stdout if line.startswith("serving on"))
-            attack = Attack(address, seed)
-            for part in _parts(requests):
-                asyncio.run(attack.run(part))
-                time.sleep(2 * TIMEOUT_S)  # for what is still open
-                attack.tally.rss_mb.append(psutil.Process(made.pid).memory_info().rss / 1e6)
+            yield address, psutil.Process(made.pid)
         finally:
             made.terminate()
-        ended = made.wait(30)
+        assert made.wait(30) == 130, f"the server ended with exit code {made.returncode}"
+
+
+def attack_process(run: Path, requests: int, seed: int) -> Tally:
+    """Attack a server in a process of its own, whose memory is watched."""
+    with served(run, "--timeout-s", str(TIMEOUT_S), "--max-body", str(BODY_BYTES)) as (address, server):
+        attack = Attack(address, seed)
+        for part in range(10):
+            asyncio.run(attack.run(requests * (part + 1) // 10 - requests * part // 10))
+            time.sleep(2 * TIMEOUT_S)  # for what is still open
+            attack.tally.rss_mb.append(server.memory_info().rss / 1e6)
     tally = attack.tally
-    if ended != 130:
-        tally.failures.append(f"the server ended with exit code {ended}")
     if tally.rss_mb[-1] - tally.rss_mb[0] > _MOST_MB:
         tally.failures.append(f"memory grew from {tally.rss_mb[0]:.0f} to {tally.rss_mb[-1]:.0f} MB")
     return tally
@@ -344,19 +361,11 @@ def hold_silent(run: Path, connections: int, descriptors: int, most: str, second
     """
     certificate, log = run.parent / "both.pem", run.parent / "log"
     certificate.write_text(CERTIFICATE)
-    listening = ["--port", "0", "--backend", "torch", "--tls-cert", str(certificate), "--max-connections", most]
-    limited = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
-    command = [*limited, sys.executable, "-m", "marl_sb3.serve", str(run), *listening]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as made:
-        try:
-            assert made.stdout is not None
-            address = next(line.split()[-1] for line in made.stdout if line.startswith("serving on"))
-            process = psutil.Process(made.pid)
-            before_mb = process.memory_info().rss / 1e6
-            answers_s, failures, most_held = asyncio.run(_ask_meanwhile(address, connections, seconds, process))
-            after_mb = process.memory_info().rss / 1e6
-        finally:
-            made.terminate()
+    options = "--tls-cert", str(certificate), "--max-connections", most
+    with log.open("wb") as errors, served(run, *options, descriptors=descriptors, errors=errors) as (address, process):
+        before_mb = process.memory_info().rss / 1e6
+        answers_s, failures, most_held = asyncio.run(_ask_meanwhile(address, connections, seconds, process))
+        after_mb = process.memory_info().rss / 1e6
     times_ms = sorted(1000 * each for each in answers_s) or [math.nan]
     print(f"{len(answers_s)} right requests answered, {len(failures)} not", *failures[:3])
     print(f"median {times_ms[len(times_ms) // 2]:.0f} ms, longest {times_ms[-1]:.0f} ms")
@@ -403,11 +412,6 @@ async def _ask_meanwhile(
         each.cancel()
     await asyncio.gather(*silent, return_exceptions=True)
     return answers_s, failures, most_held
-
-
-def _parts(requests: int) -> list[int]:
-    """Cut a number into ten about equal ones."""
-    return [requests * (part + 1) // 10 - requests * part // 10 for part in range(10)]
 
 
 def main() -> int:
