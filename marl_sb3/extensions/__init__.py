@@ -40,7 +40,7 @@ LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:Imit
 LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
 POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
-STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:with_workers")
+STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:WorkersVecEnv")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")
 VIEWS.add("terminal", "marl_sb3.extensions.display.training_view:standard_view")

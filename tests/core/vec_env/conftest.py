@@ -9,13 +9,13 @@ import pytest
 
 from marl_sb3.core.vec_env import VecEnvRequest
 from marl_sb3.doors import VECTORIZERS
-from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv, with_workers
+from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 
 
 def _workers(request: VecEnvRequest) -> WorkersVecEnv:
     of_workers = request.vectorizer.removesuffix("workers").removesuffix("-") or "sync"
     limits = {"n_workers": min(2, request.n_envs), "worker_timeout_s": 60.0}
-    return with_workers(replace(request, vectorizer=of_workers, **limits))
+    return WorkersVecEnv(replace(request, vectorizer=of_workers, **limits))
 
 
 @pytest.fixture(autouse=True, scope="package")

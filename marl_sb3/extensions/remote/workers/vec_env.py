@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3 import stacks
-from marl_sb3.core.envs import EnvFactory, batched_factory
+from marl_sb3.core.envs import batched_factory
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env import (
     ActionMasks,
@@ -44,44 +44,30 @@ _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
 class WorkersVecEnv(MultiAgentVecEnv):
     """A vec env of envs that are made and stepped by worker processes; with any number of them it gives the same steps.
 
-    A worker that ends, or in which a call of an env takes longer than `timeout_s`, is replaced. Its envs are brought
-    back, from a state and what has happened since, and the rollout is the same as without the loss. An env for which
-    that is not possible begins a new episode: its agents are truncated on what they saw last.
+    A worker that ends, or in which a call of an env takes longer than `worker_timeout_s`, is replaced. Its envs are
+    brought back, from a state and what has happened since, and the rollout is the same as without the loss. An env for
+    which that is not possible begins a new episode: its agents are truncated on what they saw last.
 
     Args:
-        factory: makes the envs, in the workers.
-        num_envs: E.
-        seed: run seed; None draws one.
-        env_kwargs: arguments of the factory.
-        n_workers: number of processes, or `auto`.
-        batched: whether each worker steps its envs as a batch, which needs a factory with `make_batched`.
-        timeout_s: how long a call of an env may take.
-        max_restarts: how often in a row a worker is replaced that does not complete a step.
+        request: as a `Vectorizer` gets it; the workers have the vectorizers `batched` and `sync`.
         most_steps: after how many steps the workers are asked for the states of their envs.
 
     Raises:
-        ConfigError: there are more workers than envs, the factory cannot be sent to workers, or envs cannot be made.
+        ConfigError: there are more workers than envs, the vectorizer is another one, the factory cannot be sent to
+            workers, or envs cannot be made.
         WorkerError: a worker was lost too often while it made its envs.
     """
 
-    def __init__(
-        self,
-        factory: EnvFactory,
-        num_envs: int,
-        seed: int | None,
-        env_kwargs: Mapping[str, Any],
-        n_workers: int | str,
-        *,
-        batched: bool = False,
-        timeout_s: float = 300.0,
-        max_restarts: int = 5,
-        most_steps: int = MOST_STEPS,
-    ) -> None:
-        run_seed = fresh_seed() if seed is None else seed
-        envs = factory, dict(env_kwargs), 0, num_envs, run_seed, batched, num_envs
-        self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(n_workers)
-        self._batched = batched
-        self._supervisor = Supervisor(self._specs, timeout_s, max_restarts)
+    def __init__(self, request: VecEnvRequest, most_steps: int = MOST_STEPS) -> None:
+        name, num_envs = request.vectorizer, request.n_envs
+        if name not in ("auto", "batched", "sync"):
+            words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
+            raise ConfigError(words, key="vectorizer")
+        self._batched = name == "batched" or (name == "auto" and batched_factory(request.factory) is not None)
+        run_seed = fresh_seed() if request.seed is None else request.seed
+        envs = request.factory, dict(request.env_kwargs), 0, num_envs, run_seed, self._batched, num_envs
+        self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(request.n_workers)
+        self._supervisor = Supervisor(self._specs, request.worker_timeout_s, request.max_worker_restarts)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
         self._closed = False
         try:
@@ -277,30 +263,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 self._supervisor.close_envs()
             finally:
                 self._free()
-
-
-def with_workers(request: VecEnvRequest) -> WorkersVecEnv:
-    """See `doors.Vectorizer`.
-
-    Raises:
-        ConfigError: the vectorizer is not one that the workers have.
-    """
-    name = request.vectorizer
-    if name not in ("auto", "batched", "sync"):
-        raise ConfigError(
-            f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync",
-            key="vectorizer",
-        )
-    return WorkersVecEnv(
-        request.factory,
-        request.n_envs,
-        request.seed,
-        request.env_kwargs,
-        request.n_workers,
-        batched=name == "batched" or (name == "auto" and batched_factory(request.factory) is not None),
-        timeout_s=request.worker_timeout_s,
-        max_restarts=request.max_worker_restarts,
-    )
 
 
 # The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry

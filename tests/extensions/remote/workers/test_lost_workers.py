@@ -15,7 +15,7 @@ from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs import env_factory
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.errors import WorkerError
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 
@@ -40,9 +40,8 @@ def restarts(vec: MultiAgentVecEnv) -> int:
     ],
 )
 def test_the_rollout_goes_on_as_if_nothing_had_happened(env: Any, vectorizer: str, number: int) -> None:
-    patience: dict[str, Any] = {"timeout_s": 60 if number == signal.SIGKILL else 0.3, "max_restarts": 99}
-    batched = vectorizer == "batched"
-    vec = WorkersVecEnv(env_factory(env), 4, 5, {}, 2, batched=batched, **patience, most_steps=7)
+    timeout_s = 60 if number == signal.SIGKILL else 0.3
+    vec = WorkersVecEnv(VecEnvRequest(env_factory(env), 4, 5, {}, vectorizer, 2, timeout_s, 99), most_steps=7)
     other = Make(env, vectorizer=vectorizer)
     settings = {} if env is Numbers else {"max_timesteps": 11}
     for each in (vec, other):
