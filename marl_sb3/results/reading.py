@@ -45,8 +45,18 @@ def read_records(path: str | Path) -> list[RunRecord]:
     for each in _meant(path):
         if each.suffix == ".json" and is_regular(each):
             records += read_marl_eval(each)
-        else:
-            records += [_read_if_possible(folder) for folder in _runs_in(each)]
+            continue
+        for folder in _runs_in(each):
+            try:
+                record = read_run(folder)
+            except ConfigError as error:
+                warning = f"{folder} is no run to use: {error}"
+                record = RunRecord(str(folder), "", {}, [], warning=warning, folder=folder)
+            else:
+                if not record.results:
+                    reason = f": {record.warning}" if record.warning else ""
+                    record = replace(record, warning=f"{folder} has logged nothing yet{reason}")
+            records.append(record)
     if not records:
         accepted = "a run folder, a folder of runs, a pattern such as 'runs/arena/*', or a .json file of marl-eval"
         raise ConfigError(f"there is no run in {path}; accepted: {accepted}", key="run")
@@ -54,17 +64,6 @@ def read_records(path: str | Path) -> list[RunRecord]:
         words = f"no run in {path} has logged an iteration" if len(records) > 1 else records[0].warning
         raise ConfigError(words, key="run")
     return records
-
-
-def _read_if_possible(folder: Path) -> RunRecord:
-    try:
-        record = read_run(folder)
-    except ConfigError as error:
-        return RunRecord(str(folder), "", {}, [], warning=f"{folder} is no run to use: {error}", folder=folder)
-    if record.results:
-        return record
-    reason = f": {record.warning}" if record.warning else ""
-    return replace(record, warning=f"{folder} has logged nothing yet{reason}")
 
 
 def find_runs(path: str | Path) -> list[Path]:

@@ -254,19 +254,13 @@ def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
     runs: dict[str, list[RunRecord]] = {}
     for record in records:
         runs.setdefault(record.group, []).append(record)
-    names = [name for name in _setting_names(records) if name not in _OF_A_RUN]
-    differing = {name: values for name in names if (values := _differing(runs, name))}
+    differing: dict[str, dict[str, Any]] = {}
+    for name in [name for name in _setting_names(records) if name not in _OF_A_RUN]:
+        values = {label: of_label[0].setting(name) for label, of_label in runs.items()}
+        # A hyperparameter that a run does not have is none of its algorithm: what differs then is `algo`.
+        of_algorithm = name.startswith("hyperparameters.") and name.count(".") == 1
+        if len({repr(value) for value in values.values() if not (of_algorithm and value is UNSET)}) > 1:
+            differing[name] = values
     if len({record.env for record in records}) > 1:
         differing = {"env": {label: of_label[0].env for label, of_label in runs.items()}, **differing}
     return Groups(runs, differing, warnings)
-
-
-def _differing(runs: Mapping[str, Sequence[RunRecord]], name: str) -> dict[str, Any]:
-    """Return a setting of the first run of each group if they differ in it.
-
-    A hyperparameter that a run does not have is none of its algorithm: what differs then is `algo`.
-    """
-    values = {label: records[0].setting(name) for label, records in runs.items()}
-    of_algorithm = name.startswith("hyperparameters.") and name.count(".") == 1
-    compared = {repr(value) for value in values.values() if not (of_algorithm and value is UNSET)}
-    return values if len(compared) > 1 else {}

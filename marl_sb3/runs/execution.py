@@ -87,7 +87,21 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         curriculum = curricula_of(run, [name for each in evaluations for name in each.metric_names(algorithm)])
         trackers = cleanup.enter_context(tracking(run))
         histograms = RewardHistogramCallback(run.config.tensorboard_agents)
-        checkpoints = _checkpoint_callback(run, trackers)
+        settings, folder = run.config.checkpoints, run.files.checkpoints.path
+
+        def saved(name: str) -> None:
+            run.checkpoint = name
+            trackers.save(folder / name)
+
+        checkpoints = CheckpointCallback(
+            folder,
+            settings.every,
+            settings.keep,
+            settings.metric,
+            higher_is_better=settings.mode == "max",
+            at_start=run.config.on_nan == "rollback",
+            on_saved=saved,
+        )
         if run.recorder is not None:
             cleanup.callback(run.recorder.flush)
             callbacks = [*callbacks, run.recorder]
@@ -147,21 +161,3 @@ class _FolderIsThere(TrainingCallback):
     def on_iteration_logged(self, result: Result) -> None:
         """Look for the folder; the checkpoints are written after this."""
         self._files.require_there()
-
-
-def _checkpoint_callback(run: Run, trackers: Tracking) -> CheckpointCallback:
-    settings, folder = run.config.checkpoints, run.files.checkpoints.path
-
-    def saved(name: str) -> None:
-        run.checkpoint = name
-        trackers.save(folder / name)
-
-    return CheckpointCallback(
-        folder,
-        settings.every,
-        settings.keep,
-        settings.metric,
-        higher_is_better=settings.mode == "max",
-        at_start=run.config.on_nan == "rollback",
-        on_saved=saved,
-    )

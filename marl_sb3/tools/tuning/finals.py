@@ -67,7 +67,7 @@ def candidates(study: TuneStudy) -> list[Candidate]:
         Candidate(None if trial == PRESET else trial, values, frozenset(failed))
         for trial, (values, failed) in sorted(found.items(), key=lambda item: order.get(item[0], -1))
     ]
-    return several if any(each.values or each.failed for each in several) else []
+    return several if any(candidate.values or candidate.failed for candidate in several) else []
 
 
 # --- The race ---------------------------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ class Race:
         racing = list(self.candidates)
         for seeds in sorted({max(2, math.ceil(share * self.seeds)) for share in _LOOKS}):
             wanted = [
-                (each, index)
+                (candidate, index)
                 for index in range(seeds)
-                for each in racing
-                if index not in each.values and index not in each.failed
+                for candidate in racing
+                if index not in candidate.values and index not in candidate.failed
             ]
             if wanted:
                 return racing, wanted
@@ -105,20 +105,28 @@ class Race:
 
     def _kept(self, racing: Sequence[Candidate], seeds: int) -> list[Candidate]:
         """The candidates that may still win, after so many seeds."""
-        values = {each.trial: [self.sign * value for value in each.first(seeds)] for each in racing if not each.failed}
-        means = {trial: math.fsum(each) / len(each) for trial, each in values.items()}
+        values = {
+            candidate.trial: [self.sign * value for value in candidate.first(seeds)]
+            for candidate in racing
+            if not candidate.failed
+        }
+        means = {trial: math.fsum(of_one) / len(of_one) for trial, of_one in values.items()}
         best, least = max(means, key=means.__getitem__, default=None), means.get(None, -math.inf)
         hopeless = {
             trial
             for trial in means
             if means[trial] <= least or difference_interval(values[best], values[trial], _HOPELESS)[0] > 0
         }
-        return [each for each in racing if each.trial is None or (each.trial in means and each.trial not in hopeless)]
+        return [
+            candidate
+            for candidate in racing
+            if candidate.trial is None or (candidate.trial in means and candidate.trial not in hopeless)
+        ]
 
     def difference(self, candidate: Candidate) -> tuple[float, float, float]:
         """How much better a trial is than the preset: the difference of the means, and its interval."""
         preset = self.candidates[0]
-        ours, theirs = ([self.sign * value for value in each.values.values()] for each in (candidate, preset))
+        ours, theirs = ([self.sign * value for value in of_one.values.values()] for of_one in (candidate, preset))
         low, high = difference_interval(ours, theirs, _LEVEL, max(self.comparisons, len(self.candidates) - 1))
         means = [math.fsum(values) / len(values) if values else math.nan for values in (ours, theirs)]
         return means[0] - means[1], low, high
@@ -126,9 +134,9 @@ class Race:
     def winner(self) -> Candidate:
         """The best trial that is better than the preset and was trained with all seeds; else the preset."""
         preset, *trials = self.candidates
-        complete = [each for each in trials if len(each.values) == self.seeds and not each.failed]
-        better = [each for each in complete if len(preset.values) < 2 or self.difference(each)[1] > 0]
-        return max(better, key=lambda each: self.sign * math.fsum(each.values.values()), default=preset)
+        complete = [candidate for candidate in trials if len(candidate.values) == self.seeds and not candidate.failed]
+        better = [candidate for candidate in complete if len(preset.values) < 2 or self.difference(candidate)[1] > 0]
+        return max(better, key=lambda candidate: self.sign * math.fsum(candidate.values.values()), default=preset)
 
 
 def plan_race(study: TuneStudy, best: int, seeds: int) -> None:
@@ -143,7 +151,7 @@ def race_of(study: TuneStudy) -> Race | None:
     ranked = [trial.number for trial in study.completed() if trial.params != preset][:best]
     if not seeds or not ranked or study.only_value() is not None or len(study.search.objectives()) > 1:
         return None
-    known = {each.trial: each for each in candidates(study)}
+    known = {candidate.trial: candidate for candidate in candidates(study)}
     racing = [known.get(trial, Candidate(trial, {})) for trial in (None, *ranked)]
     comparisons = len({*known, *ranked} - {None})
     return Race(racing, seeds, study.search.objectives()[0].sign, comparisons)
@@ -152,12 +160,12 @@ def race_of(study: TuneStudy) -> Race | None:
 def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
     """Say what a search may cost, before it starts."""
     search = study.search
-    each, whole = (config.n_timesteps for config in (search.trial_config({}, 0), search.whole_config({})))
-    words = f"{counted(search.trials, 'trial')} of up to {each:,} env steps"
+    steps, whole = (config.n_timesteps for config in (search.trial_config({}, 0), search.whole_config({})))
+    words = f"{counted(search.trials, 'trial')} of up to {steps:,} env steps"
     if not seeds or len(search.objectives()) > 1:
-        return f"{words}: {search.trials * each:,} env steps at most"
+        return f"{words}: {search.trials * steps:,} env steps at most"
     best = min(best, search.trials)
-    trials, finals = search.trials * each, (best + 1) * seeds * whole
+    trials, finals = search.trials * steps, (best + 1) * seeds * whole
     words += f", then the best {best} and the preset with up to {seeds} fresh seeds each, {whole:,} env steps"
     hint = "; fewer with --confirm-seeds or --confirm-best" if finals > trials else ""
     return f"{words}: {trials + finals:,} env steps at most{hint}"
@@ -220,12 +228,12 @@ def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
     steps = f"{study.search.whole_config({}).n_timesteps:,} env steps"
     if len(preset.values) < 2:
         return f"The preset failed in {len(preset.failed)} of its trainings of {steps}; {won.name} is used."
-    sound = [each for each in trials if not each.failed and each.values]
-    shown = won if won is not preset else max(sound, key=lambda each: race.difference(each)[0], default=None)
+    sound = [candidate for candidate in trials if not candidate.failed and candidate.values]
+    shown = won if won is not preset else max(sound, key=lambda candidate: race.difference(candidate)[0], default=None)
     if shown is None:
         return f"The preset is kept: all trials failed that were trained again for {steps}."
     gain, low, high = race.difference(shown)
-    ours, theirs = (sample_stats(list(each.values.values())) for each in (shown, preset))
+    ours, theirs = (sample_stats(list(candidate.values.values())) for candidate in (shown, preset))
     seeds = f"{ours.n} fresh seeds" if ours.n == theirs.n else f"{ours.n} and {theirs.n} fresh seeds"
     means = f"{number(ours.mean)} against {number(theirs.mean)}"
     interval = f"gain {number(gain)}, 90 % interval {number(low)} to {number(high)}"
@@ -242,12 +250,12 @@ def shrunk_value(study: TuneStudy, trial: FrozenTrial) -> float | None:
     the same settings with several seeds. James and Stein's estimator in its positive part, see Efron and Morris,
     "Stein's estimation rule and its competitors", Journal of the American Statistical Association 68, 1973.
     """
-    spreads = [sample_stats(list(each.values.values())) for each in candidates(study)]
-    freedom = sum(each.n - 1 for each in spreads if each.sd is not None)
-    value, of_all = value_of(trial), sample_stats([each.values[0] for each in study.completed()])
+    spreads = [sample_stats(list(candidate.values.values())) for candidate in candidates(study)]
+    freedom = sum(spread.n - 1 for spread in spreads if spread.sd is not None)
+    value, of_all = value_of(trial), sample_stats([complete.values[0] for complete in study.completed()])
     if freedom < 1 or value is None or of_all.mean is None or not of_all.sd:
         return None
-    noise = sum((each.n - 1) * each.sd**2 for each in spreads if each.sd is not None) / freedom
+    noise = sum((spread.n - 1) * spread.sd**2 for spread in spreads if spread.sd is not None) / freedom
     return of_all.mean + max(0.0, 1.0 - noise / of_all.sd**2) * (value - of_all.mean)
 
 

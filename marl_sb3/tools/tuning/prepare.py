@@ -67,7 +67,10 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     space, grid = given.pop("space", None), given.pop("grid", ())
     named, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}" if study is None else study
-    _require_folder_name(name)
+    is_printable = isinstance(name, str) and name.isprintable() and not {"/", "\\"} & set(name)
+    if not is_printable or not 0 < len(str(name).encode()) <= _MAX_NAME or str(name).startswith("."):
+        words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
+        raise ConfigError(f"--study is {name!r}; accepted: {words}", key="study")
     notes: list[str] = []
     env_id, given = _fields(named or _env_of(name, root, given.get("storage")), named, given, notes)
     folder = study_folder(env_id, name, root)
@@ -106,13 +109,6 @@ def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
     """The folder of a study: `runs/tune/<env>/<name>`."""
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in env)
     return root / "tune" / safe / name
-
-
-def _require_folder_name(name: object) -> None:
-    is_printable = isinstance(name, str) and name.isprintable() and not {"/", "\\"} & set(name)
-    if not is_printable or not 0 < len(str(name).encode()) <= _MAX_NAME or str(name).startswith("."):
-        words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
-        raise ConfigError(f"--study is {name!r}; accepted: {words}", key="study")
 
 
 def _env_of(name: str, root: Path, storage: str | None) -> str | None:

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from marl_sb3.core.config import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Html, Page, note, one_line, shorter, table
+from marl_sb3.extensions.display import Page, note, one_line, shorter, table
 from marl_sb3.files import write_whole
 from marl_sb3.runs import resolved, to_yaml
 from marl_sb3.startup import require_extra
@@ -139,7 +139,17 @@ def html_report(study: TuneStudy) -> Path:
     number = None if best is None else best.number
     page = Page(f"study {study.search.name}")
     page.add("Summary", table(_summary(study, trials, best)))
-    page.add("Finalists", *_finalists(study))
+    race, text = (
+        race_of(study),
+        (
+            "The best trials and the preset, trained with fresh seeds as long as best.yml trains. The intervals of the "
+            "differences hold together; a trial is better if its interval lies above 0."
+        ),
+    )
+    if race is None:
+        page.add("Finalists", note("None: the best trials were not trained again beside the preset."))
+    else:
+        page.add("Finalists", note(text), table(race_rows(race), HEADER))
     for title, text, figure in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
         page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
     rows = (row(study.search, trial) for trial in trials)
@@ -170,15 +180,3 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
         rows += [("train with it", f"python -m marl_sb3.train {env}--hparams best.yml")]
     return [(name, str(value)) for name, value in rows]
-
-
-def _finalists(study: TuneStudy) -> list[Html]:
-    """The race of the best trials and the preset."""
-    race = race_of(study)
-    if race is None:
-        return [note("None: the best trials were not trained again beside the preset.")]
-    text = (
-        "The best trials and the preset, trained with fresh seeds as long as best.yml trains. The intervals of the "
-        "differences hold together; a trial is better if its interval lies above 0."
-    )
-    return [note(text), table(race_rows(race), HEADER)]

@@ -27,7 +27,6 @@ from marl_sb3.tools.tuning.workers import (
     Jobs,
     SearchError,
     Train,
-    TrainedRun,
     Trainer,
     TrainerLostError,
     run_jobs,
@@ -222,7 +221,17 @@ def _run(
         if run.interrupted:
             queue.requeue(trial.number, key.INTERRUPTED)
             return False
-        _store_figures(trial, run)
+        result: Mapping[str, Any] = run.result or {}
+        figures = {
+            key.ITERATIONS: result.get("iteration"),
+            key.ENV_STEPS: result.get("num_env_steps_sampled_lifetime"),
+            key.SECONDS: result.get("time_total_s"),
+            key.CPU_SECONDS: run.cpu_seconds,
+            key.RETURN: result.get("env_runners", {}).get("episode_return_mean"),
+            key.CHECKPOINT: run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint),
+        }
+        for name, value in figures.items():
+            trial.set_user_attr(name, value)
         if report is not None and report.pruned:
             queue.optuna.tell(trial, state=TrialState.PRUNED)
         else:
@@ -239,16 +248,6 @@ def _run(
         trial.set_user_attr(key.ERROR, words)
         queue.optuna.tell(trial, state=TrialState.FAIL)
     return True
-
-
-def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
-    result: Mapping[str, Any] = run.result or {}
-    trial.set_user_attr(key.ITERATIONS, result.get("iteration"))
-    trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
-    trial.set_user_attr(key.SECONDS, result.get("time_total_s"))
-    trial.set_user_attr(key.CPU_SECONDS, run.cpu_seconds)
-    trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
-    trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint))
 
 
 # --- Finalists -------------------------------------------------------------------------------------------------------
