@@ -73,7 +73,7 @@ class TrainedRun:
     folder: Path  # of the run, on this machine
     interrupted: bool  # whether a signal, or the end of the search, ended it
     result: Result | None = None  # the metrics of the last iteration
-    results: Sequence[Result] = ()  # the metrics of all iterations; empty if it was interrupted
+    results: Sequence[Result] = ()  # the metrics of all iterations with an evaluation; empty if it was interrupted
     checkpoint: str | None = None  # the name of the latest checkpoint
     cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
 
@@ -115,7 +115,7 @@ def train_here(config: TrainConfig, folder: Path, factory: EnvFactory | None, go
     """See `Train`: in this process."""
     start_s = time.process_time()
     run = execute(prepare(config, folder, factory), [] if goes_on is None else [AskTheSearch(goes_on)])
-    results = () if run.interrupted else run.results
+    results = () if run.interrupted else [result for result in run.results if "evaluation" in result]
     return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
 
 
@@ -275,16 +275,22 @@ class _ProcessOfWorker:
             self.close()
             if self._pool.is_ending:  # it was killed
                 return TrainedRun(folder, interrupted=True)
-            if self._deaths.lost():
-                last = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-                words = f"worker processes end with {ending(error.code)} again and again"
-                raise SearchError(f"{words}, the last one saying {last!r}; see {self._log}") from error
+            self._require_progress(ending(error.code))
             raise TrainerLostError(str(error)) from error
         except Exception:
             self._deaths.succeeded()
             raise
-        self._deaths.succeeded()
+        if run.interrupted and not self._pool.is_ending:  # by a signal from elsewhere
+            self._require_progress("an interruption")
+        else:
+            self._deaths.succeeded()
         return run
+
+    def _require_progress(self, how: str) -> None:
+        if self._deaths.lost():
+            last = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            words = f"worker processes end with {how} again and again"
+            raise SearchError(f"{words}, the last one saying {last!r}; see {self._log}")
 
     def _start(self) -> Worker:
         answers, self._answers = os.pipe()

@@ -92,25 +92,28 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
-    ("most_failures", "words"),
+    ("most_failures", "how", "words"),
     [
-        (2, r"all 2 trials have failed, the last one with its process ended; see .*\.log"),
-        (9, r"worker processes end with exit code 9 again and again, the last one saying 'out of luck'; see .*\.log"),
+        (2, "os._exit(9)", "all 2 trials have failed, the last one with its process ended"),
+        (9, "os._exit(9)", "worker processes end with exit code 9 again and again, the last one saying 'out of luck'"),
+        (9, "os.kill(os.getpid(), 15)", "worker processes end with an interruption again and again, the last one sayi"),
     ],
 )
 def test_trials_that_kill_their_workers_end_the_search_too(
-    most_failures: int, words: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    most_failures: int, how: str, words: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marl_sb3.tools.tuning.trials._MAX_FIRST_FAILURES", most_failures)
-    Path("kills.py").write_text(
+    module = f"kills_{len(how)}"
+    Path(f"{module}.py").write_text(
         "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
         "class Kills(ArenaEnv):\n"
         "    def step(self, actions):\n"
         "        print('out of luck', flush=True)\n"
-        "        os._exit(9)\n"
+        f"        {how}\n"
+        "        return super().step(actions)\n"
     )
     with pytest.raises(SearchError, match=words) as end:
-        marl_sb3.tune("kills:Kills", **{**SMALL, "trials": 9})
+        marl_sb3.tune(f"{module}:Kills", **{**SMALL, "trials": 9})
     assert Path(str(end.value).partition("; see ")[2]).is_file()
 
 
