@@ -35,17 +35,7 @@ from marl_sb3.core.sb3 import (
     set_up_logging,
     weights,
 )
-from marl_sb3.core.state import (
-    Commit,
-    Field,
-    Fields,
-    Part,
-    SavedPart,
-    Stateful,
-    generators,
-    in_order,
-    part,
-)
+from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, Stateful, generators, in_order, part
 from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.types import GoalRewards, PolicyID

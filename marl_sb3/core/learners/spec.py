@@ -44,12 +44,7 @@ if TYPE_CHECKING:
 
 import inspect
 
-from marl_sb3.core.config import (
-    Strings,
-    add_algorithm,
-    canonical_algorithm,
-    known_name,
-)
+from marl_sb3.core.config import Strings, add_algorithm, canonical_algorithm, known_name
 from marl_sb3.core.envs import import_modules
 
 

@@ -82,7 +82,7 @@ class OffPolicyLearner(Learner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._num_parameters = sum(parameter.numel() for parameter in optimized_parameters(self.algorithm))
+        self._num_parameters = sum(parameter.numel() for *_, parameter in optimized_parameters(self.algorithm))
 
     @property
     def buffer(self) -> Any:

@@ -87,11 +87,14 @@ def _optimizers(algorithm: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
     return {name: owner for name, owner in members.items() if isinstance(owner, th.optim.Optimizer)}
 
 
-def optimized_parameters(algorithm: BaseAlgorithm) -> Iterator[th.nn.Parameter]:
-    """Yield the parameters that the optimizers step: not those of target networks."""
-    for optimizer in _optimizers(algorithm).values():
+def optimized_parameters(algorithm: BaseAlgorithm) -> Iterator[tuple[str, th.optim.Optimizer, th.nn.Parameter]]:
+    """Yield each parameter that an optimizer steps, with its path: not those of target networks."""
+    for name, optimizer in _optimizers(algorithm).items():
+        index = 0
         for group in optimizer.param_groups:
-            yield from group["params"]
+            for parameter in group["params"]:
+                yield f"{name}/{index}", optimizer, parameter
+                index += 1
 
 
 def count_steps(algorithm: Any) -> RemovableHandle | None:
@@ -107,15 +110,10 @@ def count_steps(algorithm: Any) -> RemovableHandle | None:
 def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:
     """Return copies of the optimizers' state of each parameter."""
     arrays: Arrays = {}
-    for name, optimizer in _optimizers(algorithm).items():
-        for index, parameter in enumerate(_parameters(optimizer)):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                arrays[f"{name}/{index}/{key}"] = th.as_tensor(value).detach().cpu().numpy().copy()
+    for path, optimizer, parameter in optimized_parameters(algorithm):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            arrays[f"{path}/{key}"] = th.as_tensor(value).detach().cpu().numpy().copy()
     return arrays
-
-
-def _parameters(optimizer: th.optim.Optimizer) -> list[th.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def reset_optimizers(algorithm: BaseAlgorithm) -> None:
@@ -178,17 +176,18 @@ def optimizer_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
     Raises:
         CheckpointError: a checkpoint cannot hold the settings or the state of an optimizer.
     """
+    for name, settings in optimizer_settings(algorithm).items():
+        if not is_plain(settings):
+            raise CheckpointError(f"{name} has settings that are not plain data")
     forms: dict[str, Form] = {}
-    for name, optimizer in _optimizers(algorithm).items():
-        if not is_plain(optimizer_settings(algorithm)[name]):
-            raise CheckpointError(f"{name} ({type(optimizer).__name__}) has settings that are not plain data")
-        probes: dict[int, dict[str, Form]] = {}
-        for index, parameter in enumerate(_parameters(optimizer)):
-            if parameter.dim() not in probes:
-                probes[parameter.dim()] = _probe_forms(name, optimizer, parameter.dim())
-            sizes = dict(zip(_SIZES, parameter.shape, strict=False))
-            for key, form in probes[parameter.dim()].items():
-                forms[f"{name}/{index}/{key}"] = Form(form.dtype, tuple(sizes.get(size, size) for size in form.shape))
+    probes: dict[tuple[th.optim.Optimizer, int], dict[str, Form]] = {}
+    for path, optimizer, parameter in optimized_parameters(algorithm):
+        kind = optimizer, parameter.dim()
+        if kind not in probes:
+            probes[kind] = _probe_forms(path.rpartition("/")[0], *kind)
+        sizes = dict(zip(_SIZES, parameter.shape, strict=False))
+        for key, form in probes[kind].items():
+            forms[f"{path}/{key}"] = Form(form.dtype, tuple(sizes.get(size, size) for size in form.shape))
     return forms
 
 

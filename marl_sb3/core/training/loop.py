@@ -249,7 +249,7 @@ def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:
-        addresses = [parameter.data_ptr() for parameter in optimized_parameters(learner.algorithm)]
+        addresses = [parameter.data_ptr() for *_, parameter in optimized_parameters(learner.algorithm)]
         shared = [number for number, (_, taken) in enumerate(groups) if not taken.isdisjoint(addresses)]
         number = shared[-1] + 1 if shared else 0
         if number == len(groups):
