@@ -37,9 +37,6 @@ class CheckpointCallback(MultiAgentCallback):
 
     Raises:
         ConfigError: an argument is not accepted.
-
-    Attributes:
-        latest: name of the newest checkpoint; None before the first.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class CheckpointCallback(MultiAgentCallback):
         self._logged_at: int | None = None
         self._on_saved = on_saved
         self._opposition: Opposition | None = None
-        self.latest: str | None = None
+        self.latest: str | None = None  # name of the newest checkpoint; None before the first
 
     def _init_callback(self) -> None:
         if self._opposition is None and _SUMS.fullmatch(self._metric):

@@ -122,7 +122,12 @@ class EvaluationCallback(MultiAgentCallback):
             self.algorithm.tell("on_evaluation_start")
             result["evaluation"] = self._evaluate(result["iteration"])
             if self._against_random:
-                result["evaluation"]["against_random"] = finite_or_none(self._evaluate_against_random())
+                env, options = self._open(self.algorithm), {**self._options, "seed": self._seed}
+                if self._random_returns is None:
+                    alone = {name: value for name, value in options.items() if name != "deterministic"}
+                    self._random_returns = random_returns(self.algorithm, env, **alone)
+                gains = evaluate_against_random(self.algorithm, env, **options, baseline=self._random_returns)
+                result["evaluation"]["against_random"] = finite_or_none(gains)
             self.algorithm.tell("on_evaluation_end", result["evaluation"])
 
     def _is_due(self, result: Result) -> bool:
@@ -147,13 +152,6 @@ class EvaluationCallback(MultiAgentCallback):
             except Exception as error:  # code of the user's
                 why = error if isinstance(error, HookError) else described(error)
                 raise HookError(f"evaluation function {name}, after iteration {iteration}: {why}") from error
-
-    def _evaluate_against_random(self) -> Mapping[str, Any]:
-        env, options = self._open(self.algorithm), {**self._options, "seed": self._seed}
-        if self._random_returns is None:
-            alone = {name: value for name, value in options.items() if name != "deterministic"}
-            self._random_returns = random_returns(self.algorithm, env, **alone)
-        return evaluate_against_random(self.algorithm, env, **options, baseline=self._random_returns)
 
     def _on_training_end(self) -> None:
         self.close()

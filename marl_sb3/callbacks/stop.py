@@ -42,9 +42,6 @@ class StopOnMetric(MultiAgentCallback):
         thresholds: metric name -> value, such as `{"env_runners/episode_return_mean": 15}`.
         more_metrics: names of metrics that other callbacks add to the result; see `EvaluationCallback.metric_names`.
 
-    Attributes:
-        reached: a sentence about the condition that was met; None before.
-
     Raises:
         ConfigError: the thresholds are no such mapping; or, when the training starts, a metric is unknown.
     """
@@ -55,7 +52,7 @@ class StopOnMetric(MultiAgentCallback):
         self._more_metrics = list(more_metrics)
         self._resumed_at = 0
         self._is_named = False
-        self.reached: str | None = None
+        self.reached: str | None = None  # a sentence about the condition that was met; None before
 
     def _init_callback(self) -> None:
         """Refuse metrics that no result will have."""

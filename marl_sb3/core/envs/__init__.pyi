@@ -2,15 +2,16 @@
 
 from .batched import BatchedEnv as BatchedEnv
 from .batched import BatchedStep as BatchedStep
+from .converted import AGENT as AGENT
+from .converted import MASK as MASK
+from .converted import SingleAgentEnv as SingleAgentEnv
+from .converted import TurnBasedEnv as TurnBasedEnv
+from .converted import resize as resize
 from .faults import RAISED as RAISED
 from .faults import ask_for_state as ask_for_state
 from .faults import close_in_words as close_in_words
 from .faults import in_words as in_words
 from .faults import raise_in_words as raise_in_words
-from .gymnasium_envs import AGENT as AGENT
-from .gymnasium_envs import MASK as MASK
-from .gymnasium_envs import SingleAgentEnv as SingleAgentEnv
-from .gymnasium_envs import resize as resize
 from .registry import EnvFactory as EnvFactory
 from .registry import attribute_from_here as attribute_from_here
 from .registry import batched_factory as batched_factory
@@ -22,4 +23,3 @@ from .registry import imported_modules as imported_modules
 from .registry import make_env as make_env
 from .registry import register_env as register_env
 from .registry import takes_argument as takes_argument
-from .turn_based import TurnBasedEnv as TurnBasedEnv

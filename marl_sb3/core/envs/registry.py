@@ -21,9 +21,8 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs.batched import BatchedEnv
+from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.core.envs.gymnasium_envs import SingleAgentEnv
-from marl_sb3.core.envs.turn_based import as_parallel
 from marl_sb3.doors import BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, EnvKind
 from marl_sb3.errors import ConfigError, described
 

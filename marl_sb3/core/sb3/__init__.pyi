@@ -1,16 +1,16 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .gsde import noise as noise
-from .gsde import noise_of_rows as noise_of_rows
-from .gsde import preserve_noise as preserve_noise
-from .gsde import uses_noise as uses_noise
 from .inference import States as States
 from .inference import critic_states as critic_states
 from .inference import distribution as distribution
 from .inference import initial_states as initial_states
 from .inference import log_prob as log_prob
+from .inference import noise as noise
+from .inference import noise_of_rows as noise_of_rows
+from .inference import preserve_noise as preserve_noise
 from .inference import q_values as q_values
 from .inference import takes_masks as takes_masks
+from .inference import uses_noise as uses_noise
 from .private import COUNTS as COUNTS
 from .private import OFF_POLICY_COUNTS as OFF_POLICY_COUNTS
 from .private import after_step as after_step

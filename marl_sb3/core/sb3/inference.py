@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.distributions import Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.preprocessing import preprocess_obs
 
+from marl_sb3.core.state import Field, StateReader
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 States = tuple[Array, ...]  # (layers, rows, size) each; () for a policy without memory
@@ -157,3 +161,88 @@ def _actions(algorithm: BaseAlgorithm, actions: Array) -> th.Tensor:
 def _rows(tensor: th.Tensor) -> FloatArray:
     result: FloatArray = tensor.cpu().numpy().reshape(-1)
     return result
+
+
+# --- The exploration noise of gSDE, which SB3 keeps in the distribution of actions -----------------------------------
+
+
+def uses_noise(algorithm: BaseAlgorithm) -> bool:
+    """Whether the algorithm explores by gSDE."""
+    return bool(getattr(algorithm, "use_sde", False))
+
+
+def _noisy(policy: Any) -> Any:
+    """The module with the action distribution: the actor of an off-policy policy, else the policy itself."""
+    return policy.actor if isinstance(getattr(policy, "actor", None), th.nn.Module) else policy
+
+
+@contextmanager
+def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
+    """Select the noise matrices of the acting rows inside the context.
+
+    SB3 finds a row's matrix by the row's position in the batch, and uses one matrix for all rows if the batch has
+    another length. A batch of only the acting rows therefore needs a selection of matrices. Without gSDE nothing
+    changes.
+
+    Args:
+        policy: an SB3 policy whose noise was drawn for all rows.
+        acting: (rows,) bool; the rows of the batch that is evaluated inside the context, in this order.
+    """
+    distribution: Any = getattr(_noisy(policy), "action_dist", None)
+    noisy = isinstance(distribution, StateDependentNoiseDistribution)
+    # If a callback drew another number of matrices, all rows share one, as in SB3.
+    if not noisy or len(distribution.exploration_matrices) != len(acting) or acting.all():
+        yield
+        return
+    drawn = distribution.exploration_mat, distribution.exploration_matrices
+    rows = th.as_tensor(np.flatnonzero(acting), device=drawn[1].device)
+    distribution.exploration_matrices = drawn[1][rows]
+    if len(rows) == 1:  # SB3 reads the single matrix for a batch of one
+        distribution.exploration_mat = distribution.exploration_matrices[0]
+    try:
+        yield
+    finally:
+        distribution.exploration_mat, distribution.exploration_matrices = drawn
+
+
+@contextmanager
+def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
+    """Restore the noise of these algorithms on exit: inside, noise is drawn on a copy of the distribution."""
+    found = [(_noisy(a.policy), _noisy(a.policy).action_dist) for a in algorithms if uses_noise(a)]
+    try:
+        for module, distribution in found:
+            module.action_dist = copy.copy(distribution)
+        yield
+    finally:
+        for module, distribution in found:
+            module.action_dist = distribution
+
+
+# --- State -----------------------------------------------------------------------------------------------------------
+
+
+def noise(path: str) -> Field:
+    """The noise matrices of an algorithm, an attribute: that for a single observation, then one for each row drawn.
+
+    None without gSDE.
+    """
+    get = attrgetter(path)
+
+    def matrices(owner: Any) -> Array | None:
+        if not uses_noise(get(owner)):
+            return None
+        drawn = _noisy(get(owner).policy).action_dist
+        joined: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
+        return joined
+
+    def read(owner: Any, state: StateReader, name: str) -> Array | None:
+        own = matrices(owner)
+        return state.null(name) if own is None else state.array(name, own.dtype, (None, *own.shape[1:]))
+
+    def put(owner: Any, saved: Array | None) -> None:
+        if saved is not None:
+            distribution = _noisy(get(owner).policy).action_dist
+            drawn = th.as_tensor(saved, device=distribution.exploration_mat.device)
+            distribution.exploration_mat, distribution.exploration_matrices = drawn[0], drawn[1:]
+
+    return Field(matrices, read, put)

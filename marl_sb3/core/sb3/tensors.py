@@ -176,9 +176,9 @@ def optimizer_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
     Raises:
         CheckpointError: a checkpoint cannot hold the settings or the state of an optimizer.
     """
-    for name, settings in optimizer_settings(algorithm).items():
-        if not is_plain(settings):
-            raise CheckpointError(f"{name} has settings that are not plain data")
+    for name, optimizer in _optimizers(algorithm).items():
+        if not is_plain(optimizer_settings(algorithm)[name]):
+            raise CheckpointError(f"{name} ({type(optimizer).__name__}) has settings that are not plain data")
     forms: dict[str, Form] = {}
     probes: dict[tuple[th.optim.Optimizer, int], dict[str, Form]] = {}
     for path, optimizer, parameter in optimized_parameters(algorithm):

@@ -1,6 +1,8 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .checkpoint import DTYPES as DTYPES
+from .checkpoint import DTYPES_OF_BOXES as DTYPES_OF_BOXES
+from .checkpoint import INTEGERS as INTEGERS
 from .checkpoint import KINDS as KINDS
 from .checkpoint import OPTIONAL_KINDS as OPTIONAL_KINDS
 from .checkpoint import Arrays as Arrays
@@ -17,6 +19,7 @@ from .checkpoint import forms_of as forms_of
 from .checkpoint import pieces as pieces
 from .checkpoint import require_finite as require_finite
 from .checkpoint import require_storable as require_storable
+from .checkpoint import space_to_plain as space_to_plain
 from .checkpoint import store_of as store_of
 from .checkpoint import versions as versions
 from .fields import Commit as Commit
@@ -39,17 +42,14 @@ from .fields import read_states as read_states
 from .fields import states_of as states_of
 from .fields import sums as sums
 from .fields import sums_or_nan as sums_or_nan
-from .process_rng import ProcessRandomness as ProcessRandomness
-from .process_rng import get_rng as get_rng
-from .process_rng import preserve_rng as preserve_rng
-from .process_rng import set_rng as set_rng
-from .space_data import DTYPES_OF_BOXES as DTYPES_OF_BOXES
-from .space_data import INTEGERS as INTEGERS
-from .space_data import generator as generator
-from .space_data import generator_state as generator_state
-from .space_data import generators as generators
-from .space_data import set_generator_state as set_generator_state
-from .space_data import space_to_plain as space_to_plain
+from .randomness import ProcessRandomness as ProcessRandomness
+from .randomness import generator as generator
+from .randomness import generator_state as generator_state
+from .randomness import generators as generators
+from .randomness import get_rng as get_rng
+from .randomness import preserve_rng as preserve_rng
+from .randomness import set_generator_state as set_generator_state
+from .randomness import set_rng as set_rng
 from .state import MAX_COUNT as MAX_COUNT
 from .state import MAX_NUMBER as MAX_NUMBER
 from .state import MAX_SEED as MAX_SEED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 
 import marl_sb3
 from marl_sb3.core.state.state import State, StateReader, is_finite
@@ -215,3 +216,58 @@ def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPo
         files.append(its)
     saved.require_names(names)
     return files
+
+
+# --- Spaces of policies -----------------------------------------------------------------------------------------------
+
+INTEGERS = tuple(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64))
+DTYPES_OF_BOXES = ("float16", "float32", "float64", *INTEGERS, "bool")
+
+Space = spaces.Space[Any]
+
+
+def space_to_plain(space: Space) -> State | None:
+    """Return a space as plain data, which a store reads; None for other kinds of spaces and for subclasses."""
+    kind = type(space).__name__
+    if getattr(spaces, kind, None) is not type(space) or kind not in _KINDS:
+        return None
+    plain = _KINDS[kind](space)
+    return plain and {"kind": kind, **plain}
+
+
+def _box_to_plain(space: spaces.Box) -> State | None:
+    dtype = str(space.dtype)
+    if dtype not in DTYPES_OF_BOXES or np.isnan(space.low).any() or np.isnan(space.high).any():
+        return None
+    bounds = {"low": _bound_to_plain(space.low), "high": _bound_to_plain(space.high)}
+    return {"dtype": dtype, "shape": list(space.shape), **bounds}
+
+
+def _bound_to_plain(bound: Array) -> Any:
+    """One number if all are equal; else two arrays, because the arrays of a checkpoint must be finite."""
+    first = bound.flat[0].item() if bound.size else 0
+    if (bound == first).all():
+        first = int(first) if isinstance(first, bool) else first
+        return ("inf" if first > 0 else "-inf") if math.isinf(first) else first
+    infinite = np.isinf(bound)
+    signs = np.where(infinite, np.sign(bound), 0).astype(np.int8)
+    return {"finite": np.where(infinite, 0, bound).astype(bound.dtype), "sign": signs}
+
+
+def _dict_to_plain(space: spaces.Dict) -> State | None:
+    parts = {name: space_to_plain(part) for name, part in space.spaces.items()}
+    nested = any(isinstance(part, spaces.Dict) for part in space.spaces.values())
+    return None if nested or None in parts.values() else {"spaces": parts}
+
+
+_KINDS: Mapping[str, Callable[[Any], State | None]] = {
+    "Box": _box_to_plain,
+    "Discrete": lambda space: {"n": int(space.n), "start": int(space.start)} if space.dtype == np.int64 else None,
+    "MultiDiscrete": lambda space: {
+        "dtype": str(space.dtype),
+        "shape": list(space.shape),
+        **{name: np.asarray(getattr(space, name), np.int64) for name in ("nvec", "start")},
+    },
+    "MultiBinary": lambda space: {"n": space.n if isinstance(space.n, int) else list(space.shape)},
+    "Dict": _dict_to_plain,
+}

@@ -201,7 +201,7 @@ def test_a_fault_in_a_turn_names_the_agent_that_moved(env: type[TurnEnv], words:
 
 
 def test_illegal_moves_are_mentioned_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.core.envs.turn_based._said", set())
+    monkeypatch.setattr("marl_sb3.core.envs.converted._said", set())
     vec = make_vec_env("classic/tictactoe-v3", n_envs=2, seed=0)
     vec.reset()
     ends = [vec.step((np.zeros((2, 2), int),)).terminated for _ in range(4)]

@@ -11,7 +11,7 @@ import pytest
 from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.state import Checkpoint, Part, SavedPart, StateReader, find_files, process_rng
+from marl_sb3.core.state import Checkpoint, Part, SavedPart, StateReader, find_files, randomness
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import read_checkpoint
 
@@ -59,7 +59,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture
 def fresh() -> Iterator[MultiAgentAlgorithm]:
-    with process_rng.preserve_rng():
+    with randomness.preserve_rng():
         yield build()
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.core.state import StateReader, process_rng
+from marl_sb3.core.state import StateReader, randomness
 from marl_sb3.errors import CheckpointError
 
 
 def read(**changed: Any) -> None:
     """Check the state of now, with other values in some fields of PyTorch's generator."""
-    state = process_rng.ProcessRandomness().get_state()
+    state = randomness.ProcessRandomness().get_state()
     torch = state["torch"].copy()
     for name, value in changed.items():
-        torch.view(process_rng._TORCH)[0][name] = value
-    process_rng.ProcessRandomness().read_state(StateReader({**state, "torch": torch}))
+        torch.view(randomness._TORCH)[0][name] = value
+    randomness.ProcessRandomness().read_state(StateReader({**state, "torch": torch}))
 
 
 def test_the_last_index_that_stays_within_the_624_words_is_accepted() -> None:
