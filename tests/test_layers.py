@@ -89,7 +89,7 @@ TESTS_WITHOUT_A_FACE = 92
 
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.
-MOST_LINES_OF_CORE = (14_400, 15_700)
+MOST_LINES_OF_CORE = (14_200, 15_600)
 
 
 class Import(NamedTuple):

@@ -109,16 +109,13 @@ class Resize(ObservationProcessor):
     def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._size = settings.resize or (0, 0)
         self._images = _images_of(space, "resize", channels=None)
-        bounds = {key: [self._resized(key, bound[None])[0] for bound in (box.low, box.high)]
+        bounds = {key: [resize(bound[None], *self._size)[0] for bound in (box.low, box.high)]
                   for key, box in self._images.items()}  # fmt: skip
         self.space = with_parts(space, {key: spaces.Box(*own, dtype=np.uint8) for key, own in bounds.items()})
 
     @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        return map_parts(inputs.seen, self._resized, self._images), {}
-
-    def _resized(self, key: str, images: Array) -> Array:
-        return resize(images, *self._size)
+        return map_parts(inputs.seen, lambda _, images: resize(images, *self._size), self._images), {}
 
 
 class Grayscale(ObservationProcessor):
@@ -137,11 +134,11 @@ class Grayscale(ObservationProcessor):
 
     @override
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        return map_parts(inputs.seen, self._gray, self._images), {}
+        def gray(key: str, images: Array) -> Array:
+            numbers: Array = np.sum(np.multiply(images, _LUMINANCE), axis=-1, keepdims=True)
+            return numbers.astype(np.uint8)
 
-    def _gray(self, key: str, images: Array) -> Array:
-        gray: Array = np.sum(np.multiply(images, _LUMINANCE), axis=-1, keepdims=True)
-        return gray.astype(np.uint8)
+        return map_parts(inputs.seen, gray, self._images), {}
 
 
 def _images_of(space: Space, setting: str, channels: int | None) -> dict[str, Any]:

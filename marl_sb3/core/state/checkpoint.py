@@ -190,13 +190,9 @@ OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
 OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
 
-def _file_name(kind: str, number: int) -> str:
-    return f"{kind}-{number:03d}"
-
-
 def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
     """Return the tensors of all policies by file name, given those of each policy, in order, by kind of file."""
-    return {_file_name(kind, n): arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
+    return {f"{kind}-{n:03d}": arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
 
 
 def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPolicy]:
@@ -209,7 +205,7 @@ def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPo
     for number in range(num_policies):
         its: dict[str, TensorFile] = {}
         for kind in (*KINDS, *OPTIONAL_KINDS):
-            name = _file_name(kind, number)
+            name = f"{kind}-{number:03d}"
             if kind in KINDS or name in saved:
                 its[kind] = TensorFile(name, saved.value(name))
                 names.append(name)

@@ -21,7 +21,8 @@ from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import PolicySpec, limited_threads, parallel_updates
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, store_of, versions
+from marl_sb3.core.sb3 import read_weights
+from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, in_order, store_of, versions
 from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
@@ -300,12 +301,17 @@ class MultiAgentAlgorithm(PolicyByAgent):
         return lost
 
     def set_weights(self, checkpoint: Checkpoint) -> None:
-        """Restore only the weights of a checkpoint.
+        """Restore only the weights of a checkpoint, and the statistics by which observations are normalised for them.
 
         Raises:
-            CheckpointError: the policies or their layers differ.
+            CheckpointError: the policies or their layers differ; nothing is changed.
         """
-        self.parts.restore_weights(checkpoint)
+        files, saved = self.parts.files_of(checkpoint), StateReader(checkpoint.state).fields("policies")
+        setters: list[Callable[[], object]] = []
+        for policy_id, learner in self.parts.learners.items():
+            setters.append(read_weights(learner.algorithm, files[policy_id]["policy"]))
+            setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
+        in_order(setters)()
 
     def about(self) -> State:
         """Return the description of a checkpoint of the present state, for its manifest."""

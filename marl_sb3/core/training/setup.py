@@ -36,7 +36,6 @@ from marl_sb3.core.sb3 import (
     Progress,
     optimizer_forms,
     progress_remaining,
-    read_weights,
     set_progress_remaining,
     weight_forms,
 )
@@ -237,7 +236,7 @@ class TrainingParts:
         put_envs = self.runner.read_state(SavedPart.of(state, "env", num_envs))
         setters: list[Callable[[], object]] = [
             self.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
-            for policy_id, files in self._files(checkpoint).items()
+            for policy_id, files in self.files_of(checkpoint).items()
         ]
         for name, each in self.by_name().items():  # `random` last: no numbers may be drawn afterwards
             if each is not self.runner:
@@ -253,22 +252,8 @@ class TrainingParts:
         put_random()
         return lost
 
-    def restore_weights(self, checkpoint: Checkpoint) -> None:
-        """Restore only the weights, and the statistics by which observations are normalised for them.
-
-        If anything does not fit, nothing is changed.
-
-        Raises:
-            CheckpointError: the policies or their layers differ.
-        """
-        files, saved = self._files(checkpoint), StateReader(checkpoint.state).fields("policies")
-        setters: list[Callable[[], object]] = []
-        for policy_id, learner in self.learners.items():
-            setters.append(read_weights(learner.algorithm, files[policy_id]["policy"]))
-            setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
-        in_order(setters)()
-
-    def _files(self, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
+    def files_of(self, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
+        """Return the files of each policy in a checkpoint of the same policies."""
         StateReader(checkpoint.state).fields("policies").require_names(list(self.learners))
         found = find_files(checkpoint.tensors, checkpoint.name, len(self.learners))
         return dict(zip(self.learners, found, strict=True))
