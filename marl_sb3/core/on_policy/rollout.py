@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -82,6 +82,8 @@ class TurnAwareRollout(_Base):
     breaks: BoolArray | None = None
     acted: BoolArray  # (buffer_size, n_envs) bool; True where a row acted, so that there is a transition
     samples_drawn: int  # number of agent steps in the minibatches drawn since `reset`
+    # Returns what a buffer of another kind keeps of each transition besides, (n_envs, ...) by name.
+    _more_columns: Callable[[PolicyInputs], Mapping[str, Array]] | None = None
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
     _all_opened: bool  # whether the latest step opened a transition in every row, and none of them has been closed
 
@@ -129,6 +131,8 @@ class TurnAwareRollout(_Base):
         self.values[here] = values
         self.log_probs[here] = log_probs
         self.acted[here] = acted
+        for name, array in () if self._more_columns is None else self._more_columns(inputs).items():
+            getattr(self, name)[here] = array
         self._all_opened = np.count_nonzero(acted) == self.n_envs
         self._open_at[acted] = here
         self.pos += 1
@@ -146,7 +150,7 @@ class TurnAwareRollout(_Base):
             "values": decision.values,
             "log_probs": decision.log_probs,
             "acted": acted,
-            **self._more_columns(inputs),
+            **({} if self._more_columns is None else self._more_columns(inputs)),
         }
         for name, array in columns.items():
             getattr(self, name)[places] = array[rows]
@@ -154,10 +158,6 @@ class TurnAwareRollout(_Base):
         self._open_at[opened] = self._filled[opened]
         self._all_opened = False
         self._fill(rows, self._filled[rows] + 1)
-
-    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
-        """Return what a buffer of another kind keeps of each transition, (n_envs, ...) by name."""
-        return {}
 
     def _fill(self, rows: Array, lines: Array | int) -> None:
         """Note how many lines these rows have filled."""

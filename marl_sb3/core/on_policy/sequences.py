@@ -15,9 +15,8 @@ from sb3_contrib.common.recurrent.type_aliases import (
     RNNStates,
 )
 from stable_baselines3.common.utils import obs_as_tensor
-from typing_extensions import override
 
-from marl_sb3.core.acting import Decision, PolicyInputs
+from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.on_policy.rollout import TurnAwareRollout
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.types import Array, BoolArray
@@ -114,16 +113,6 @@ class _WithStates(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, *STATES, "episode_starts")
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
-    @override
-    def begin_step(
-        self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, stepping: BoolArray | None = None
-    ) -> None:
-        for name, array in zip(STATES, inputs.states, strict=True):
-            if stepping is None:
-                getattr(self, name)[self.pos] = array.swapaxes(0, 1)
-        super().begin_step(inputs, decision, acted, stepping)
-
-    @override
     def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         return {name: array.swapaxes(0, 1) for name, array in zip(STATES, inputs.states, strict=True)}
 
@@ -162,15 +151,6 @@ class _WithMasks(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, "action_masks")
     action_masks: Array  # (buffer_size, n_envs, n) float32, 1 where an action was allowed
 
-    @override
-    def begin_step(
-        self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, stepping: BoolArray | None = None
-    ) -> None:
-        if stepping is None:
-            self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
-        super().begin_step(inputs, decision, acted, stepping)
-
-    @override
     def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         all_allowed = np.ones(self.action_masks.shape[1:], dtype=np.float32)
         return {"action_masks": all_allowed if inputs.masks is None else inputs.masks.astype(np.float32)}
