@@ -1,11 +1,11 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .normalize import NormalizeObservations as NormalizeObservations
-from .normalize import add_recent as add_recent
-from .normalize import recent_state as recent_state
 from .processing import ORDER as ORDER
+from .processing import NormalizeObservations as NormalizeObservations
 from .processing import Processing as Processing
 from .processing import RescaleActions as RescaleActions
+from .processing import add_recent as add_recent
+from .processing import recent_state as recent_state
 from .processors import REWARD as REWARD
 from .processors import WHOLE as WHOLE
 from .processors import FrameStack as FrameStack

@@ -9,8 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.processing.normalize import NormalizeObservations
-from marl_sb3.core.processing.processing import Processing, RescaleActions
+from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
 from marl_sb3.core.processing.processors import REWARD, FrameStack, Memory
 from marl_sb3.core.state import Fields, Stateful, StateReader, array, arrays, boolean, sums
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, with_rows, zeros

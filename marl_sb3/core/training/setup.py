@@ -32,13 +32,7 @@ from marl_sb3.core.mapping import (
 )
 from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import (
-    Progress,
-    optimizer_forms,
-    progress_remaining,
-    set_progress_remaining,
-    weight_forms,
-)
+from marl_sb3.core.sb3 import Progress, optimizer_forms, progress_remaining, set_progress_remaining, weight_forms
 from marl_sb3.core.state import (
     Arrays,
     Checkpoint,

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.learners import threads
+from marl_sb3.core.learners import learner as threads
 
 
 @pytest.mark.parametrize(("limit", "cores"), [("", 4), ("2", 2), ("1", 1), ("64", 4), ("0", 1), ("4,2", 4)])

@@ -18,7 +18,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.metrics import Episode
 from marl_sb3.core.processing import add_recent, recent_state
-from marl_sb3.core.processing.normalize import RunningStatistics
+from marl_sb3.core.processing.processing import RunningStatistics
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.extensions.remote import make_sharded_vec_env, sharded
 from marl_sb3.extensions.remote.processes.pool import InProcessPool
