@@ -314,12 +314,7 @@ def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
             yield name, kind
 
 
-SECTIONS: Mapping[str, type] = {
-    "processing": ProcessingSettings,
-    "data": DataSettings,
-    "checkpoints": CheckpointSettings,
-    "evaluation": EvaluationSettings,
-}
+SECTIONS = {name: cast("type", kind) for name, kind in get_type_hints(TrainConfig).items() if is_dataclass(kind)}
 
 # Setting -> kind; settings are named `n_envs`, `checkpoints.every`, ...
 ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))

@@ -15,7 +15,6 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
     KEYS,
-    TRANSLATED,
     Meanings,
     canonical_hyperparameters,
     canonical_name,
@@ -68,7 +67,7 @@ class MergedSettings:
                 self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
                 if key in BY_POLICY and isinstance(whole, Mapping):
                     whole = self._of_policies(written, whole, where)
-                for name, own in translated_key(key, whole).items() if key in TRANSLATED else [(key, whole)]:
+                for name, own in translated_key(key, whole).items():
                     self.sources[name] = self.sources[key]
                     path = _path(name, is_dotted=dotted or key != written)
                     put(self.of_the_zoo if name in KEYS else self.fields, path, own)

@@ -278,10 +278,8 @@ def saved_class(name: str) -> type[Any]:
     Raises:
         ConfigError: there is none of this name.
     """
-    stock = next(
-        (info.stock for info in built_in().values() if info.stock and _name_of_stock(info.stock) == name), None
-    )
-    return algorithm_info(name).algorithm_class if stock is None else class_at(stock)
+    stock = {_name_of_stock(info.stock): info.stock for info in built_in().values() if info.stock}
+    return class_at(stock[name]) if name in stock else algorithm_info(name).algorithm_class
 
 
 def _name_of_stock(place: str) -> str:

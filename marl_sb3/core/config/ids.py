@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from marl_sb3.core.config.values import shown
 from marl_sb3.errors import ConfigError
@@ -44,15 +45,11 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
         if fault:
             raise ConfigError(f"{kind} id {shown_id(value)} {fault}{what_to_do}", key=key)
     known = set(checked)
-    for outer, inner in [(parent, each) for each in checked for parent in _parents(str(each)) if parent in known]:
-        words = "the metrics of the second would lie within those of the first"
-        raise ConfigError(f"{kind} ids {outer!r} and {inner!r}: {words}; accepted: other ids", key=key)
-
-
-def _parents(path: str) -> list[str]:
-    """Return the paths that contain another one: `a` and `a/b` of `a/b/c`."""
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+    for inner in map(str, checked):
+        outer = next((parent for parent in accumulate(inner.split("/")[:-1], "{}/{}".format) if parent in known), None)
+        if outer is not None:
+            words = "the metrics of the second would lie within those of the first"
+            raise ConfigError(f"{kind} ids {outer!r} and {inner!r}: {words}; accepted: other ids", key=key)
 
 
 def shown_id(value: object) -> str:

@@ -9,11 +9,7 @@ from typing import Annotated, Any, Self, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config.values import (
-    PositiveFloat,
-    Strings,
-    require,
-)
+from marl_sb3.core.config.values import PositiveFloat, Strings, require
 from marl_sb3.doors import POLICY_SECTIONS
 
 

@@ -15,7 +15,6 @@ from .rllib_names import NETWORK as NETWORK
 from .zoo import ATARI as ATARI
 from .zoo import DEFAULT as DEFAULT
 from .zoo import KEYS as KEYS
-from .zoo import TRANSLATED as TRANSLATED
 from .zoo import refuse_unsupported as refuse_unsupported
 from .zoo import section_for as section_for
 from .zoo import translated_key as translated_key

@@ -81,14 +81,10 @@ def _is_always_so(own: str, key: str, value: Any) -> bool:
         return False
     values, why = ALWAYS[own]
     if not any(type(value) is type(each) and value == each for each in values):
-        accepted = " or ".join(dict.fromkeys(map(_in_yaml, values)))
+        in_yaml = ("null" if each is None else str(each).lower() if isinstance(each, bool) else each for each in values)
+        accepted = " or ".join(dict.fromkeys(map(str, in_yaml)))
         raise ConfigError(f"RLlib's {own} is {shown(value)}; accepted: {accepted}; {why}", key=key)
     return True
-
-
-def _in_yaml(value: Any) -> str:
-    """Return a value as files and `--set` have it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def no_counterpart(own: str) -> str:

@@ -122,10 +122,6 @@ _SHOWN = 80  # characters of a value in a message
 _ALWAYS_SO = {"training": True}  # arguments that have one value here
 
 
-# The keys that mean other settings; see `translated_key`.
-TRANSLATED = ("normalize", "normalize_kwargs", "processing.frame_stack", "env_wrapper")
-
-
 def translated_key(key: str, value: Any) -> dict[str, Any]:
     """Return the settings that a key of a file means, by name; most keys mean themselves.
 
