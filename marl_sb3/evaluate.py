@@ -127,10 +127,11 @@ def _estimate(options: EvaluateOptions, data: str) -> int:
             raise ConfigError(f"--on plays no episode: {option} does not go with it; accepted: --gamma", key=option)
     folder = found_run(options.run)
     with without_collections():
-        from marl_sb3.runs import SavedRun, estimate_run
+        from marl_sb3.runs import SavedRun, estimate_policies
 
         run = SavedRun.open(folder, options.env.named())
-    found = estimate_run(run, data, options.checkpoint, 1.0 if options.gamma is None else options.gamma)
+    gamma = 1.0 if options.gamma is None else options.gamma
+    found = estimate_policies(run.policies(options.checkpoint), data, gamma)
     if options.json:
         print(json.dumps(found.to_plain(), allow_nan=False), flush=True)
     else:

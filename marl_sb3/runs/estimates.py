@@ -44,7 +44,6 @@ from marl_sb3.extensions.data import (
 )
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.display import number, standard_console
-from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)
@@ -110,11 +109,6 @@ class OffPolicyEvaluation:
         console.print(f"{episodes}, which weigh like {number(self.effective_episodes, 1)}; gamma {self.gamma:g}")
         for line in self.warnings:
             console.print(f"warning: {line}", soft_wrap=True)
-
-
-def estimate_run(run: SavedRun, data: str | Path, checkpoint: str | None, gamma: float = 1.0) -> OffPolicyEvaluation:
-    """Estimate the policies of a run; see `estimate_policies`."""
-    return estimate_policies(run.policies(checkpoint), data, gamma)
 
 
 def estimate_policies(

@@ -15,6 +15,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
     KEYS,
+    LATER,
     Meanings,
     canonical_hyperparameters,
     canonical_name,
@@ -93,6 +94,8 @@ class MergedSettings:
         Raises:
             ConfigError: a name has no counterpart for the algorithm, or a source gives a setting by two names.
         """
+        if LATER.isdisjoint(name.rpartition(".")[2] for name in self.sources):
+            return
         self._replace("", self.fields[HYPERPARAMETERS], run_meanings)
         n_envs = self.fields.get("n_envs", TrainConfig.n_envs)
         for policy, algo, settings in self._by_policy():

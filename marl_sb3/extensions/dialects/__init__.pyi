@@ -8,6 +8,7 @@ from .names import canonical_settings as canonical_settings
 from .names import canonical_value as canonical_value
 from .names import path_of as path_of
 from .names import put as put
+from .rllib import LATER as LATER
 from .rllib import Meanings as Meanings
 from .rllib import meanings as meanings
 from .rllib import run_meanings as run_meanings

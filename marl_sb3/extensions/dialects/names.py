@@ -7,7 +7,7 @@ mapping. For `MultiAgentAlgorithm`, the two dialects at the door do it, see `mar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import (
@@ -27,7 +27,6 @@ from marl_sb3.extensions.dialects.rllib import (
     SECTION_OF,
     explanation,
     is_of_rllib,
-    is_taken_apart,
     meanings,
     no_counterpart,
     split_name,
@@ -150,12 +149,8 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
             flat[key] = part
     found: dict[str, tuple[str, Any]] = {}
     for key, whole in flat.items():
-        meant: Iterable[tuple[str, str, Any]] = [(key, key, whole)]
-        if is_noise(key):
-            meant = action_noise(key, flat)
-        elif key not in of_algorithm and is_taken_apart(key):
-            meant = unnested(key, whole)
-        for written, name, value in meant:
+        meant = unnested(key, whole) if key not in of_algorithm else [(key, key, whole)]
+        for written, name, value in action_noise(key, flat) if is_noise(key) else meant:
             canonical = canonical_name(name)
             if canonical in found:
                 raise given_twice(canonical, found[canonical][0], written)

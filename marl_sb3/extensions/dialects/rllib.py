@@ -24,7 +24,7 @@ from marl_sb3.extensions.dialects.rllib_names import (
 SECTION_OF = section_by_setting()  # of each setting of a policy that is no hyperparameter
 
 # Names that are translated when the algorithm and the number of envs are known.
-_LATER = frozenset({*RUNNERS, *ENVS_PER_RUNNER, *DEPENDENT, *NETWORK})
+LATER = frozenset({*RUNNERS, *ENVS_PER_RUNNER, *DEPENDENT, *NETWORK})
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -41,14 +41,8 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{policy_id}{dot}", own
 
 
-def is_taken_apart(name: str) -> bool:
-    """Whether a name is one of RLlib's for several settings, or for none."""
-    own = split_name(name)[1]
-    return own in NESTED or own in ALWAYS or own in NO_COUNTERPART
-
-
 def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the settings that a name of RLlib means: the key that the user wrote, the name, the value.
+    """Yield the settings that a name means, most often itself: the key that the user wrote, the name, the value.
 
     `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
     `replay_buffer_config.capacity`. Values that are always so here yield nothing.
@@ -58,7 +52,8 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """
     prefix, own = split_name(name)
     if own not in NESTED:
-        _is_always_so(own, name, value)
+        if not _is_always_so(own, name, value):
+            yield name, name, value
         return
     for inner, part in require(own, value, Named, key=name).items():
         theirs = f"{NESTED[own]}{inner}"
@@ -70,7 +65,7 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 
 def is_of_rllib(own: str) -> bool:
     """Whether a name is in one of the tables."""
-    return any(own in table for table in (RENAMED, _LATER, ALWAYS, NO_COUNTERPART, NESTED))
+    return any(own in table for table in (RENAMED, LATER, ALWAYS, NO_COUNTERPART, NESTED))
 
 
 def _is_always_so(own: str, key: str, value: Any) -> bool:
