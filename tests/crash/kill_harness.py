@@ -25,7 +25,7 @@ from forked import ForkServer, run_really
 from run_records import differences
 from shims import MOMENTS
 
-ITERATIONS, N_ENVS, N_STEPS = 12, 4, 16
+ITERATIONS, N_ENVS, N_STEPS = 8, 4, 16
 SMALL = ["--n-envs", f"{N_ENVS}", "--timesteps", f"{ITERATIONS * N_ENVS * N_STEPS}", "--seed", "3", "--quiet"]
 SMALL += ["--set", f"n_steps={N_STEPS}", "--set", "batch_size=32", "--set", "n_epochs=2"]
 SMALL += ["--set", "policy_kwargs.net_arch=[8,8]", "--set", "env.max_timesteps=20", "--set", "checkpoint_keep=2"]

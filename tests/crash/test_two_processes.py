@@ -97,10 +97,10 @@ def test_ctrl_c_in_the_middle_of_a_rollout_finishes_the_iteration_and_the_run_go
     server: ForkServer, reference_of: Callable[[Case], Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    in_the_seventh = {"interrupt_at_step": 6 * N_STEPS + 5}
-    training = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], in_the_seventh, tmp_path / "output.txt")
+    in_the_third = {"interrupt_at_step": 2 * N_STEPS + 5}
+    training = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], in_the_third, tmp_path / "output.txt")
     assert training.wait() == 130
     assert training.output.read_text().startswith("WARNING  SIGINT: finishing the iteration and saving")
-    assert CheckpointFolder(run / "checkpoints").load().name == "ckpt-000007"
+    assert CheckpointFolder(run / "checkpoints").load().name == "ckpt-000003"
     assert server.start(["--resume", str(run), "--quiet"], {}, tmp_path / "output.txt").wait() == 0
     assert differences(reference_of(CASE), run) == []

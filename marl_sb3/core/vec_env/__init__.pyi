@@ -52,4 +52,3 @@ from .step import FinalObservations as FinalObservations
 from .step import StepInfos as StepInfos
 from .step import VecStep as VecStep
 from .step import first_step as first_step
-from .supersuit_vec_env import SuperSuitVecEnv as SuperSuitVecEnv
