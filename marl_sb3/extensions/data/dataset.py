@@ -42,9 +42,16 @@ _MOST_SAID = 1000  # characters of what is wrong: it may repeat what a file says
 _PER_EPISODE = 1000  # bytes in memory beyond those of its arrays, at least
 _DTYPES = ("float16", "float32", "float64", *(f"{u}int{size}" for u in ("", "u") for size in (8, 16, 32, 64)), "bool")
 
-# Infos of an episode. Those in lower rows have a value for each action, the others one for the episode.
+# Infos of an episode with one value.
 AGENT, EPISODE_ID, ENV_INDEX, EPISODE_SEED = "agent", "episode_id", "env_index", "episode_seed"
-LOG_PROB, VALUE, ACTION_MASK, SAMPLED_ACTION, STEP = "log_prob", "value", "action_mask", "sampled_action", "step"
+# Fields of an episode that are infos with a value for each action: name there, and dtype; None: that of actions.
+INFOS: Mapping[str, tuple[str, Any]] = {
+    "log_probs": ("log_prob", np.float32),
+    "values": ("value", np.float32),
+    "action_masks": ("action_mask", np.bool_),
+    "sampled_actions": ("sampled_action", None),
+    "steps": ("step", np.int64),
+}
 
 Space = spaces.Space[Any]
 Recorded = Array | Mapping[str, Array]  # (T, ...), or one such array per key of a `Dict` space
@@ -356,12 +363,13 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
     def text(name: str, otherwise: str) -> str:
         return otherwise if infos is None or infos.link_type(name) is None else infos.text(name)
 
-    def numbers(name: str, dtype: type) -> Any:
-        found = info(name, (length,))
-        return None if found is None else found.astype(dtype)
-
-    space, seed = form.action_space, info(EPISODE_SEED)
-    masks, sampled = info(ACTION_MASK, (length, _mask_size(space))), info(SAMPLED_ACTION, _shape(space, length))
+    space, seed, arrays = form.action_space, info(EPISODE_SEED), dict[str, Any]()
+    shapes = {"action_masks": (length, _mask_size(space)), "sampled_actions": _shape(space, length)}
+    for field, (name, dtype) in INFOS.items():
+        found = info(name, shapes.get(field, (length,)))
+        if found is not None:
+            where = f"{group.where}/infos/{name}"
+            arrays[field] = _cast(found, space, where) if dtype is None else found.astype(dtype)
     ends = {name: group.array(name, (length,))[-1] for name in ("terminations", "truncations")}
     return RecordedEpisode(
         policy_id=form.policy_id,
@@ -374,11 +382,7 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
         rewards=group.array("rewards", (length,)).astype(np.float64, copy=False),
         terminated=bool(ends["terminations"]),
         truncated=bool(ends["truncations"]),
-        log_probs=numbers(LOG_PROB, np.float32),
-        values=numbers(VALUE, np.float32),
-        sampled_actions=None if sampled is None else _cast(sampled, space, f"{group.where}/infos/{SAMPLED_ACTION}"),
-        steps=numbers(STEP, np.int64),
-        action_masks=None if masks is None else masks.astype(np.bool_),
+        **arrays,
     )
 
 

@@ -25,20 +25,16 @@ from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import (
-    ACTION_MASK,
     AGENT,
     ENV_INDEX,
     EPISODE_ID,
     EPISODE_SEED,
     FOLDER,
     FORMAT,
-    LOG_PROB,
+    INFOS,
     METADATA,
     OWN_FILES,
     RECORDING,
-    SAMPLED_ACTION,
-    STEP,
-    VALUE,
     RecordedEpisode,
     Space,
     damage_named,
@@ -431,10 +427,9 @@ def _infos(episode: RecordedEpisode) -> Iterator[tuple[str, Array]]:
     yield ENV_INDEX, np.asarray(episode.env_index)
     if episode.seed is not None:
         yield EPISODE_SEED, np.asarray(episode.seed)
-    arrays = (LOG_PROB, episode.log_probs), (VALUE, episode.values), (ACTION_MASK, episode.action_masks)
-    for name, array in (*arrays, (SAMPLED_ACTION, episode.sampled_actions), (STEP, episode.steps)):
-        if array is not None:
-            yield name, array
+    for field_name, (name, _) in INFOS.items():
+        if getattr(episode, field_name) is not None:
+            yield name, getattr(episode, field_name)
 
 
 def _arrays(episode: RecordedEpisode) -> Iterator[Array]:
