@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
-from marl_sb3.core.acting import AgentInputs, Want
+from marl_sb3.core.acting import AgentInputs, PolicySpaces, Want
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
@@ -147,50 +148,61 @@ def read_request(body: bytes, served: Served, limits: Limits) -> tuple[PredictRe
     return request, _RequestReader(request, served).read()
 
 
+_NUMBER, _FLAG = spaces.Box(-np.inf, np.inf, (), np.float32), spaces.MultiBinary(())
+
+
+@dataclass(frozen=True)
 class _RequestReader:
     """Makes arrays of a request, with a leading axis of its rows."""
 
-    def __init__(self, request: PredictRequest, served: Served) -> None:
-        self._request = request
-        self._served = served
-        self._rows = request.batch or 1
+    request: PredictRequest
+    served: Served
 
     def read(self) -> Asked:
-        request, given = self._request, {}
-        for name in ("observations", *self._READERS):
-            self._require_agents(name, getattr(request, name))
+        request = self.request
+        self._require_agents("observations", request.observations, self.served.bundle.policy_of)
+        if not request.observations:
+            accepted = ", ".join(self.served.bundle.policy_of)
+            raise RequestError(
+                "observations has no agent; accepted: one or more", key="observations", accepted=accepted
+            )
+        for name in ("action_masks", "states", "episode_starts", "rewards"):
+            more = ", those with an observation"
+            self._require_agents(name, getattr(request, name), request.observations, more)
         observations, masks = {}, dict(request.action_masks)
         for agent, plain in request.observations.items():
             observation, mask = self._parts(agent, plain)
-            observations[agent] = self._value(agent, "observation", self._spaces(agent).observation, observation)
+            observations[agent] = self._value("observation", self._spaces(agent).observation, agent, observation)
             if mask is not None:
                 masks.setdefault(agent, mask)
-        for name, (argument, reader) in self._READERS.items():
-            plain_of = masks if name == "action_masks" else getattr(request, name)
-            if plain_of:
-                given[argument] = {agent: reader(self, agent, plain) for agent, plain in plain_of.items()}
+
+        def arrays(given: Mapping[AgentID, Any], read: Callable[[AgentID, Any], Any]) -> dict[AgentID, Any] | None:
+            return {agent: read(agent, plain) for agent, plain in given.items()} or None
+
+        inputs = AgentInputs(
+            observations,
+            arrays(request.states, self._state),
+            arrays(request.episode_starts, lambda *of: self._value("episode start", _FLAG, *of).astype(bool)),
+            arrays(masks, self._mask),
+            arrays(request.rewards, lambda *of: self._value("reward", _NUMBER, *of)),
+        )
         want = Want(
             actions=True,
             deterministic=request.deterministic,
             values=request.return_values,
             log_probs=request.return_log_probs,
         )
-        return Asked(AgentInputs(observations, **given), want, self._rows)
+        return Asked(inputs, want, request.batch or 1)
 
-    def _require_agents(self, name: str, by_agent: Mapping[str, Any]) -> None:
-        accepted = self._served.bundle.policy_of if name == "observations" else self._request.observations
-        if name == "observations" and not by_agent:
-            raise RequestError(
-                "observations has no agent; accepted: one or more", key=name, accepted=", ".join(accepted)
-            )
-        for agent in by_agent:
-            if agent not in accepted:
-                more = "" if name == "observations" else ", those with an observation"
-                words = f"{name}: unknown agent {agent!r:.100}; accepted: {', '.join(accepted)}{more}"
-                raise RequestError(words, key=name, accepted=", ".join(accepted))
+    def _require_agents(self, name: str, given: Iterable[str], agents: Iterable[AgentID], more: str = "") -> None:
+        for agent in given:
+            if agent not in agents:
+                accepted = ", ".join(agents)
+                words = f"{name}: unknown agent {agent!r:.100}; accepted: {accepted}{more}"
+                raise RequestError(words, key=name, accepted=accepted)
 
-    def _spaces(self, agent: AgentID) -> Any:
-        return self._served.bundle.spaces[self._served.bundle.policy_of[agent]]
+    def _spaces(self, agent: AgentID) -> PolicySpaces:
+        return self.served.bundle.spaces[self.served.bundle.policy_of[agent]]
 
     def _parts(self, agent: AgentID, plain: Any) -> tuple[Any, Any]:
         """Return an observation in the form of its space, and the action mask that is in it, as PettingZoo's have."""
@@ -200,53 +212,39 @@ class _RequestReader:
             plain, mask = plain[OBSERVATION], plain[MASK]
         if keys and isinstance(plain, (Mapping, list)) and (isinstance(plain, list) or set(plain) != set(keys)):
             plain = dict(_flat(plain, keys))
-        return plain, mask if self._served.takes_masks(self._served.bundle.policy_of[agent]) else None
+        return plain, mask if self.served.takes_masks(self.served.bundle.policy_of[agent]) else None
 
-    def _value(self, agent: AgentID, what: str, space: spaces.Space[Any], plain: Any) -> Any:
+    def _value(self, what: str, space: spaces.Space[Any], agent: AgentID, plain: Any) -> Any:
         """Decode a value, and give it the leading axis where it has none."""
         try:
-            value = decode(space, plain, f"agent {agent!r}: the {what}", rows=self._request.batch)
+            value = decode(space, plain, f"agent {agent!r}: the {what}", rows=self.request.batch)
         except SpaceError as error:
             raise RequestError(str(error), agent=agent, key=error.key, accepted=error.accepted) from error
-        return value if self._request.batch else map_arrays(lambda part: np.asarray(part)[None], value)
+        return value if self.request.batch else map_arrays(lambda part: np.asarray(part)[None], value)
 
     def _mask(self, agent: AgentID, plain: Any) -> Any:
         choices = choices_of(self._spaces(agent).action)
-        if choices is None or not self._served.takes_masks(self._served.bundle.policy_of[agent]):
+        if choices is None or not self.served.takes_masks(self.served.bundle.policy_of[agent]):
             words = f"agent {agent!r}: an action mask was given, but its policy takes none; leave the agent out"
             raise RequestError(words, agent=agent, key="action_masks")
-        return self._value(agent, "action mask", spaces.MultiBinary(sum(choices)), plain).astype(bool)
-
-    def _start(self, agent: AgentID, plain: Any) -> Any:
-        return self._value(agent, "episode start", spaces.MultiBinary(1), _wrapped(plain))[:, 0].astype(bool)
-
-    def _reward(self, agent: AgentID, plain: Any) -> Any:
-        return self._value(agent, "reward", _NUMBER, plain)
+        return self._value("action mask", spaces.MultiBinary(sum(choices)), agent, plain).astype(bool)
 
     def _state(self, agent: AgentID, plain: Any) -> Any:
-        bundle, policy_id = self._served.bundle, self._served.bundle.policy_of[agent]
-        memory = bundle.processing[policy_id].initial(self._rows)
-        fresh = (*initial_states(bundle.policies[policy_id], self._rows), *memory.values())
+        bundle, rows = self.served.bundle, self.request.batch or 1
+        policy_id = bundle.policy_of[agent]
+        fresh = (
+            *initial_states(bundle.policies[policy_id], rows),
+            *bundle.processing[policy_id].initial(rows).values(),
+        )
         if not isinstance(plain, list) or len(plain) != len(fresh):
             accepted = f"{len(fresh)} arrays, as the previous answer had them"
             words = f"agent {agent!r}: the state does not fit its policy {policy_id!r}; accepted: {accepted}"
             raise RequestError(words, agent=agent, key="states", accepted=accepted)
-        where = f"agent {agent!r}: the state"
         try:
+            where = f"agent {agent!r}: the state"
             return [decode(_any_of(array), part, where) for array, part in zip(fresh, plain, strict=True)]
         except SpaceError as error:
             raise RequestError(str(error), agent=agent, key="states", accepted=error.accepted) from error
-
-    # Field of the request -> argument of `predict_with_state`, and what reads it.
-    _READERS: ClassVar[Mapping[str, tuple[str, Callable[[Any, AgentID, Any], Any]]]] = {
-        "action_masks": ("action_masks", _mask),
-        "states": ("state", _state),
-        "episode_starts": ("episode_starts", _start),
-        "rewards": ("rewards", _reward),
-    }
-
-
-_NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 def _any_of(array: Any) -> spaces.Box:
@@ -255,11 +253,6 @@ def _any_of(array: Any) -> spaces.Box:
         return spaces.Box(-np.inf, np.inf, array.shape, array.dtype.type)
     low, high = (0, 1) if array.dtype.kind == "b" else (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
     return spaces.Box(low, high, array.shape, array.dtype.type)
-
-
-def _wrapped(plain: Any) -> Any:
-    """Give each of a list of booleans, or a single one, an axis of its own."""
-    return [[value] for value in plain] if isinstance(plain, list) else [plain]
 
 
 def _flat(plain: Any, keys: Any, path: str = "") -> Iterator[tuple[str, Any]]:
