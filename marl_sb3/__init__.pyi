@@ -7,7 +7,7 @@ from .core.learners.spec import PolicySpec as PolicySpec
 from .core.learners.spec import register_algorithm as register_algorithm
 from .core.metrics import Episode as Episode
 from .core.metrics import InfoMetric as InfoMetric
-from .core.policies.networks import register_network as register_network
+from .core.policies import register_network as register_network
 from .core.sb3.schedules import make_schedule as make_schedule
 from .core.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .core.training.algorithm import MultiAgentCallback as MultiAgentCallback

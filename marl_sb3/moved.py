@@ -28,7 +28,7 @@ _MOVED: Mapping[str, str] = {
         "envs.registry": "core.envs.registry",
         "envs.turn_based": "core.envs.converted",
         "metrics": "core.metrics",
-        "policies.mapping": "core.mapping.mapping",
+        "policies.mapping": "core.mapping",
         "policies": "core.policies",
         "processing": "core.processing",
         "serving": "tools.serving",

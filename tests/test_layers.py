@@ -115,6 +115,11 @@ def room_of(module: str) -> str:
     return ".".join(parts[:2] if parts[:1] in (["core"], ["extensions"], ["tools"]) else parts[:1])
 
 
+def is_face(module: str) -> bool:
+    """Whether a module is a room, or what a folder shows of itself."""
+    return MODULES[module].name == "__init__.py" or module == f"{NAME}.{room_of(module)}"
+
+
 def names_of_faces() -> dict[str, dict[str, str]]:
     """Face -> name -> the module that defines it, by the stubs that lazy_loader reads."""
     line = re.compile(r"from \.([\w.]+) import (\w+)")
@@ -198,10 +203,7 @@ def without_a_face(imports: dict[str, list[Import]]) -> dict[str, int]:
         (each.module, each.name)
         for module, imported in imports.items()
         for each in imported
-        if room_of(each.module) != room_of(module)
-        and not each.face
-        and MODULES[each.module].name != "__init__.py"
-        and each.module.count(".") > 1
+        if room_of(each.module) != room_of(module) and not each.face and not is_face(each.module)
     }
     return dict(Counter(room_of(module) for module, _ in deep))
 
@@ -217,7 +219,8 @@ def test_a_name_from_inside_another_room_is_found() -> None:
 
 def _is_of(folder: Path) -> bool:
     """Whether the package has a folder, or a module in its place, or it is one of those for the whole package."""
-    return (PACKAGE / folder).is_dir() or f"{NAME}.{folder}" in MODULES or str(folder) in ("crash", "hostile")
+    is_room = (PACKAGE / folder).is_dir() or ".".join([NAME, *folder.parts]) in MODULES
+    return is_room or str(folder) in ("crash", "hostile")
 
 
 def test_tests_stand_in_the_folders_of_what_they_test() -> None:
@@ -232,8 +235,7 @@ def test_tests_take_names_from_faces() -> None:
         for path in TESTS.rglob("*.py")
         for each in imports_of(path.read_text(encoding="utf-8"))
         if not each.face
-        and MODULES[each.module].name != "__init__.py"
-        and each.module.count(".") > 1
+        and not is_face(each.module)
         and not path.is_relative_to(TESTS / room_of(each.module).replace(".", "/"))
     }
     assert len(found) <= TESTS_WITHOUT_A_FACE, sorted(found)

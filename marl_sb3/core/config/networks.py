@@ -12,7 +12,7 @@ from marl_sb3.core.config.values import Count, FiniteFloat, Named, PositiveInt
 
 # --- Names of classes ------------------------------------------------------------------------------------------------
 
-_EXTRACTORS, _OWN_EXTRACTORS = "stable_baselines3.common.torch_layers", "marl_sb3.core.policies.networks"
+_EXTRACTORS, _OWN_EXTRACTORS = "stable_baselines3.common.torch_layers", "marl_sb3.core.policies"
 
 # Entry of `policy_kwargs` -> name -> where the class is: `module:class`. Nothing else is imported by name;
 # `register_network` adds the classes of a user.
