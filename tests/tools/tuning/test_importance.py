@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from marl_sb3.extensions.data import importances
+from marl_sb3.tools.tuning.figures import importances
 
 
 def columns(n: int = 40, seed: int = 0) -> dict[str, list[float | str | None]]:
