@@ -81,7 +81,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3 import evaluation
     from marl_sb3.runs import building, jobs
     from marl_sb3.runs import evaluate as runs_evaluate
-    from marl_sb3.tools.checkup import api as checkup
+    from marl_sb3.tools import checkup
     from marl_sb3.tools.tuning import Search, api, workers
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,19 +13,19 @@ from faulty_behaviour import LargeNumbers
 from healthy import Healthy
 
 from marl_sb3 import doctor
-from marl_sb3.tools.checkup import api
+from marl_sb3.tools import checkup
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examine in this process, and do not measure."""
-    examine = api.examine
+    examine = checkup.examine
 
     def here(env: Any, settings: Any, *, on_call: Callable[[str], None], **options: Any) -> Any:
         on_call("episode 0, step 1")
         return examine(env, settings, **options, isolated=False, measure_s=0.0)
 
-    monkeypatch.setattr(api, "examine", here)
+    monkeypatch.setattr(checkup, "examine", here)
 
 
 def run(factory: type, *arguments: str) -> int:
