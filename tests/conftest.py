@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,15 +60,36 @@ def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
         close_all()
 
 
-@pytest.fixture
-def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    """Fork servers are forked from the server, too: workers of searches start in milliseconds."""
+@pytest.fixture(autouse=True, scope="session")
+def _fork_servers_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers of envs, shards and searches start in milliseconds: their fork servers are forked, too."""
     from marl_sb3.extensions.remote.processes import fork_server
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        return forked_subprocess(request.getfixturevalue("server")).Popen(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
+        yield
+
+
+@pytest.fixture
+def real_fork_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fork servers are started as users start them."""
+    from marl_sb3.extensions.remote.processes import fork_server
+
+    fork_server.close_all()
+    monkeypatch.setattr(fork_server, "subprocess", subprocess)
+    yield
+    fork_server.close_all()
+
+
+@pytest.fixture
+def quick_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks often for what its workers have done."""
     from marl_sb3.tools.tuning import workers
 
-    monkeypatch.setattr(fork_server, "subprocess", forked_subprocess(server))
     monkeypatch.setattr(workers, "POLL_S", 0.05)
-    return server
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # of pettingzoo.test itself
-@pytest.mark.usefixtures("short_budgets", "one_onnx_registry", "forked_workers")
+@pytest.mark.usefixtures("short_budgets", "one_onnx_registry", "quick_searches")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs_as_written(page: Path, trained_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(trained_run, in_tmp / "runs" / "arena" / trained_run.name)

@@ -34,7 +34,7 @@ TINY = [
 ]
 TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
 MODULE = ["-m", "marl_sb3.tune"]
-pytestmark = pytest.mark.usefixtures("forked_workers")
+pytestmark = pytest.mark.usefixtures("quick_searches")
 
 
 def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

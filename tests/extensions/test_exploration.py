@@ -160,7 +160,7 @@ def test_each_policy_has_a_copy_and_seeds_of_its_own() -> None:
     assert again.parts.learners["agent1"].parts[0].exploration.rng.random() != one.rng.random()  # the second draw
 
 
-def test_envs_in_workers_give_the_same_training(server: Any, forked_workers: Any) -> None:
+def test_envs_in_workers_give_the_same_training() -> None:
     def trained(**more: Any) -> MultiAgentAlgorithm:
         env = make_vec_env("arena", n_envs=2, seed=1, vectorizer="sync", **more)
         spec = PolicySpec("dqn", exploration=SoftQ("lin_2"), **REPLAY)

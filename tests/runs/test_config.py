@@ -276,7 +276,7 @@ plain = st.recursive(
 
 
 @example({}, {"\x85": "\u2028 \u2029\x85"}, 0)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.fixed_dictionaries(
         {},

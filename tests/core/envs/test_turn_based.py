@@ -104,7 +104,7 @@ def chooser(seed: int) -> Chooser:
     return choose
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(plans=turn_env_plans(), seed=st.integers(0, 99))
 def test_any_turns_give_the_transitions_of_a_plain_loop(plans: Any, seed: int) -> None:
     loop = by_plain_loop(TurnEnv(plans), 4, chooser(seed))

@@ -108,7 +108,7 @@ class PlainTrace(MultiAgentCallback):
 
 
 @pytest.mark.parametrize("policies", ["shared", "per_agent"])
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(plans=env_plans(max_agents=3), n_steps=st.integers(2, 7), rollouts=st.integers(1, 4))
 def test_every_transition_reaches_the_buffer_once_with_all_that_it_was_paid(
     policies: str, plans: Any, n_steps: int, rollouts: int
@@ -116,7 +116,7 @@ def test_every_transition_reaches_the_buffer_once_with_all_that_it_was_paid(
     _train_and_compare(NoisyEnv, policies, plans, n_steps, rollouts)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(plans=turn_env_plans(), n_steps=st.integers(2, 7), rollouts=st.integers(1, 4))
 def test_every_transition_of_a_turn_based_env_reaches_the_buffer_once(plans: Any, n_steps: int, rollouts: int) -> None:
     _train_and_compare(TurnEnv, "per_agent", plans, n_steps, rollouts)

@@ -47,7 +47,7 @@ def trace(vec: MultiAgentVecEnv, rng: np.random.Generator, steps: int) -> list[A
     return seen
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(plans=env_plans(max_agents=3, max_episodes=1), seed=st.integers(0, 2**32 - 1), before=st.integers(0, 20))
 def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_factory):
     vec = make_vec_env(NoisyEnv, n_envs=len(plans), seed=seed, plans=plans)

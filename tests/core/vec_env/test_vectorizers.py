@@ -68,7 +68,7 @@ def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
 
 
 @pytest.mark.parametrize("vectorizer", OTHERS)
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(
     height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
     num_envs=st.integers(1, 5), seed=st.integers(0, 2**31), observe=st.sampled_from(["cells", "coordinates"]),

@@ -290,7 +290,7 @@ def games(draw):
     return height, width, actions, agent1_first
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(games())
 def test_whole_games_agree_with_the_oracle(game):
     height, width, actions, agent1_first = game

@@ -386,7 +386,6 @@ def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("where", VECTORIZERS)
 def test_an_assignment_that_does_not_vary_gives_the_bits_of_a_fixed_mapping(where: str) -> None:
     # No random actions: policies of a process share the generator of their action space.
@@ -407,7 +406,6 @@ def test_rows_that_always_wait_change_no_bit_of_a_rollout() -> None:
     require_same(expected, learned(in_arena(VECTORIZERS["sync"], specs, Always(BOTH))))
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_all_vectorizers_give_the_same_bits() -> None:
     specs = {"main": PolicySpec(PPO, **ON), "rival": PolicySpec(DQN, **OFF)}
     runs = [learned(in_arena(VECTORIZERS[name], specs, SampledAssignment(BOTH))) for name in list(VECTORIZERS)[:3]]
@@ -415,7 +413,6 @@ def test_all_vectorizers_give_the_same_bits() -> None:
         require_same(runs[0], other)
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_shards_agree_with_vec_envs_on_who_plays_wherever_they_are_rolled_out() -> None:
     specs = {"main": PolicySpec(PPO, **ON), "rival": PolicySpec(DQN, **OFF)}
     here, away, whole = (

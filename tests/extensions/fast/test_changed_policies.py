@@ -518,7 +518,7 @@ def check(name: str, change: Callable[[Any], bool], moment: str, jointly: bool) 
 
 
 @given(case=st.sampled_from(CASES), jointly=st.booleans())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ...], jointly: bool) -> None:
     assume(applies(*case[:2]))
     check(*case, jointly)

@@ -153,7 +153,7 @@ def gradient_parts(fused: FusedPolicy, grad: np.ndarray) -> list[np.ndarray]:
     return parts
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(
     observation=st.sampled_from(list(OBSERVATIONS)), action=st.sampled_from(list(ACTIONS)),
     pi=st.lists(st.integers(1, 9), max_size=3), vf=st.lists(st.integers(1, 9), max_size=3),

@@ -20,8 +20,6 @@ from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 from marl_sb3.extensions.remote.ray import RunnerSettings
 from marl_sb3.train import main
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 
 def made(runners: Any, kind: str = "ppo", env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
     if env is NoisyEnv:
@@ -59,7 +57,8 @@ class Disturbs(MultiAgentCallback):
 
 @pytest.mark.parametrize("kind", ["lengths", "normalized_replay", "lstm"])
 def test_any_number_of_runners_gives_the_same_bits(kind: str) -> None:
-    assert len({trained(made(runners, kind)) for runners in (None, 1, 2)}) == 1
+    numbers = (None, 1, 2) if kind == "lengths" else (None, 2)
+    assert len({trained(made(runners, kind)) for runners in numbers}) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

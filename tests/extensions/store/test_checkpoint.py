@@ -62,7 +62,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(state=st.dictionaries(names, trees, max_size=3))
 def test_any_tree_of_plain_data_comes_back_as_it_was(state, tmp_path_factory):
     folder = written(tmp_path_factory.mktemp("any"), state)

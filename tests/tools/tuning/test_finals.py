@@ -233,7 +233,7 @@ def test_a_race_that_was_interrupted_goes_on(study: TuneStudy) -> None:
     assert [len(each.failed) for each in candidates(again)] == [0, 0]
 
 
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("quick_searches")
 def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
     study = prepare_study("arena", **{**SMALL, "hparams": {"arena": {"n_timesteps": 3_000}}, "trials": 1})
     killed: list[int] = []

@@ -22,7 +22,7 @@ from marl_sb3.tools.tuning.trials import run_trials
 from marl_sb3.tools.tuning.workers import SearchError
 
 
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("quick_searches")
 def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
     study = prepare_study(**{**SMALL, "timesteps": 8_000, "pruner": "none"})
     killed: list[int] = []
@@ -47,7 +47,7 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
     assert retries[0].params.items() >= failed.params.items()
 
 
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("quick_searches")
 def test_workers_find_a_registered_env(in_tmp: Path) -> None:
     marl_sb3.register_env("mine", ArenaEnv)
     study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
@@ -90,7 +90,7 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("quick_searches")
 @pytest.mark.parametrize(
     ("most_failures", "how", "words"),
     [
@@ -117,7 +117,7 @@ def test_trials_that_kill_their_workers_end_the_search_too(
     assert Path(str(end.value).partition("; see ")[2]).is_file()
 
 
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("quick_searches")
 @pytest.mark.parametrize("grace_s", [30.0, 0.0])
 def test_ctrl_c_gives_the_trials_back_that_run(grace_s: float, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "GRACE_S", grace_s)

@@ -123,6 +123,7 @@ def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.Monkey
     vec.close()
 
 
+@pytest.mark.usefixtures("real_fork_servers")
 def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     vec = make_vec_env(Numbers, n_envs=2, n_workers=2, max_worker_restarts=1)
     vec.reset()

@@ -78,6 +78,7 @@ def test_a_state_fits_any_number_of_workers(vectorizer: str, before: int, after:
         vec.close()
 
 
+@pytest.mark.usefixtures("real_fork_servers")
 def test_workers_import_no_more_than_they_need_and_end_with_the_vec_env() -> None:
     vec = make_vec_env(Modules, n_envs=3, n_workers=3)
     processes = vec.call("process", range(3))
