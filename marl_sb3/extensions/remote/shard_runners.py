@@ -152,7 +152,7 @@ class ShardRunners:
         holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
         for number, share in balanced(list(self._saved), self._wait_for_any(), holders).items():
             if wanted := [shard for shard in share if shard in shards]:
-                self._processes[number].to_do.append(wanted)
+                self._assign(self._processes[number], wanted)
         while len(results) < len(shards):
             for number in self._ready():
                 self._ask_next(number, method, arguments)
@@ -162,11 +162,18 @@ class ShardRunners:
                 if isinstance(result, Lost):
                     self._count(losses, asked[0], result.why)
                     for shard in chain(*asked):  # one at a time: one that ends its process takes no other with it
-                        self._least_busy().to_do.append([shard])
+                        self._assign(self._least_busy(), [shard])
                 else:
                     inexact.update(result[0])
                     results.update(result[1])
         return inexact, results
+
+    def _assign(self, process: _Process, shards: list[int]) -> None:
+        """Have a process work on shards; no other has them any more."""
+        process.to_do.append(shards)
+        for other in self._processes.values():
+            if other is not process:
+                other.shards.difference_update(shards)
 
     def _ask_next(self, number: int, method: str | None, arguments: Sequence[Any]) -> None:
         """Ask a process that owes no answer for what it has to do next; shards that it has not had come with it."""
@@ -176,9 +183,6 @@ class ShardRunners:
         wanted = process.doing = process.to_do.popleft()
         process.asked_s = time.monotonic()
         states = {shard: self._saved[shard] for shard in wanted if shard not in process.shards}
-        for other in self._processes.values():
-            if other is not process:
-                other.shards -= set(wanted)
         kept = sorted(process.shards.union(wanted))
         self._pool.send(number, "work", kept, states, method, wanted, *arguments)
 

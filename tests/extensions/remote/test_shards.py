@@ -121,6 +121,35 @@ def test_runners_that_die_change_nothing(kind: str, make: Callable[..., MultiAge
     assert len(pool.ended) > 3  # the two at the end, and those that died
 
 
+class Counted(NoisyEnv):
+    """Knows how many of its kind are open."""
+
+    running: ClassVar[int] = 0
+
+    def __init__(self, **settings: Any) -> None:
+        Counted.running += 1
+        super().__init__(**settings)
+
+    def close(self) -> None:
+        Counted.running -= 1
+
+
+def test_a_shard_that_comes_back_to_a_runner_is_restored_and_none_has_envs_of_another(
+    make: Callable[..., MultiAgentAlgorithm],
+) -> None:
+    """Those beside the first runner die in their second rounds, so that it gets their shard every other round."""
+    undisturbed = trained(make(), iterations=6)
+    pool = FakePool(dies=lambda runner, method: runner > 0 and pool.sent.count((runner, "work")) > 1)
+    Counted.running = 0
+    algorithm = make("ppo", in_fake_pool(pool, 2), Counted, plans=PLANS)
+    for iteration in range(5):
+        algorithm.learn(STEPS * E, reset_num_timesteps=iteration == 0)
+        assert Counted.running == E
+    algorithm.learn(STEPS * E, reset_num_timesteps=False)
+    assert digest(algorithm) == undisturbed
+    assert len(pool.ended) > 2
+
+
 @each_kind
 def test_resume_with_other_runners_is_exact(
     kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
