@@ -61,26 +61,16 @@ class Recording:
         Raises:
             ConfigError: the folder or the limit is not accepted.
         """
-        return RecordEpisodes(self.directory, _as_bytes(self.limit), continues=continues, name=env)
+        size = None if self.limit is None else str(self.limit).strip().upper()
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", size or "")
+        most = int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
+        if size is not None and (most < 1 or isinstance(self.limit, (bool, float))):
+            words = f"record_limit is {shown(self.limit)}; accepted: a size, such as 500MB or 2GB, or bytes"
+            raise ConfigError(words, key="record_limit")
+        return RecordEpisodes(self.directory, None if size is None else most, continues=continues, name=env)
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def _as_bytes(size: Any, key: str = "record_limit") -> int | None:
-    """Convert a size such as `2GB` to bytes; None stays.
-
-    Raises:
-        ConfigError: it is no size of at least one byte.
-    """
-    if size is None:
-        return None
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", str(size).strip().upper())
-    unit = None if parts is None else _UNITS.get(parts[2] if parts[2] in _UNITS else f"{parts[2]}B")
-    found = 0 if parts is None or unit is None else int(float(parts[1]) * unit)
-    if found < 1 or isinstance(size, (bool, float)):
-        raise ConfigError(f"{key} is {shown(size)}; accepted: a size, such as 500MB or 2GB, or bytes", key=key)
-    return found
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 # --- Anew -------------------------------------------------------------------------------------------------------------

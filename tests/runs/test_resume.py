@@ -43,7 +43,7 @@ def test_a_run_that_crashed_goes_on_as_if_it_had_not(variant: str, in_tmp: Path)
     run = marl_sb3.train(resume="broken")
     assert run.algorithm.iteration == 8
     assert_same_runs("whole", "broken")
-    (entry,) = map(json.loads, (in_tmp / "broken" / "resumes.jsonl").read_text().splitlines())
+    (entry,) = entries("broken")
     assert (entry["checkpoint"], entry["exact"], entry["inexact"]) == ("ckpt-000004", True, {})
 
 
@@ -55,7 +55,7 @@ def test_a_run_may_be_broken_off_many_times(in_tmp: Path) -> None:
             marl_sb3.train(resume="broken", callback=[Fail(step)])
     marl_sb3.train(resume="broken")
     assert_same_runs("whole", "broken")
-    assert len((in_tmp / "broken" / "resumes.jsonl").read_text().splitlines()) == 4
+    assert len(entries("broken")) == 4
 
 
 def test_more_steps_are_added_in_the_same_folder(in_tmp: Path) -> None:
@@ -66,6 +66,10 @@ def test_more_steps_are_added_in_the_same_folder(in_tmp: Path) -> None:
     assert run.config.n_timesteps == 8 * 40
     assert "n_timesteps: 320" in (in_tmp / "short" / "config.yaml").read_text()
     assert_same_runs("whole", "short")
+
+
+def entries(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / "resumes.jsonl").read_text().splitlines()]
 
 
 LINE = {"settings": {"learning_rate": "lin_1e-3"}}  # to the planned end, which moves
@@ -136,7 +140,7 @@ def test_an_extension_moves_the_learning_rate_and_is_noted(in_tmp: Path) -> None
     np.testing.assert_allclose(
         rates, [1e-3 * (1 - done / 3) for done in (1, 2, 3)] + [5e-4 * left / 3 for left in (2, 1, 0)]
     )
-    (entry,) = map(json.loads, (in_tmp / "run" / "resumes.jsonl").read_text().splitlines())
+    (entry,) = entries("run")
     assert (entry["env_steps"], entry["n_timesteps"], entry["extended_from"]) == (120, 240, 120)
 
 
@@ -251,7 +255,7 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
     assert run.algorithm.num_timesteps == 120
     message = "inexact resume: env 0: the same seed and actions led to a different state"
     assert message in [record.getMessage() for record in caplog.records]
-    (entry,) = map(json.loads, (in_tmp / "run" / "resumes.jsonl").read_text().splitlines())
+    (entry,) = entries("run")
     assert entry["exact"] is False
     assert set(entry["inexact"]) == {"env 0", "env 1"}
 
@@ -261,7 +265,7 @@ def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.Mo
     others = {**checkpoint.versions(), "torch": "1.0"}
     monkeypatch.setattr("marl_sb3.core.training.algorithm.versions", lambda: others)
     marl_sb3.train(resume="run")
-    entry = json.loads((in_tmp / "run" / "resumes.jsonl").read_text())
+    (entry,) = entries("run")
     assert entry["inexact"]["torch"].endswith("is 1.0")
 
 
@@ -347,10 +351,6 @@ def test_a_damaged_checkpoint_is_passed_over(in_tmp: Path, caplog: pytest.LogCap
 
 
 # --- Changed settings -------------------------------------------------------------------------------------------------
-
-
-def entries(folder: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(folder) / "resumes.jsonl").read_text().splitlines()]
 
 
 def test_a_run_goes_on_with_changed_settings_and_is_marked(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,19 +39,15 @@ class SafeJournal(JournalFileBackend):
         super().__init__(str(path), lock_obj=self._write_lock)  # type: ignore[arg-type]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append after the last complete line."""
+        """Append after the last complete line: who wrote an incomplete one is dead, or would have the lock."""
         with self._write_lock, with_filename(self._path):  # reentrant: Optuna takes the lock, too
-            self._truncate_incomplete_line()
+            with open(self._path, "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                if size and file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
             super().append_logs(logs)
-
-    def _truncate_incomplete_line(self) -> None:
-        """Remove the incomplete line of a dead writer: a living one would hold the lock."""
-        with open(self._path, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            if size and file.read(1) != b"\n":
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def require_own_study(folder: Path) -> None:
