@@ -1,4 +1,0 @@
-"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
-
-from .runner import AssignedRunner as AssignedRunner
-from .sampled import SampledAssignment as SampledAssignment
