@@ -64,12 +64,12 @@ def digest(algorithm: MultiAgentAlgorithm) -> str:
     return found.hexdigest()[:16]
 
 
-def runner_processes() -> list[psutil.Process]:
-    """The runners of the cluster that this process has started."""
+def processes(name: str = "ray::ServingAct") -> list[psutil.Process]:
+    """The processes of this name, the runners, of the cluster that this process has started."""
     found = []
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found += [each] if each.name().startswith("ray::ServingAct") else []
+            found += [each] if each.name().startswith(name) else []
     return found
 
 
@@ -110,7 +110,7 @@ class Cluster:
         return True
 
     def _kill_runner(self, rng: random.Random) -> bool:
-        runners, iteration = runner_processes(), self._algorithm.iteration
+        runners, iteration = processes(), self._algorithm.iteration
         if not runners or self._killed_in[iteration] >= MOST_AT_ONCE:
             return False
         self._killed_in[iteration] += 1

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ pytest.importorskip("ray")
 import psutil
 import ray_kill_harness as harness
 from campaign import command
+from waiting import wait_for
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, Trajectory
@@ -82,7 +82,7 @@ def test_runners_that_cannot_start_are_refused(tmp_path: Path) -> None:
             settings = RaySettings(cluster.address, 1, num_cpus=num_cpus, start_timeout_s=start_timeout_s)
             with pytest.raises(ConfigError, match=message):
                 shard_runners(settings, harness.SHARDS).start(plan)
-            _, alive = psutil.wait_procs(harness.runner_processes(), timeout=20)  # Ray kills them soon, not at once
+            _, alive = psutil.wait_procs(harness.processes(), timeout=20)  # Ray kills them soon, not at once
             assert alive == []
 
 
@@ -190,22 +190,6 @@ def test_nothing_is_left_of_a_ray_of_ones_own(command: str, number: int, send: A
     assert len(list(tmp_path.glob("**/checkpoints/ckpt-*"))) == 1
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def trial_processes(parent: psutil.Process) -> list[psutil.Process]:
-    """The processes that train trials."""
-    found = []
-    for each in parent.children(recursive=True):
-        with suppress(psutil.Error):
-            found += [each] if each.name().startswith("ray::train_remo") else []
-    return found
-
-
 def test_an_address_where_nobody_answers_takes_seconds(tmp_path: Path) -> None:
     started_s = time.monotonic()
     command = [sys.executable, "-m", "marl_sb3.train", "arena", "--ray", "127.0.0.1:9", "--run-dir", "run"]
@@ -222,7 +206,7 @@ def values(study: Any) -> dict[int, float]:
 
 
 def kill_a_trial(cluster: Any) -> bool:
-    found = trial_processes(psutil.Process())
+    found = harness.processes("ray::train_remo")
     for each in found[:1]:
         each.kill()
     return bool(found)
@@ -232,7 +216,7 @@ def remove_a_node(cluster: Any) -> bool:
     """Remove a node on which a trial is trained; the driver's own node is not one of those."""
     from ray._private.worker import global_worker
 
-    parents = {each.ppid() for each in trial_processes(psutil.Process())}
+    parents = {each.ppid() for each in harness.processes("ray::train_remo")}
     for node in list(cluster.worker_nodes):
         raylet = node.all_processes["raylet"][0].process.pid
         if raylet in parents and node.raylet_socket_name != global_worker.node.raylet_socket_name:

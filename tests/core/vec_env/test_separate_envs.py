@@ -35,22 +35,6 @@ def noisy_plans(n_envs: int):
 # What a step returns
 
 
-def test_arrays_have_both_axes_in_front():
-    vec = make_vec_env(ScriptedEnv, n_envs=4, script=STAGGERED)
-    assert vec.agents == ("a", "b", "c")
-    assert vec.groups[0].agents == vec.agents
-    assert vec.groups[0].columns == (0, 1, 2)
-    assert vec.metadata["name"] == "scripted_v0"
-    (observations,) = vec.reset().observations
-    taken = step(vec)
-    assert observations.shape == taken.observations[0].shape == (4, 3, 3)
-    assert observations.dtype == taken.observations[0].dtype == np.float32
-    assert (taken.rewards.shape, taken.rewards.dtype) == ((4, 3), np.float32)
-    for flags in (taken.terminated, taken.truncated, taken.acted, vec.latest.to_act):
-        assert (flags.shape, flags.dtype) == ((4, 3), np.bool_)
-    assert (taken.episode_done.shape, taken.episode_done.dtype) == ((4,), np.bool_)
-
-
 def test_agents_end_one_after_another_and_then_the_env_resets():
     vec = started(script=STAGGERED)
     steps = [step(vec) for _ in range(4)]
@@ -177,28 +161,6 @@ def test_the_same_env_twice_is_refused():
     env = ScriptedEnv()
     with pytest.raises(ConfigError, match="returned the same env twice"):
         make_vec_env(lambda: env, n_envs=2)
-
-
-def rollout(vec: MultiAgentVecEnv, steps: int = 10) -> list:
-    """Observations and rewards from a reset on, always with the same actions."""
-    actions = np.random.default_rng(0).integers(0, 3, (steps, vec.num_envs, len(vec.agents)))
-    played = [vec.reset().observations[0].tolist()]
-    for action in actions:
-        taken = step(vec, action)
-        played.append((taken.observations[0].tolist(), taken.rewards.tolist()))
-    return played
-
-
-def test_same_seed_repeats_the_rollout_and_a_second_reset_goes_on():
-    vec, twin = (make_vec_env(NoisyEnv, n_envs=2, seed=5, plans=noisy_plans(2)) for _ in range(2))
-    first, second = rollout(vec), rollout(vec)
-    assert [first, second] == [rollout(twin), rollout(twin)]
-    assert first != second
-    vec.seed(6)
-    other = rollout(vec)
-    vec.seed(5)
-    assert rollout(vec) == first
-    assert other != first
 
 
 def test_options_reach_each_env_in_that_reset_alone():
