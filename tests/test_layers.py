@@ -78,7 +78,6 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # Names that other rooms still take from inside a room instead of its face: the list may only get shorter.
 WITHOUT_A_FACE = {
-    "callbacks": 1,
     "core.sb3": 1,
     "extensions.data": 1,
     "extensions.display": 1,

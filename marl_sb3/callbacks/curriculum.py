@@ -159,15 +159,15 @@ class CurriculumCallback(MultiAgentCallback):
             raise state.error("stage", self.stage, f"a stage of the curriculum, below {len(self._stages)}")
         self.task = state.value("task") if self._next_task is not None else self._stages[self.stage]
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], more_metrics: Sequence[str] = ()) -> CurriculumCallback:
+        """Make the curriculum of a run from its settings.
 
-def curriculum_of(settings: Mapping[str, Any], more_metrics: Sequence[str] = ()) -> CurriculumCallback:
-    """Make the curriculum of a run from its settings.
-
-    Raises:
-        ConfigError: a setting is missing, unknown or wrong.
-    """
-    accepted = ("setting", "stages", "advance_at")
-    if unknown := [name for name in settings if name not in accepted]:
-        words = f"curriculum: {shown(unknown[0])} is unknown; accepted: {', '.join(accepted)}"
-        raise ConfigError(words, key="curriculum")
-    return CurriculumCallback(**settings, more_metrics=more_metrics)
+        Raises:
+            ConfigError: a setting is missing, unknown or wrong.
+        """
+        accepted = ("setting", "stages", "advance_at")
+        if unknown := [name for name in settings if name not in accepted]:
+            words = f"curriculum: {shown(unknown[0])} is unknown; accepted: {', '.join(accepted)}"
+            raise ConfigError(words, key="curriculum")
+        return cls(**settings, more_metrics=more_metrics)

@@ -100,11 +100,6 @@ class ExternalSlot(EnvSlot):
         self._log.drop()  # the client alone could repeat the episode
         self.is_asking = True
 
-    @property
-    def next_seed(self) -> int:
-        """The seed of the next episode."""
-        return episode_seed(self.run_seed, self.index, self.episode + 1)
-
 
 class ExternalVecEnv(SyncVecEnv):
     """A vec env of slots for the episodes of clients. Its methods for clients may be called from any thread.
@@ -147,7 +142,7 @@ class ExternalVecEnv(SyncVecEnv):
                 if seat.episode_id is None and not seat.is_given_up and not slot.to_act:
                     seat.episode_id, seat.heard_s = secrets.token_hex(8), time.monotonic()
                     self._by_id[seat.episode_id] = slot.row
-                    return seat.episode_id, slot.next_seed
+                    return seat.episode_id, episode_seed(slot.run_seed, slot.index, slot.episode + 1)
         words = f"all {self.num_envs} episodes are taken; accepted: a start when one is over, or a run with more n_envs"
         raise EpisodeRefusedError(words, "full")
 

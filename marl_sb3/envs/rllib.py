@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -92,7 +92,10 @@ class RLlibEnv(ParallelEnv):  # type: ignore[misc]
         observations, rewards, *given = map(_by_name, names, returned[:4])
         self._in_play.update(dict.fromkeys(actions))
         ends, is_over = self._ends(given)
-        self._require_alive(observations, ends)
+        for agent in self._ended.intersection(observations):
+            if not any(ends.get(agent, ())):
+                raise RuntimeError(f"agent {agent!r} has ended, but is shown another observation in this episode")
+        self._ended.update(agent for agent, flags in ends.items() if any(flags))
         for agent in actions:
             if agent not in observations:
                 rewards.setdefault(agent, 0.0)
@@ -118,12 +121,6 @@ class RLlibEnv(ParallelEnv):  # type: ignore[misc]
             if any(ends[agent]):
                 self._in_play.pop(agent, None)
         return ends, any(of_all)
-
-    def _require_alive(self, observations: Collection[AgentID], ends: Mapping[AgentID, tuple[bool, bool]]) -> None:
-        for agent in self._ended.intersection(observations):
-            if not any(ends.get(agent, ())):
-                raise RuntimeError(f"agent {agent!r} has ended, but is shown another observation in this episode")
-        self._ended.update(agent for agent, flags in ends.items() if any(flags))
 
     def render(self) -> Any:
         """Return what the env renders."""

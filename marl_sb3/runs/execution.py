@@ -115,7 +115,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
                 if signals.received or algorithm.num_timesteps < phase.end:
                     checkpoints.rescue(within_iteration=signals.received is not None)  # if clients do not step
                     break
-                algorithm.keep_callback_states()
+                algorithm.parts.callbacks.keep()
         except BaseException as error:
             run.files.require_there()  # otherwise saving would make the folder anew
             checkpoints.rescue(within_iteration=isinstance(error, (WorkerError, HookError)))

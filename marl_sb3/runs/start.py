@@ -20,7 +20,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
-from marl_sb3.callbacks.curriculum import curriculum_of
 from marl_sb3.core.config import counted, shown
 from marl_sb3.core.envs import EnvFactory, attribute_from_here
 from marl_sb3.core.metrics import require_metric
@@ -395,7 +394,7 @@ def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumC
         more_metrics: names of metrics that callbacks add to the result.
     """
     with source_named(run.config, "curriculum"):
-        return [] if run.config.curriculum is None else [curriculum_of(run.config.curriculum, more_metrics)]
+        return [] if run.config.curriculum is None else [CurriculumCallback.of(run.config.curriculum, more_metrics)]
 
 
 def metric_names(run: Run) -> list[str]:

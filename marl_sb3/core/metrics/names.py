@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl_sb3.errors import ConfigError
@@ -58,13 +58,9 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
         close = close or [each for each in known if name.lower() in each][:4]
-        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {_some_of_each(known)}"
+        first: dict[str, str] = {}  # of each group of names
+        for each in known:
+            first.setdefault(each.partition("/")[0], each)
+        accepted = f"accepted: {', '.join(first.values())} and other columns of progress.csv"
+        hint = f"did you mean {', '.join(close)}?" if close else accepted
         raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
-
-
-def _some_of_each(names: Sequence[str]) -> str:
-    """List the first name of each group of names."""
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(name.partition("/")[0], name)
-    return f"{', '.join(first.values())} and other columns of progress.csv"

@@ -138,7 +138,8 @@ class StateReader:
         """
         value = self.value(name)
         fits = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and len(value.shape) == len(shape)
-        if not fits or any(map(_differ, value.shape, shape)) or not is_finite(value):
+        wanted = [own if size is None else size for own, size in zip(value.shape, shape, strict=True)] if fits else []
+        if not fits or wanted != [*value.shape] or not is_finite(value):
             raise self.error(name, value, f"an array of {np.dtype(dtype)} {_shape_text(shape)}, finite")
         if (lowest is not None and (value < lowest).any()) or (highest is not None and (value > highest).any()):
             raise self.error(name, value, f"numbers from {_bound_text(lowest)} to {_bound_text(highest)}")
@@ -200,10 +201,6 @@ def _require_text(where: str, value: Any) -> str:
 def is_finite(array: Array) -> bool:
     """Whether all numbers are finite; uses minimum and maximum, which need no temporary array."""
     return array.dtype.kind != "f" or not array.size or bool(np.isfinite((array.min(), array.max())).all())
-
-
-def _differ(size: int, wanted: int | None) -> bool:
-    return wanted not in (None, size)
 
 
 def _shape_text(shape: Sequence[int | None]) -> str:

@@ -386,10 +386,6 @@ class MultiAgentAlgorithm(PolicyByAgent):
         for each in with_hook(self.parts.callbacks.callback, hook):
             call_hook(each, hook, *arguments)
 
-    def keep_callback_states(self) -> None:
-        """Give the states of the callbacks of the last `learn` to those of the next one."""
-        self.parts.callbacks.keep()
-
     def start_runners(self) -> None:
         """Start the processes that step the envs, if there are any; without a call, the first rollout starts them.
 

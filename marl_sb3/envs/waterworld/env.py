@@ -265,7 +265,9 @@ def render_rgb(positions: Array, obstacles: Array, parameters: Parameters) -> Im
         _draw_disc(image, centre, FOOD_SIZE * radius, _FOOD_RGB)
         _draw_disc(image, centre, FOOD_SIZE * radius * 0.55, _WATER_RGB)
     for centre in poisons:
-        _draw_diamond(image, centre, POISON_SIZE * radius, _POISON_RGB)
+        half = _DIAMOND * (POISON_SIZE * radius)
+        patch, across, up = _patch(image, centre, half)
+        blend(patch, (half * SIDE_PX - np.abs(across) - np.abs(up)) / np.sqrt(2), _POISON_RGB)
     for number, centre in enumerate(pursuers):
         _draw_disc(image, centre, radius, pursuer_rgb(number))
     return image
@@ -274,11 +276,6 @@ def render_rgb(positions: Array, obstacles: Array, parameters: Parameters) -> Im
 def _draw_disc(image: Image, centre: Array, radius: float, colour: RGB) -> None:
     patch, across, up = _patch(image, centre, radius)
     blend(patch, radius * SIDE_PX - np.hypot(across, up), colour)
-
-
-def _draw_diamond(image: Image, centre: Array, radius: float, colour: RGB) -> None:
-    patch, across, up = _patch(image, centre, _DIAMOND * radius)
-    blend(patch, (_DIAMOND * radius * SIDE_PX - np.abs(across) - np.abs(up)) / np.sqrt(2), colour)
 
 
 def _draw_rays(image: Image, centre: Array, parameters: Parameters, colour: RGB) -> None:

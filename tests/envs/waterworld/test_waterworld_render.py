@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.envs.waterworld import WaterworldEnv, render
+from marl_sb3.envs.waterworld import WaterworldEnv
+from marl_sb3.envs.waterworld import env as render
 from marl_sb3.envs.waterworld.rules import Parameters
 from marl_sb3.errors import ConfigError, EnvError
 
