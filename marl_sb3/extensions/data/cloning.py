@@ -17,14 +17,7 @@ from marl_sb3.core.sb3 import reset_optimizers
 from marl_sb3.core.state import Fields, Stateful, StateReader, arrays, generator, integer, number, optional
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
-from marl_sb3.extensions.data.imitation import (
-    Minibatch,
-    action_loss,
-    episode_batch,
-    mean_loss,
-    minibatch,
-    require_masks,
-)
+from marl_sb3.extensions.data.imitation import Minibatch, action_loss
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -102,11 +95,10 @@ class Cloning(Stateful):
         self._learner, self._options = learner, options
         algorithm: Any = learner.algorithm
         self._algorithm = algorithm
-        self._loss = action_loss(learner.policy_id, algorithm)
+        self._loss = action_loss(learner.policy_id, algorithm, takes_masks=learner.actor.policy.takes_masks)
         self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=learn)
         self.checksum = self._data.checksum()
-        self._takes_masks = learner.actor.policy.takes_masks
-        require_masks(learner.policy_id, algorithm, self._data, self._takes_masks)
+        self._loss.require_masks(self._data)
         self._random = np.random.default_rng(seed)
         self._train, self._validation = _split(len(episodes), options.validation, self._random)
         self.num_episodes = len(self._train), len(self._validation)
@@ -229,38 +221,26 @@ class Cloning(Stateful):
 
     def _step(self, batch: Minibatch) -> tuple[th.Tensor, int]:
         """Take a gradient step; returns the mean loss and the number of transitions."""
-        total, mean = mean_loss(self._loss, batch, self._options.entropy_coefficient)
+        total, mean = self._loss.mean(batch, self._options.entropy_coefficient)
         self._optimizer.zero_grad()
         total.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        return mean.detach(), _number(batch)
+        return mean.detach(), batch.number
 
     def _validation_loss(self) -> float:
         with th.no_grad():
-            found = [
-                (mean_loss(self._loss, batch)[1], _number(batch))
-                for batch in self._batches(self._validation, _VALIDATION_BATCH, shuffled=False)
-            ]
+            batches = self._batches(self._validation, _VALIDATION_BATCH, shuffled=False)
+            found = [(self._loss.mean(batch)[1], batch.number) for batch in batches]
         total = sum(float(mean) * number for mean, number in found)
         return total / sum(number for _, number in found)
 
     def _batches(self, episodes: Array, size: int | None = None, *, shuffled: bool = True) -> Iterator[Minibatch]:
-        size = size or self._options.batch_size
-        if self._loss.in_sequences:
-            together = max(1, round(size / self._data.lengths.mean()))
-            for begin in range(0, len(episodes), together):
-                yield episode_batch(self._data, episodes[begin : begin + together], self._algorithm)
-            return
-        transitions = self._data.of_episodes(episodes)
-        if shuffled:
-            transitions = self._random.permutation(transitions)
-        for begin in range(0, len(transitions), size):
-            chosen = transitions[begin : begin + size]
-            yield minibatch(self._data, chosen, self._algorithm, with_masks=self._takes_masks)
-
-
-def _number(batch: Minibatch) -> int:
-    return len(batch.actions) if batch.counted is None else int(batch.counted.sum())
+        together, chosen = self._loss.together(self._data, size or self._options.batch_size), episodes
+        if not self._loss.in_sequences:
+            chosen = self._data.of_episodes(episodes)
+            chosen = self._random.permutation(chosen) if shuffled else chosen
+        for begin in range(0, len(chosen), together):
+            yield self._loss.batch(self._data, chosen[begin : begin + together])
 
 
 def _split(episodes: int, share: float, random: np.random.Generator) -> tuple[Array, Array]:

@@ -32,19 +32,34 @@ class Minibatch(NamedTuple):
     counted: th.Tensor | None = None  # (n,) bool; False where a shorter episode is filled up; None: all count
     sequences: int = 0  # the number of episodes, for policies with memory: n is a multiple of it
 
+    @property
+    def number(self) -> int:
+        """The number of transitions that count."""
+        return len(self.actions) if self.counted is None else int(self.counted.sum())
+
 
 class ActionLoss:
     """What behaviour cloning minimises for one kind of policy: a loss of each recorded action.
 
     Args:
+        policy_id: its id, for messages.
         algorithm: the SB3 algorithm of the policy.
+        takes_masks: whether the policy needs action masks.
     """
 
     in_sequences: ClassVar[bool] = False  # whether the policy has memory: then minibatches are whole episodes
 
-    def __init__(self, algorithm: Any) -> None:
+    def __init__(self, policy_id: PolicyID, algorithm: Any, takes_masks: bool) -> None:
         self.algorithm = algorithm
         self.policy = algorithm.policy
+        self._policy_id, self._takes_masks = policy_id, takes_masks
+
+    def require_masks(self, data: Demonstrations) -> None:
+        """Refuse data without action masks for a policy that needs them."""
+        if self._takes_masks and data.masks is None:
+            words = f"{type(self.algorithm).__name__} needs action masks, which the data do not have"
+            accepted = "data with action masks, or --algo ppo"
+            raise ConfigError(f"policy {self._policy_id!r}: {words}; accepted: {accepted}", key="algo")
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are trained."""
@@ -59,6 +74,38 @@ class ActionLoss:
 
     def finish(self) -> None:
         """Bring the networks that follow the trained ones up to date."""
+
+    def together(self, data: Demonstrations, size: int) -> int:
+        """Return how many of what `batch` takes make a minibatch of about so many transitions."""
+        return max(1, round(size / data.lengths.mean())) if self.in_sequences else size
+
+    def batch(self, data: Demonstrations, chosen: Array) -> Minibatch:
+        """Return transitions as tensors on the device of the algorithm; for policies with memory whole episodes.
+
+        Args:
+            chosen: (n,) indices of transitions, or of episodes. Shorter ones are filled up with their first transition.
+        """
+        counted, sequences, device = None, 0, self.algorithm.device
+        if self.in_sequences:
+            lengths, sequences = data.lengths[chosen], len(chosen)
+            steps = np.arange(lengths.max())
+            is_there = steps < lengths[:, None]
+            counted = th.as_tensor(is_there.reshape(-1), device=device)
+            chosen = (data.begins[chosen][:, None] + np.where(is_there, steps, 0)).reshape(-1)
+        actions = th.as_tensor(data.actions[chosen], device=device)
+        whole = isinstance(self.algorithm.action_space, spaces.Discrete)
+        actions = actions.long().flatten() if whole else actions.float().reshape(len(chosen), -1)  # as SB3's buffers
+        masks = data.masks[chosen] if self._takes_masks and data.masks is not None else None
+        return Minibatch(
+            obs_as_tensor(taken(data.seen, data.places[chosen]), device), actions, masks, counted, sequences
+        )
+
+    def mean(self, batch: Minibatch, entropy_coefficient: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
+        """Return the mean loss of a minibatch; with what entropy takes off it, and without."""
+        losses, entropies = self.losses(batch, with_entropy=entropy_coefficient > 0)
+        counted = slice(None) if batch.counted is None else batch.counted
+        mean = losses[counted].mean()
+        return mean if entropies is None else mean - entropy_coefficient * entropies[counted].mean(), mean
 
 
 class _Likelihood(ActionLoss):
@@ -133,8 +180,8 @@ class _SquaredError(ActionLoss):
 class _QValues(ActionLoss):
     """DQN and QRDQN: the cross-entropy of the action, with the Q values as logits."""
 
-    def __init__(self, algorithm: Any) -> None:
-        super().__init__(algorithm)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._name = "q_net" if hasattr(self.policy, "q_net") else "quantile_net"
         self._net = getattr(self.policy, self._name)
 
@@ -164,7 +211,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
 )
 
 
-def action_loss(policy_id: PolicyID, algorithm: Any) -> ActionLoss:
+def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = False) -> ActionLoss:
     """Return the loss for the policy of an algorithm.
 
     Raises:
@@ -175,51 +222,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any) -> ActionLoss:
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
-    return found(algorithm)
-
-
-def require_masks(policy_id: PolicyID, algorithm: Any, data: Demonstrations, takes_masks: bool) -> None:
-    """Refuse data without action masks for a policy that needs them."""
-    if takes_masks and data.masks is None:
-        words = f"{type(algorithm).__name__} needs action masks, which the data do not have"
-        raise ConfigError(f"policy {policy_id!r}: {words}; accepted: data with action masks, or --algo ppo", key="algo")
-
-
-# --- Minibatches ------------------------------------------------------------------------------------------------------
-
-
-def minibatch(data: Demonstrations, chosen: Array, algorithm: Any, *, with_masks: bool = False) -> Minibatch:
-    """Return these transitions, (n,) indices, as tensors on the device of an algorithm."""
-    device, space = algorithm.device, algorithm.action_space
-    seen: Any = taken(data.seen, data.places[chosen])
-    actions = th.as_tensor(data.actions[chosen], device=device)
-    whole = isinstance(space, spaces.Discrete)
-    actions = actions.long().flatten() if whole else actions.float().reshape(len(chosen), -1)  # as in SB3's buffers
-    masks = data.masks[chosen] if with_masks and data.masks is not None else None
-    return Minibatch(obs_as_tensor(seen, device), actions, masks)
-
-
-def episode_batch(data: Demonstrations, episodes: Array, algorithm: Any) -> Minibatch:
-    """Return whole episodes, (m,) indices, as tensors; shorter ones are filled up with their first transition."""
-    lengths = data.lengths[episodes]
-    steps = np.arange(lengths.max())
-    is_there = steps < lengths[:, None]
-    places = data.begins[episodes][:, None] + np.where(is_there, steps, 0)
-    batch = minibatch(data, places.reshape(-1), algorithm)
-    return batch._replace(counted=th.as_tensor(is_there.reshape(-1), device=algorithm.device), sequences=len(episodes))
-
-
-def mean_loss(loss: ActionLoss, batch: Minibatch, entropy_coefficient: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
-    """Return the mean loss of a minibatch; with what entropy takes off it, and without."""
-    losses, entropies = loss.losses(batch, with_entropy=entropy_coefficient > 0)
-    mean = _mean(losses, batch.counted)
-    if entropies is None:
-        return mean, mean
-    return mean - entropy_coefficient * _mean(entropies, batch.counted), mean
-
-
-def _mean(values: th.Tensor, counted: th.Tensor | None) -> th.Tensor:
-    return values.mean() if counted is None else values[counted].mean()
+    return found(policy_id, algorithm, takes_masks)
 
 
 # --- Beside the loss of an algorithm with rollouts --------------------------------------------------------------------
@@ -235,7 +238,6 @@ class ImitationLoss(Stateful):
     Args:
         loss: of the policy.
         coefficient: a number, or a schedule of the progress that remains.
-        takes_masks: whether the policy needs action masks.
         seed: of the draws, which are independent of all others.
     """
 
@@ -243,10 +245,8 @@ class ImitationLoss(Stateful):
 
     data: Demonstrations | None = None  # set it before the first step
 
-    def __init__(
-        self, loss: ActionLoss, coefficient: float | Callable[[float], float], takes_masks: bool, seed: int | None
-    ) -> None:
-        self._loss, self._coefficient, self._takes_masks = loss, coefficient, takes_masks
+    def __init__(self, loss: ActionLoss, coefficient: float | Callable[[float], float], seed: int | None) -> None:
+        self._loss, self._coefficient = loss, coefficient
         self._generator = np.random.default_rng(None if seed is None else [seed, 0x1417A7E])
         self._of_update: list[th.Tensor] = []
         loss.policy.optimizer.register_step_pre_hook(lambda *_: self._add_gradient())
@@ -258,23 +258,17 @@ class ImitationLoss(Stateful):
         return float(own(progress_remaining(self._loss.algorithm)) if callable(own) else own)
 
     def _add_gradient(self) -> None:
-        algorithm, coefficient = self._loss.algorithm, self.coefficient
-        mean, _ = mean_loss(self._loss, self._drawn())
+        algorithm, coefficient, data = self._loss.algorithm, self.coefficient, self.data
+        assert data is not None, "read_data() comes first"
+        size = getattr(algorithm, "batch_size", algorithm.n_steps * algorithm.n_envs)  # A2C's is its rollout
+        most = len(data.lengths) if self._loss.in_sequences else len(data)
+        drawn = self._generator.integers(most, size=self._loss.together(data, size))
+        mean, _ = self._loss.mean(self._loss.batch(data, drawn))
         self._of_update.append(mean.detach())
         if coefficient == 0.0:
             return
         (coefficient * mean).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._loss.policy.parameters(), algorithm.max_grad_norm)
-
-    def _drawn(self) -> Minibatch:
-        algorithm, data = self._loss.algorithm, self.data
-        assert data is not None, "read_data() comes first"
-        size = getattr(algorithm, "batch_size", algorithm.n_steps * algorithm.n_envs)  # A2C's is its rollout
-        if self._loss.in_sequences:
-            episodes = max(1, round(size / data.lengths.mean()))
-            return episode_batch(data, self._generator.integers(len(data.lengths), size=episodes), algorithm)
-        chosen = self._generator.integers(len(data), size=size)
-        return minibatch(data, chosen, algorithm, with_masks=self._takes_masks)
 
     def recorded(self) -> Mapping[str, float]:
         """Return what the update that is over has to record, under the names of SB3's logger."""

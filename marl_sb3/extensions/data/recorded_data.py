@@ -21,7 +21,7 @@ from marl_sb3.core.state import Fields, Stateful, integer, optional
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import read_data
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes
-from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
+from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss
 from marl_sb3.extensions.data.settings import DataSettings
 from marl_sb3.types import Array
 
@@ -144,10 +144,9 @@ class ImitationData(LearnerPart):
         coefficient = make_schedule(settings.imitation_coefficient, name, DataSettings.kinds()[name])
         self._learner = learner
         self._recorded = RecordedData(str(settings.imitation_data), "imitation_data", learner.rows)
-        self.takes_masks = learner.actor.policy.takes_masks
-        self.loss = ImitationLoss(
-            action_loss(learner.policy_id, learner.algorithm), coefficient, self.takes_masks, seed
-        )
+        takes_masks = learner.actor.policy.takes_masks
+        self._of_actions = action_loss(learner.policy_id, learner.algorithm, takes_masks=takes_masks)
+        self.loss = ImitationLoss(self._of_actions, coefficient, seed)
         self.states = {"imitation": self.loss, "recorded": self._recorded}
 
     @override
@@ -155,7 +154,7 @@ class ImitationData(LearnerPart):
         if self.loss.data is not None:
             return
         learner, data = self._learner, self._read()
-        require_masks(learner.policy_id, learner.algorithm, data, self.takes_masks)
+        self._of_actions.require_masks(data)
         self.loss.data = data
         if learner.processing.normalizer is None:
             self._recorded.forget()

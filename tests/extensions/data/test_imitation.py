@@ -19,7 +19,7 @@ from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.data import Cloning, CloningOptions
 from marl_sb3.extensions.data.cloning import _split
-from marl_sb3.extensions.data.imitation import action_loss, minibatch
+from marl_sb3.extensions.data.imitation import action_loss
 from marl_sb3.extensions.fast import ALGORITHMS
 
 SEEN = spaces.Box(-1, 1, (3,))
@@ -141,8 +141,9 @@ def test_negative_log_likelihood_is_that_of_sb3() -> None:
     algorithm = training("ppo").policies["shared"]
     learner = training("ppo").parts.learners["shared"]
     cloning = Cloning(learner, copying(PUSHES), CloningOptions(), seed=0)
-    batch = minibatch(cloning._data, np.array([0, 5]), learner.algorithm)
-    losses, entropies = action_loss("shared", learner.algorithm).losses(batch, with_entropy=True)
+    loss = action_loss("shared", learner.algorithm)
+    batch = loss.batch(cloning._data, np.array([0, 5]))
+    losses, entropies = loss.losses(batch, with_entropy=True)
     _, log_probs, expected = learner.algorithm.policy.evaluate_actions(batch.observations, batch.actions)
     th.testing.assert_close(losses, -log_probs)
     th.testing.assert_close(entropies, expected)
@@ -230,7 +231,7 @@ def test_the_gradient_is_that_of_both_losses(pushes: str) -> None:
         if coefficient == 0.5:
             algorithm.read_data()
             drawn = np.random.default_rng([4, 0x1417A7E]).integers(len(learner.parts[0].loss.data), size=16)
-            batch = minibatch(learner.parts[0].loss.data, drawn, learner.algorithm)
+            batch = action_loss("shared", learner.algorithm).batch(learner.parts[0].loss.data, drawn)
             loss = -policy.evaluate_actions(batch.observations, batch.actions)[1].mean()
             gradients = th.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
         algorithm.learn(16)
