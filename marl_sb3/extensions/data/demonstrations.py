@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -174,12 +174,27 @@ def _observed(
     if not processing.initial(1):  # nothing is remembered from one step to the next
         of_each = np.repeat(agents, sizes)
         return processing.observe(joined(raw), {}, of_each, learn, normalize)[0]
+    # All episodes at the same time, step by step, as the rows of a training would see them.
     late = processing.normalizer if not normalize else None
     seen = zeros(processing.observation_space if late is None else late.before, (int(sizes.sum()),))
     begins = np.concatenate([[0], np.cumsum(sizes)])
-    for step, playing, observations in _replayed(episodes, raw, actions, agents, processing, learn, normalize):
+    longest_first = np.argsort(-sizes, kind="stable")
+    lengths = sizes[longest_first] - 1
+    memory: Memory = processing.initial(len(actions))
+    for step in range(int(sizes.max())):
+        playing = longest_first[: np.count_nonzero(lengths >= step)]
+        memory = {name: array[: len(playing)] for name, array in memory.items()}
+        now = joined([map_arrays(lambda array: array[step : step + 1], raw[each]) for each in playing])  # noqa: B023
+        observations, memory = processing.observe(now, memory, agents[playing], learn, normalize)
         for own, given in pairs(seen, observations):
             own[begins[playing] + step] = given
+        acting = playing[: np.count_nonzero(lengths > step)]
+        memory = {name: array[: len(acting)] for name, array in memory.items()}
+        if len(acting):
+            memory = processing.acted(memory, np.stack([actions[each][step] for each in acting]))
+        if REWARD in memory:
+            paid = np.array([[episodes[each].rewards[step]] for each in acting], dtype=memory[REWARD].dtype)
+            memory = {**memory, REWARD: paid}
     return seen
 
 
@@ -188,38 +203,6 @@ def plain(observations: Any) -> Any:
     if isinstance(observations, Mapping):
         return {key: np.asarray(array) for key, array in observations.items()}
     return np.asarray(observations)
-
-
-def _replayed(
-    episodes: Sequence[RecordedEpisode],
-    raw: Sequence[Observations],
-    actions: Sequence[Array],
-    agents: Array,
-    processing: Processing,
-    learn: bool,
-    normalize: bool,
-) -> Iterator[tuple[int, Array, Observations]]:
-    """Replay all episodes at the same time, step by step, as the rows of a training would see them.
-
-    Yields:
-        The step, the indices of the episodes that are not over, and their observations, (n, ...).
-    """
-    longest_first = np.argsort([-len(each) for each in actions], kind="stable")
-    lengths = np.array([len(actions[each]) for each in longest_first])
-    memory: Memory = processing.initial(len(actions))
-    for step in range(int(lengths[0]) + 1):
-        playing = longest_first[: np.count_nonzero(lengths >= step)]
-        memory = {name: array[: len(playing)] for name, array in memory.items()}
-        now = joined([map_arrays(lambda array: array[step : step + 1], raw[each]) for each in playing])  # noqa: B023
-        seen, memory = processing.observe(now, memory, agents[playing], learn, normalize)
-        yield step, playing, seen
-        acting = playing[: np.count_nonzero(lengths > step)]
-        memory = {name: array[: len(acting)] for name, array in memory.items()}
-        if len(acting):
-            memory = processing.acted(memory, np.stack([actions[each][step] for each in acting]))
-        if REWARD in memory:
-            paid = np.array([[episodes[each].rewards[step]] for each in acting], dtype=memory[REWARD].dtype)
-            memory = {**memory, REWARD: paid}
 
 
 # --- Are they of this policy? -----------------------------------------------------------------------------------------
