@@ -268,7 +268,7 @@ def test_the_env_waits_for_a_person_and_shows_the_end_of_an_episode(arena: Saved
             yield Command("act", agent="agent1", action=1)
             assert stage.moment.awaited == []
             yield None
-            assert stage.moment.step == step
+            assert (stage.moment.step, stage.moment.awaited) == (step, ["agent1"] * (step < 15))
         assert (stage.now_s, stage.moment.is_over, stage.moment.insight) == (0.0, True, None)
         yield None
         assert (stage.now_s, stage.moment.episode, stage.moment.awaited) == (5.0, 2, ["agent1"])

@@ -72,6 +72,9 @@ def test_the_episodes_are_those_of_evaluations(run: Path, moments: list[tuple[Mo
     assert [view.caption.step for _, view in moments] == [*range(16)] * 2
     ends = [moment.returns for moment, _ in moments if moment.is_over]
     assert ends == [pytest.approx(episode.agent_returns) for episode in played.episodes]
+    if options == "--random":
+        for agent in ("agent1", "agent2"):
+            assert {moment.actions.get(agent) for moment, _ in moments} == {None, 0, 1, 2, 3}
 
 
 def test_a_window_shows_pictures_with_captions(run: Path, shown: list[np.ndarray]) -> None:

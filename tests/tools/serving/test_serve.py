@@ -25,7 +25,7 @@ from marl_sb3.serve import main
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import Limits
-from marl_sb3.tools.serving.predictor import Asked, Predictor, Served
+from marl_sb3.tools.serving.predictor import Asked, Predictor, Served, _answers_of_sessions
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
@@ -339,6 +339,8 @@ def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.Mon
         Asked(AgentInputs({"b": rows[:1]})),
         Asked(AgentInputs({"a": rows}), VALUES_TOO, 8),
     ]
+    sampled = Asked(AgentInputs({"a": rows}), Want(actions=True, deterministic=False), 8)
+    assert _answers_of_sessions(by_onnx.served, [sampled]) == [{}]
     for algorithm in by_onnx.served.bundle.policies.values():
         monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch
     for one, other in zip(by_torch.answer(requests), by_onnx.answer(requests), strict=True):
