@@ -20,13 +20,25 @@ from marl_sb3.core.vec_env import EndedAgents
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
 from marl_sb3.extensions.remote import Heartbeat
 from marl_sb3.stacks import awaited
-from marl_sb3.tools.checkup.finding import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
+from marl_sb3.tools.checkup.finding import (
+    Difference,
+    Evidence,
+    Fingerprint,
+    PlayedEpisode,
+    Seen,
+    Step,
+    checksum,
+    difference,
+    mapping,
+    shown,
+)
 from marl_sb3.types import AgentID
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 _PARTS = ("observations", "rewards", "terminated", "truncated", "infos")  # of what step() returns
 
 Records = Literal["everything", "fingerprints", "nothing"]
+Repeated = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the actions to repeat; others are drawn
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,27 @@ class ProbePlayer:
             else:
                 self.begin(next(seeds))
         return steps
+
+    def replay(self, episode: PlayedEpisode, seeds: tuple[int, int], actions: Repeated, until: float) -> Iterator[Step]:
+        """Play an episode again; yield each recorded step after the new one, until either episode or the time is over.
+
+        Args:
+            seeds: of the env, and of the actions that are not repeated.
+        """
+        self.begin(seeds)
+        for recorded in episode.steps:
+            if recorded.number > 0:
+                if not self.goes_on or time.perf_counter() > until:
+                    return
+                self.step(actions(recorded))
+            if self.episode.stopped is not None:
+                self._evidence.report(*self.episode.stopped)
+                return
+            yield recorded
+
+    def differs(self, recorded: Step) -> Difference | None:
+        """Return what the latest step differs in from a recorded one."""
+        return difference([recorded.fingerprint()], self.fingerprint[-1:])
 
     def adopt(self, other: ProbePlayer) -> None:
         """Continue the episode of another player, in an env that has got the state of the other's env."""

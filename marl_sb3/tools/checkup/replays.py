@@ -11,7 +11,7 @@ from pettingzoo import AECEnv
 
 from marl_sb3.core.config import counted
 from marl_sb3.core.envs import TurnBasedEnv
-from marl_sb3.tools.checkup.finding import Difference, PlayedEpisode, Replay, Seen, Step, checksum, difference
+from marl_sb3.tools.checkup.finding import Replay, Seen, Step, checksum
 from marl_sb3.tools.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.types import AgentID
 
@@ -20,132 +20,96 @@ _REPLAYED = 3  # episodes with other actions, at most
 _UNREAD = 3  # agents without effect that are looked for
 _OTHER = 1_000_003  # added to the seed of actions for others
 
-_Actions = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the actions to repeat; others are drawn
-
 
 def replay_episodes(subject: EnvUnderTest) -> None:
     """Ask all questions, if an episode can be repeated at all."""
-    if not subject.evidence.replays:
+    evidence = subject.evidence
+    if not evidence.replays:
         return
     with subject.player() as player:
-        replays = _Replays(subject, player)
-        if not subject.evidence.seeds_differ:
-            replays.try_seeds()
-        replays.try_agents()
+        if not evidence.seeds_differ:
+            _try_seeds(subject, player)
+        _try_agents(subject, player)
         player.records = "everything"
-        subject.evidence.other_actions = list(replays.with_other_actions())
+        evidence.other_actions = list(_with_other_actions(subject, player))
         is_masked = any(
             mask_of(step.observations.get(agent), step.infos.get(agent)) is not None
-            for _, step in subject.evidence.steps()
+            for _, step in evidence.steps()
             for agent in step.to_act
         )
         if not is_masked:  # else masks might forbid the actions of the second half
-            subject.evidence.detours = list(replays.with_other_actions(detour=True))
+            evidence.detours = list(_with_other_actions(subject, player, detour=True))
     if isinstance(player.env, TurnBasedEnv):
         _try_rewards(subject, "cumulative-rewards-kept", _without_paid)
         _try_rewards(subject, "old-rewards-paid", _without_old)
 
 
-class _Replays:
-    """The questions to an env that plays the recorded episodes again."""
+def _try_seeds(subject: EnvUnderTest, player: ProbePlayer) -> None:
+    """Look for a difference between seeds in more episodes than the first one; report it if there is none."""
+    until = time.perf_counter() + _QUESTION_S
+    alike = 1, subject.repeated_steps  # were played in two new envs
+    whole = steps = 0
+    for number, episode in enumerate(subject.evidence.episodes):
+        seeds = subject.seeds(number + 1)[0], subject.seeds(number)[1]
+        if any(player.differs(step) is not None for step in player.replay(episode, seeds, lambda _: {}, until)):
+            return
+        whole, steps = whole + 1, steps + player.steps_done
+        alike = max(alike, (whole, steps))
+        if time.perf_counter() > until:
+            break
+    played = f"{counted(alike[0], 'episode')}, {counted(alike[1], 'env step')}"
+    words = f"two seeds give the same for the same random actions ({played})"
+    subject.evidence.report("same-for-every-seed", Seen(words))
 
-    def __init__(self, subject: EnvUnderTest, player: ProbePlayer) -> None:
-        self._subject, self._player = subject, player
-        self._evidence = subject.evidence
-        self._until = 0.0
 
-    def ask(self) -> None:
-        """Begin a question."""
-        self._until = time.perf_counter() + _QUESTION_S
+def _try_agents(subject: EnvUnderTest, player: ProbePlayer) -> None:
+    """Look for agents whose actions change nothing."""
+    left_s, without_effect = _QUESTION_S, subject.evidence.without_effect
+    for agent in subject.evidence.agents:
+        start = time.perf_counter()
+        steps = _steps_without_effect(subject, player, agent, start + _QUESTION_S)
+        if steps:
+            without_effect[agent] = steps
+        else:
+            left_s -= time.perf_counter() - start  # mostly a few steps
+        if left_s < 0 or len(without_effect) == _UNREAD:
+            return
 
-    @property
-    def _is_late(self) -> bool:
-        return time.perf_counter() > self._until
 
-    def steps(self, episode: PlayedEpisode, seeds: tuple[int, int], actions: _Actions) -> Iterator[Step]:
-        """Play an episode again; yield each recorded step after the new one, until either episode or the time is over.
+def _steps_without_effect(subject: EnvUnderTest, player: ProbePlayer, agent: AgentID, until: float) -> int | None:
+    """Let one agent act in other ways; the number of such steps, or None if they changed something."""
+    episodes, count = subject.evidence.episodes, 0
 
-        The seeds are those of the env, and of the actions that `actions` does not repeat.
-        """
-        player = self._player
-        player.begin(seeds)
-        for recorded in episode.steps:
-            if recorded.number > 0:
-                if not player.goes_on or self._is_late:
-                    return
-                player.step(actions(recorded))
-            if player.episode.stopped is not None:
-                self._evidence.report(*player.episode.stopped)
-                return
-            yield recorded
+    def others(step: Step) -> dict[AgentID, Any]:
+        return {each: action for each, action in step.actions.items() if each != agent}
 
-    def differs(self, recorded: Step) -> Difference | None:
-        """Return what the latest step differs in from a recorded one."""
-        return difference([recorded.fingerprint()], self._player.fingerprint[-1:])
+    for episode in episodes:
+        for step in player.replay(episode, (episode.seed, subject.job.seed + _OTHER), others, until):
+            if player.differs(step) is not None:
+                return None
+            if agent in step.actions:
+                count += checksum(step.actions[agent]) != checksum(player.actions.get(agent))
+        if time.perf_counter() > until:
+            return count if episode is not episodes[0] else None
+    return count
 
-    def try_seeds(self) -> None:
-        """Look for a difference between seeds in more episodes than the first one; report it if there is none."""
-        self.ask()
-        alike = 1, self._subject.repeated_steps  # were played in two new envs
-        whole = steps = 0
-        for number, episode in enumerate(self._evidence.episodes):
-            seeds = self._subject.seeds(number + 1)[0], self._subject.seeds(number)[1]
-            if any(self.differs(step) is not None for step in self.steps(episode, seeds, lambda _: {})):
-                return
-            whole, steps = whole + 1, steps + self._player.steps_done
-            alike = max(alike, (whole, steps))
-            if self._is_late:
-                break
-        played = f"{counted(alike[0], 'episode')}, {counted(alike[1], 'env step')}"
-        words = f"two seeds give the same for the same random actions ({played})"
-        self._evidence.report("same-for-every-seed", Seen(words))
 
-    def try_agents(self) -> None:
-        """Look for agents whose actions change nothing."""
-        left_s, without_effect = _QUESTION_S, self._evidence.without_effect
-        for agent in self._evidence.agents:
-            self.ask()
-            steps = self._steps_without_effect(agent)
-            if steps:
-                without_effect[agent] = steps
-            else:
-                left_s -= time.perf_counter() - (self._until - _QUESTION_S)  # mostly a few steps
-            if left_s < 0 or len(without_effect) == _UNREAD:
-                return
+def _with_other_actions(subject: EnvUnderTest, player: ProbePlayer, *, detour: bool = False) -> Iterator[Replay]:
+    """Play episodes with other actions of all agents; as a detour, with other ones in their first half alone."""
+    until = time.perf_counter() + _QUESTION_S
+    for episode in islice(subject.evidence.episodes, _REPLAYED):
+        turn = min(episode.length, subject.repeated_steps) // 2 if detour else None
+        again = turn or 0  # the last step with other actions, if there are the recorded ones after it
 
-    def _steps_without_effect(self, agent: AgentID) -> int | None:
-        """Let one agent act in other ways; the number of such steps, or None if they changed something."""
-        count = 0
+        def actions(step: Step, again: int = again) -> Mapping[AgentID, Any]:
+            return step.actions if detour and step.number > again else {}
 
-        def others(step: Step) -> dict[AgentID, Any]:
-            return {each: action for each, action in step.actions.items() if each != agent}
-
-        for episode in self._evidence.episodes:
-            for step in self.steps(episode, (episode.seed, self._subject.job.seed + _OTHER), others):
-                if self.differs(step) is not None:
-                    return None
-                if agent in step.actions:
-                    count += checksum(step.actions[agent]) != checksum(self._player.actions.get(agent))
-            if self._is_late:
-                return count if episode is not self._evidence.episodes[0] else None
-        return count
-
-    def with_other_actions(self, *, detour: bool = False) -> Iterator[Replay]:
-        """Play episodes with other actions of all agents; as a detour, with other ones in their first half alone."""
-        self.ask()
-        for episode in islice(self._evidence.episodes, _REPLAYED):
-            turn = min(episode.length, self._subject.repeated_steps) // 2 if detour else None
-            again = turn or 0  # the last step with other actions, if there are the recorded ones after it
-
-            def actions(step: Step, again: int = again) -> Mapping[AgentID, Any]:
-                return step.actions if detour and step.number > again else {}
-
-            seeds = episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
-            for _ in islice(self.steps(episode, seeds, actions), 2 * again + 2 if detour else None):
-                pass
-            if self._is_late or self._player.episode.stopped is not None:
-                return
-            yield Replay(episode, self._player.episode, turn)
+        seeds = episode.seed, subject.seeds(episode.index)[1] + _OTHER
+        for _ in islice(player.replay(episode, seeds, actions, until), 2 * again + 2 if detour else None):
+            pass
+        if time.perf_counter() > until or player.episode.stopped is not None:
+            return
+        yield Replay(episode, player.episode, turn)
 
 
 # --- Envs with turns --------------------------------------------------------------------------------------------------
@@ -157,10 +121,9 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
     `change` changes the env, and returns what to do before each step; `check` reports a difference.
     """
     with subject.player("everything") as player:
-        replays = _Replays(subject, player)
         if not isinstance(player.env.unwrapped, AECEnv):
             return
-        replays.ask()
+        until = time.perf_counter() + _QUESTION_S
         remove = change(player.env.unwrapped)
 
         def recorded(step: Step) -> Mapping[AgentID, Any]:
@@ -168,8 +131,8 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
             return step.actions
 
         for episode in subject.evidence.episodes:
-            for step in replays.steps(episode, (episode.seed, subject.job.seed), recorded):
-                if (differs := replays.differs(step)) is not None:
+            for step in player.replay(episode, (episode.seed, subject.job.seed), recorded, until):
+                if (differs := player.differs(step)) is not None:
                     if differs.what.startswith("reward of "):
                         agent = differs.what.removeprefix("reward of ")
                         both = step, player.episode.steps[-1]
