@@ -42,10 +42,12 @@ def _signals_are_not_ignored() -> None:
 
 @pytest.fixture(scope="session")
 def one_onnx_registry() -> Iterator[None]:
-    """PyTorch's table of ONNX operators is made once for all exports, which takes most of the time of a small one."""
+    """PyTorch's tables of operators are made once for all exports, which takes most of the time of a small one."""
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops))
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield
 

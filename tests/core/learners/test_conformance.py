@@ -191,44 +191,39 @@ def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
     assert stock.num_timesteps == ours.policies["shared"].num_timesteps
 
 
+class Watch(MultiAgentCallback):
+    """Notes what is due after each step, and the metrics of each iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: list[int] = []
+        self.metrics: list[Mapping[str, Any]] = []
+
+    def _on_step(self) -> bool:
+        self.due.append(self.algorithm.parts.learners["a"].due_in())
+        return True
+
+    def on_iteration_end(self, result: Any) -> bool:
+        self.metrics.append(result["learners"]["a"])
+        return True
+
+
 @each_learner
-def test_metrics_have_the_names_that_were_announced_and_numbers_once_it_has_trained(kind: Kind) -> None:
-    algorithm = make(kind)
+def test_metrics_have_the_names_that_were_announced_and_it_counts_down_to_its_update(kind: Kind) -> None:
+    watch, algorithm = Watch(), make(kind)
     learner = algorithm.parts.learners["a"]
     announced = {name for name in algorithm.metric_names() if name.startswith("learners/a/")}
     assert announced == {f"learners/a/{name}" for name in learner.metric_names}
     assert list(learner.metrics({})) == list(learner.metric_names)
-    metrics = algorithm.train_iteration()["learners"]["a"]
+    algorithm.learn(2 * 6 * 2, callback=watch)
+    metrics = watch.metrics[0]
     assert list(metrics) == list(learner.metric_names)
     assert metrics["num_module_steps_trained"] > 0
     assert metrics["num_grad_updates_lifetime"] > 0
     assert all(metrics[name] is not None for name in kind.losses)
     assert "total_loss" not in metrics or metrics["total_loss"] is not None
-
-
-@each_learner
-def test_it_counts_down_to_its_update(kind: Kind) -> None:
-    class Watch(MultiAgentCallback):
-        def _on_training_start(self) -> None:
-            self.due: list[int] = []
-
-        def _on_step(self) -> bool:
-            self.due.append(self.algorithm.parts.learners["a"].due_in())
-            return True
-
-    watch, algorithm = Watch(), make(kind)
-    algorithm.learn(2 * 6 * 2, callback=watch)
     n_steps = kind.hyperparameters[kind.cadence]
     assert watch.due == [n_steps - 1 - step % n_steps for step in range(12)]
-
-
-@each_learner
-def test_a_policy_that_is_not_trained_keeps_its_weights(kind: Kind) -> None:
-    algorithm = make(kind, policies_to_train=["b"])
-    before = {policy_id: tensors(algorithm, policy_id) for policy_id in algorithm.policies}
-    algorithm.train_iteration()
-    assert all(np.array_equal(value, tensors(algorithm, "a")[name]) for name, value in before["a"].items())
-    assert not all(np.array_equal(value, tensors(algorithm, "b")[name]) for name, value in before["b"].items())
 
 
 @each_learner
@@ -236,7 +231,7 @@ def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> Non
     def trained(rewards: list[float]) -> MultiAgentAlgorithm:
         script = {"a": (5, "truncated"), "b": (5, "truncated")}
         algorithm = make(kind, env=kind.scripted(n_envs=2, script=script, rewards={"b": rewards}))
-        algorithm.learn(2 * 6 * 2)
+        algorithm.train_iteration()
         return algorithm
 
     one, other = trained([1.0] * 5), trained([9.0, -3.0, 5.0, 0.0, 2.0])
@@ -284,7 +279,7 @@ def test_a_training_goes_on_exactly_from_within_a_rollout_and_from_its_end(kind:
 
 
 @each_learner
-def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind: Kind) -> None:
+def test_a_policy_that_is_not_trained_keeps_its_weights_and_acts_by_those_that_it_is_given(kind: Kind) -> None:
     """Its own n_steps do not matter: 50 are more than an iteration, 1 is less."""
     for n_steps in (50, 2):
         env = kind.scripted(n_envs=2)
@@ -292,7 +287,11 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
         algorithm = MultiAgentAlgorithm(
             env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
         )
+        before = {policy_id: tensors(algorithm, policy_id) for policy_id in algorithm.policies}
         algorithm.train_iteration()
+        for policy_id, weights in before.items():
+            kept = [np.array_equal(value, tensors(algorithm, policy_id)[name]) for name, value in weights.items()]
+            assert all(kept) == (policy_id == "a")
         with th.no_grad():
             bias: Any = algorithm.policies["a"].policy.get_submodule(kind.chooses).bias
             bias.copy_(th.tensor([-99.0, -99.0, 99.0][-len(bias) :]))
