@@ -36,6 +36,7 @@ def by_plain_loop(env: AECEnv, episodes: int, choose: Chooser) -> Transitions:
         env.reset(seed=episode_seed(7, 0, episode))
         waiting: dict[str, Transition] = {}
         over: set[str] = set()
+        begun = False
         for agent in env.agent_iter():
             observation, reward, terminated, truncated, info = env.last()
             mask = info.get("action_mask")
@@ -47,8 +48,9 @@ def by_plain_loop(env: AECEnv, episodes: int, choose: Chooser) -> Transitions:
                 done[agent].append((*waiting.pop(agent), reward, bool(terminated), bool(truncated), final))
             elif reward and not (ended and agent in over):  # a second life without an action is not seen
                 done[agent].append(("early", None, reward))
-            if ended:
+            if ended and begun:  # who has left before anybody acts is not seen at all
                 over.add(agent)
+            begun = begun or not ended
             action = None if ended else choose(observation, mask)
             if not ended:
                 waiting[agent] = (plain(observation), action)
