@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,7 +60,7 @@ class RecordedData(Stateful):
                 raise ConfigError(f"{self._key}: {error}", key=self._key) from error
         data = demonstrations(self._episodes, self._rows, processing, algorithm, learn=learn, normalize=normalize)
         self._read = data.checksum()
-        self._compare()
+        self.state_was_set()
         return data
 
     def forget(self) -> None:
@@ -69,9 +69,6 @@ class RecordedData(Stateful):
 
     def state_was_set(self) -> None:
         """Compare what was read with what was learned from so far."""
-        self._compare()
-
-    def _compare(self) -> None:
         if self._read is None:
             return
         if self._checksum not in (None, self._read):
@@ -93,15 +90,6 @@ def columns_of(data: Demonstrations, rows: PolicyRows) -> list[Array]:
         columns[row].append(episode)
         sizes[row] += data.lengths[episode]
     return [data.of_episodes(np.array(episodes)) if episodes else np.zeros(0, np.int64) for episodes in columns]
-
-
-def add_demonstrations(buffer: Any, data: Demonstrations, columns: Sequence[Array]) -> None:
-    """Put recorded transitions into a replay buffer, as if the rows had experienced them side by side."""
-    for step in range(max(map(len, columns))):
-        rows = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
-        chosen = np.array([columns[row][step] for row in rows])
-        buffer.add_transitions(data.transitions(chosen, rows))
-    buffer.break_off(np.ones(len(columns), dtype=np.bool_))
 
 
 def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., Any]:
@@ -214,4 +202,8 @@ class ReplayData(LearnerPart):
         if len(data) > capacity:
             words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
             _log.warning(words, learner.policy_id, len(data), capacity)
-        add_demonstrations(buffer, data, columns)
+        for step in range(max(map(len, columns))):  # as if the rows had experienced them side by side
+            rows = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
+            chosen = np.array([columns[row][step] for row in rows])
+            buffer.add_transitions(data.transitions(chosen, rows))
+        buffer.break_off(np.ones(len(columns), dtype=np.bool_))
