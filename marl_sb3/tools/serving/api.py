@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
-from marl_sb3.core.acting import AgentInputs, PolicySpaces, Want
+from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
@@ -169,10 +169,11 @@ class _RequestReader:
         for name in ("action_masks", "states", "episode_starts", "rewards"):
             more = ", those with an observation"
             self._require_agents(name, getattr(request, name), request.observations, more)
-        observations, masks = {}, dict(request.action_masks)
+        observations, masks, bundle = {}, dict(request.action_masks), self.served.bundle
         for agent, plain in request.observations.items():
-            observation, mask = self._parts(agent, plain)
-            observations[agent] = self._value("observation", self._spaces(agent).observation, agent, observation)
+            space = bundle.spaces[bundle.policy_of[agent]].observation
+            observation, mask = self._parts(agent, space, plain)
+            observations[agent] = self._value("observation", space, agent, observation)
             if mask is not None:
                 masks.setdefault(agent, mask)
 
@@ -201,12 +202,9 @@ class _RequestReader:
                 words = f"{name}: unknown agent {agent!r:.100}; accepted: {accepted}{more}"
                 raise RequestError(words, key=name, accepted=accepted)
 
-    def _spaces(self, agent: AgentID) -> PolicySpaces:
-        return self.served.bundle.spaces[self.served.bundle.policy_of[agent]]
-
-    def _parts(self, agent: AgentID, plain: Any) -> tuple[Any, Any]:
+    def _parts(self, agent: AgentID, space: spaces.Space[Any], plain: Any) -> tuple[Any, Any]:
         """Return an observation in the form of its space, and the action mask that is in it, as PettingZoo's have."""
-        space, mask = self._spaces(agent).observation, None
+        mask = None
         keys = space.spaces if isinstance(space, spaces.Dict) else ()
         if isinstance(plain, Mapping) and MASK not in keys and set(plain) == {OBSERVATION, MASK}:
             plain, mask = plain[OBSERVATION], plain[MASK]
@@ -223,8 +221,9 @@ class _RequestReader:
         return value if self.request.batch else map_arrays(lambda part: np.asarray(part)[None], value)
 
     def _mask(self, agent: AgentID, plain: Any) -> Any:
-        choices = choices_of(self._spaces(agent).action)
-        if choices is None or not self.served.takes_masks(self.served.bundle.policy_of[agent]):
+        policy_id = self.served.bundle.policy_of[agent]
+        choices = choices_of(self.served.bundle.spaces[policy_id].action)
+        if choices is None or not self.served.takes_masks(policy_id):
             words = f"agent {agent!r}: an action mask was given, but its policy takes none; leave the agent out"
             raise RequestError(words, agent=agent, key="action_masks")
         return self._value("action mask", spaces.MultiBinary(sum(choices)), agent, plain).astype(bool)

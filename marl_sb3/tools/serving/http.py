@@ -233,8 +233,11 @@ class Guard:
         async def watched(message: Message) -> None:
             nonlocal begun
             begun = True
+            if message["type"] == "websocket.accept" and _SUBPROTOCOL in scope.get("subprotocols", ()):
+                # Beside a token: browsers close a connection that offered subprotocols, and of which none is accepted.
+                message["subprotocol"] = message.get("subprotocol") or _SUBPROTOCOL
             try:
-                await send(_with_subprotocol(message, scope))
+                await send(message)
             except RuntimeError as error:
                 if "closed" not in str(error):
                     raise
@@ -276,7 +279,7 @@ class Guard:
             raise RequestError("the request comes from a page of another server", 403, key="Sec-Fetch-Site")
 
     def _check_token(self, scope: Scope, headers: Headers) -> None:
-        if self._token is None or any(_is_below(scope["path"], path) for path in self._public):
+        if self._token is None or scope["path"] in self._public:
             return
         shown = [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
         accepted = "Authorization: Bearer TOKEN"
@@ -299,13 +302,21 @@ class Guard:
         declared = headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise _too_large(declared, limit)
+        body, more = bytearray(), True
         try:
             async with asyncio.timeout(seconds):
-                body = await _read_body(receive, limit)
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _DisconnectedError
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > limit:
+                        raise _too_large(f"more than {limit}", limit)
         except TimeoutError:
             words = f"the body has not arrived; accepted: within {seconds:g} s"
             raise RequestError(words, 408) from None
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def given() -> Message:
             return messages.pop() if messages else await receive()
@@ -317,33 +328,8 @@ class _DisconnectedError(Exception):
     """The client has gone before its request was complete, or before its answer was."""
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _DisconnectedError
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > limit:
-            raise _too_large(f"more than {limit}", limit)
-    return bytes(body)
-
-
 def _too_large(size: str, limit: int) -> RequestError:
     return RequestError(f"the body has {size:.30} bytes; accepted: at most {limit}", 413)
-
-
-def _is_below(path: str, public: str) -> bool:
-    return path == public or (public.endswith("/") and len(public) > 1 and path.startswith(public))
-
-
-def _with_subprotocol(message: Message, scope: Scope) -> Message:
-    """Accept the subprotocol beside a token: browsers close a connection that offered some, and of which none is."""
-    offered = scope.get("subprotocols", ())
-    if message["type"] == "websocket.accept" and not message.get("subprotocol") and _SUBPROTOCOL in offered:
-        return {**message, "subprotocol": _SUBPROTOCOL}
-    return message
 
 
 async def _refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -585,7 +571,7 @@ class Server:
         routes: of Starlette.
         listening: where, and for whom.
         limits: of requests, connections and time.
-        public: paths that need no token, such as a page without data; one that ends with `/` stands for all below it.
+        public: paths that need no token, such as a page without data.
         lifespan: context of the app: what it needs while it serves.
 
     Attributes:

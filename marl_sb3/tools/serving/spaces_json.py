@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -68,14 +69,14 @@ def decode(space: Space, plain: Any, where: str, *, rows: int | None = None, wit
     Raises:
         SpaceError: it is no value of the space; the message names the part, and its shape, type and range.
     """
-    return _Reader(where, rows, within_bounds).read(space, plain, "")
+    return _Reader(where, () if rows is None else (rows,), within_bounds).read(space, plain, "")
 
 
+@dataclass(frozen=True)
 class _Reader:
-    def __init__(self, where: str, rows: int | None, within_bounds: bool) -> None:
-        self._where = where
-        self._lead = () if rows is None else (rows,)
-        self._within_bounds = within_bounds
+    _where: str
+    _lead: tuple[int, ...]  # the leading axes of arrays
+    _within_bounds: bool
 
     def read(self, space: Space, plain: Any, key: str) -> Any:
         if isinstance(space, spaces.Dict):
@@ -140,7 +141,10 @@ class _Reader:
         shape = (*self._lead, *space.shape)
         try:
             lists = msgspec.convert(plain, _nested(kind, len(shape)))
-            numbers = np.asarray(lists, np.float64) if kind is float else _integers(lists)
+            try:
+                numbers = np.asarray(lists, np.float64 if kind is float else np.int64)
+            except OverflowError:  # compared with the bounds as they are, and refused unless the space has such numbers
+                numbers = np.asarray(lists, object)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             found = f"not as its space says ({error})" if isinstance(plain, (list, tuple)) else _shown(plain)
             raise SpaceError(self._where, key, found.replace("`", ""), self._accepted(space)) from error
@@ -176,13 +180,6 @@ def _nested(kind: type, dimensions: int) -> Any:
     for _ in range(min(dimensions, _MAX_DIMENSIONS)):
         found = list[found]
     return found
-
-
-def _integers(lists: Any) -> Array:
-    try:
-        return np.asarray(lists, np.int64)
-    except OverflowError:  # compared with the bounds as they are, and refused unless the space has such numbers
-        return np.asarray(lists, object)
 
 
 def _without_booleans(plain: Any, depth: int) -> Any:
@@ -265,11 +262,6 @@ def describe(space: Space) -> dict[str, Any]:
     return describer(space)
 
 
-def _described_box(space: spaces.Box) -> dict[str, Any]:
-    bounds = {"low": _bound_to_plain(space.low), "high": _bound_to_plain(space.high)}
-    return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
-
-
 def _bound_to_plain(bound: Array) -> Any:
     if bound.size and (bound == bound.flat[0]).all():
         bound = bound.flat[0]
@@ -283,7 +275,13 @@ def _without_infinities(plain: Any) -> Any:
 
 
 _DESCRIBERS: Mapping[type[Space], Callable[[Any], dict[str, Any]]] = {
-    spaces.Box: _described_box,
+    spaces.Box: lambda space: {
+        "kind": "Box",
+        "shape": list(space.shape),
+        "dtype": str(space.dtype),
+        "low": _bound_to_plain(space.low),
+        "high": _bound_to_plain(space.high),
+    },
     spaces.Discrete: lambda space: {"kind": "Discrete", "n": int(space.n), "start": int(space.start)},
     spaces.MultiDiscrete: lambda space: {
         "kind": "MultiDiscrete",
