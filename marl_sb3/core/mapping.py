@@ -114,10 +114,10 @@ def policy_of_agents(
                 words = f"the policy mapping names agent {_shown_id(agent)}; the env has {', '.join(agents)}"
                 accepted = "policies: per_agent (--policies per_agent) fits any agents"
                 raise ConfigError(f"{words}; {accepted}", key="policies")
-        chosen = {agent: mapping.get(agent) for agent in agents}
+        chosen = dict(zip(agents, map(mapping.get, agents), strict=True))
     elif callable(mapping):
         _require_takes_agent(mapping)
-        chosen = {agent: mapping(agent) for agent in agents}
+        chosen = dict(zip(agents, map(mapping, agents), strict=True))
     else:
         words = "a function of the agent id, a mapping of agent ids to policy ids, or an Assignment"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
@@ -359,8 +359,8 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
         group_index=groups[0],
         group=group,
         agents=agents,
-        agent_columns=tuple(env.agents.index(agent) for agent in agents),
-        group_columns=tuple(group.agents.index(agent) for agent in agents),
+        agent_columns=tuple(map(env.agents.index, agents)),
+        group_columns=tuple(map(group.agents.index, agents)),
         steps_apart=env.steps_apart,
     )
 

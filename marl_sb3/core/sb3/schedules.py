@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
@@ -106,7 +107,12 @@ def make_schedule(value: Any, name: str = "schedule", kind: Any = FiniteFloat | 
         return value  # type: ignore[no-any-return]
     value = require(name, value, kind)
     if isinstance(value, str):
-        return _decay(value, name, kind)
+        form, *numbers = value.split("_")
+        values = list(map(float, numbers))
+        if not (min(values) > 0 and all(map(partial(accepts, _number_in(kind)), values))):
+            raise refusal(name, value, kind)
+        start, end = values[0], values[-1] if values[1:] else values[0] / 100
+        return LinearSchedule(start, 0.0, 1.0) if form == "lin" else Exponential(start, end)
     if isinstance(value, (list, tuple)):
         _check_points(value, name, kind)
         return Piecewise(value)
@@ -115,15 +121,6 @@ def make_schedule(value: Any, name: str = "schedule", kind: Any = FiniteFloat | 
 
 def _number_in(kind: Any) -> Any:
     return next(each for each in alternatives_of(kind) if base_of(each) is float)
-
-
-def _decay(text: str, name: str, kind: Any) -> Schedule:
-    form, *numbers = text.split("_")
-    values = [float(number) for number in numbers]
-    if not all(value > 0 and accepts(_number_in(kind), value) for value in values):
-        raise refusal(name, text, kind)
-    start, end = values[0], values[-1] if values[1:] else values[0] / 100
-    return LinearSchedule(start, 0.0, 1.0) if form == "lin" else Exponential(start, end)
 
 
 def _check_points(points: Sequence[Any], name: str, kind: Any) -> None:
