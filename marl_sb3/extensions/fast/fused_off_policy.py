@@ -22,17 +22,11 @@ from marl_sb3.types import Array
 if TYPE_CHECKING:
     from marl_sb3.extensions.fast.fused_replay import FusedReplayUpdate
 
-    class _Base(TwoPaths, OffPolicyAlgorithm):  # for type checkers: the algorithms have its attributes
-        """SB3's algorithm."""
 
-else:
-    _Base = TwoPaths
+class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
+    """A base class, in front of SB3's class of the algorithm: updates and the actions of rollouts run in the kernels.
 
-
-class FusedOffPolicy(_Base):
-    """Mixin of an SB3 algorithm: updates and the actions of rollouts are computed in kernels where these cover it.
-
-    See `TwoPaths`.
+    Where these cover the policy: see `TwoPaths`.
     """
 
     covered_policy: ClassVar[type[BasePolicy]]  # the class of its policy; its subclasses may compute something else
