@@ -199,8 +199,8 @@ class FusedRecurrentPolicy(FusedPolicy):
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        seen, own = self.inputs(inputs.observations), len(self._lstms) - 1
-        return self._outputs(1, self._remember(own, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
+        seen, of_critic = self.inputs(inputs.observations), len(self._lstms) - 1
+        return self._outputs(1, self._remember(of_critic, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
 
     def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
         """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""

@@ -220,8 +220,8 @@ def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
         return np.ascontiguousarray(array.reshape(len(array), -1), dtype=np.float32)
     with th.no_grad():
         extractor: Any = network.features_extractor
-        found: FloatArray = network.extract_features(th.as_tensor(observations), extractor).numpy()
-    return found
+        seen: FloatArray = network.extract_features(th.as_tensor(observations), extractor).numpy()
+    return seen
 
 
 def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:

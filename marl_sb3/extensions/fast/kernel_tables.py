@@ -49,8 +49,13 @@ def layer_table(layers: Iterable[nn.Linear], moved: Mapping[int, int] | None = N
 
 def target_table(sources: Iterable[nn.Module], targets: Iterable[nn.Module]) -> Array:
     """(parameters, 3) int64 of pairs of nets: number of values, addresses of the source and of the target."""
-    own, others = (parameters_of(layer for net in nets for layer in linears(net)) for nets in (sources, targets))
-    rows = [(source.numel(), source.data_ptr(), target.data_ptr()) for source, target in zip(own, others, strict=True)]
+    of_sources, of_targets = (
+        parameters_of(layer for net in nets for layer in linears(net)) for nets in (sources, targets)
+    )
+    rows = [
+        (source.numel(), source.data_ptr(), target.data_ptr())
+        for source, target in zip(of_sources, of_targets, strict=True)
+    ]
     return np.array(rows, dtype=np.int64)
 
 
@@ -64,17 +69,17 @@ class TransposedCopies:
 
     def addresses(self) -> dict[int, int]:
         """Return the address of each tensor with that of its copy."""
-        return {own.ctypes.data: copy.ctypes.data for own, copy in self._pairs}
+        return {tensor.ctypes.data: transposed.ctypes.data for tensor, transposed in self._pairs}
 
     def read(self) -> None:
         """Copy the tensors again, which may have changed."""
-        for own, copy in self._pairs:
-            copy[...] = own.T
+        for tensor, transposed in self._pairs:
+            transposed[...] = tensor.T
 
     def write(self) -> None:
         """Copy the copies, which may have changed, into the tensors."""
-        for own, copy in self._pairs:
-            own[...] = copy.T
+        for tensor, transposed in self._pairs:
+            tensor[...] = transposed.T
 
 
 # --- Optimizers ------------------------------------------------------------------------------------------------------

@@ -419,19 +419,19 @@ _PLAIN = (int, float, bool, str, np.generic)
 def _copied(infos: StepInfos, num_envs: int) -> StepInfos | None:
     """Return a copy of the infos of a step, which the envs may change later; None if they are empty."""
     if isinstance(infos, ArrayInfos):
-        columns = {agent: {key: each.copy() for key, each in own.items()} for agent, own in infos.columns.items()}
+        columns = {agent: {key: value.copy() for key, value in info.items()} for agent, info in infos.columns.items()}
         return ArrayInfos(columns, num_envs)
     copies = [
-        {agent: _copy(own) for agent, own in info.items()} if any(info.values()) else {}
+        {agent: _copy(of_agent) for agent, of_agent in info.items()} if any(info.values()) else {}
         for info in (infos[index] for index in range(num_envs))
     ]
     return DictInfos(copies) if any(copies) else None
 
 
-def _copy(own: Any) -> Any:
-    if not isinstance(own, dict):
-        return deepcopy(own)
-    return {key: value if isinstance(value, _PLAIN) else deepcopy(value) for key, value in own.items()}
+def _copy(info: Any) -> Any:
+    if not isinstance(info, dict):
+        return deepcopy(info)
+    return {key: value if isinstance(value, _PLAIN) else deepcopy(value) for key, value in info.items()}
 
 
 class _NotHere(tuple[Any, ...]):

@@ -72,8 +72,8 @@ class ShardPolicy(Stateful):
         algorithm = self.algorithm
         read_weights(algorithm, TensorFile("weights of the round", order.weights))()
         self._processing.read_state(StateReader(order.statistics, "statistics of the round"))()
-        for own in self._processing.statistics.values():
-            own.begin_recent()
+        for running in self._processing.statistics.values():
+            running.begin_recent()
         self.actor.processing.invalidate()
         algorithm.action_space.seed(seed)
         if isinstance(algorithm, OffPolicyAlgorithm):  # a round is a rollout
@@ -107,8 +107,8 @@ class RecordedTransitions:
         first, last = np.searchsorted(self.steps, [step, step + 1])
         if self.transitions is None or first == last:
             return None
-        found = self.transitions.at(slice(first, last))
-        return found._replace(rows=first_row + found.rows)
+        ended = self.transitions.at(slice(first, last))
+        return ended._replace(rows=first_row + ended.rows)
 
 
 class RecordingExperience(ReplayExperience):
@@ -197,7 +197,7 @@ class ShardedRollout(ShardedExperience):
     records: ClassVar[bool] = True
     fields: ClassVar[Fields] = {
         "step": integer("_step", 0, lambda own: own.algorithm.n_steps)._replace(
-            get=lambda own: own._step or own.algorithm.n_steps
+            get=lambda experience: experience._step or experience.algorithm.n_steps
         )
     }
 
@@ -225,12 +225,12 @@ class ShardedRollout(ShardedExperience):
         complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
         buffer = self.algorithm.rollout_buffer
         for name in complete[0] if complete else ():
-            own, parts = getattr(buffer, name), [each[name] for each in complete]
-            if own is None:  # `breaks`
-                own = np.empty_like(buffer.acted)
-                setattr(buffer, name, own)
-            for key in own if isinstance(own, dict) else [...]:  # of an array, the whole
-                np.concatenate([part[key] for part in parts], axis=1, out=own[key])
+            array, parts = getattr(buffer, name), [each[name] for each in complete]
+            if array is None:  # `breaks`
+                array = np.empty_like(buffer.acted)
+                setattr(buffer, name, array)
+            for key in array if isinstance(array, dict) else [...]:  # of an array, the whole
+                np.concatenate([part[key] for part in parts], axis=1, out=array[key])
         if complete:
             buffer.pos, buffer.full = buffer.buffer_size, True
 

@@ -112,7 +112,7 @@ class ShardedRunner(Runner):
         for policy_id, source in self._sources.items():
             acted: BoolArray = steps.arrays["acted"]
             if steps.played is not None:  # who plays whom varies
-                places = [own.index(policy_id) if policy_id in own else -1 for own in self._candidates.values()]
+                places = [ids.index(policy_id) if policy_id in ids else -1 for ids in self._candidates.values()]
                 acted = acted & (steps.played == places)
             of_rows = acted[:, :, list(source.rows.agent_columns)].reshape(env_steps, -1)
             source.receive([rollout.policies[policy_id] for rollout in rollouts], of_rows, order.progress[1:])
@@ -213,11 +213,11 @@ class ShardedRunner(Runner):
             put_envs = partial(self._restore, shards)
         if self._assignment is None:
             return put_envs
-        own, put_assignment = saved.fields("assignment"), self._assignment.set_state
-        deepcopy(self._assignment).set_state(own)  # which refuses it, if anything does
+        of_assignment, put_assignment = saved.fields("assignment"), self._assignment.set_state
+        deepcopy(self._assignment).set_state(of_assignment)  # which refuses it, if anything does
 
         def put() -> dict[int, str]:
-            put_assignment(own)
+            put_assignment(of_assignment)
             return put_envs()
 
         return put

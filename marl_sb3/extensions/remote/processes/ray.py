@@ -56,20 +56,20 @@ def answering(address: str) -> str:
     Raises:
         ConfigError: nobody answers, or the cluster wants a token.
     """
-    found = _cluster_of_this_machine() if address == AUTO else address
-    host, _, port = found.rpartition(":")
+    cluster = _cluster_of_this_machine() if address == AUTO else address
+    host, _, port = cluster.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise _refused(f"ray: nobody answers at {address!r}: {error}; {_ACCEPTED}") from error
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", found]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", cluster]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise _refused(f"ray: no Ray cluster answers at {address!r}; {_ACCEPTED}") from error
     said = (probe.stderr or probe.stdout).strip()
     if probe.returncode == 0:
-        return found
+        return cluster
     if "AuthenticationError" in said:
         raise _refused(
             f"ray: the cluster at {address!r} wants its token; accepted: with RAY_AUTH_MODE=token in the environment, "
@@ -83,14 +83,14 @@ def _cluster_of_this_machine() -> str:
     from ray._private import services
     from ray._private.authentication import authentication_token_setup as token
 
-    found = None
+    cluster = None
     with suppress(ConnectionError, ValueError, OSError):
-        found = services.canonicalize_bootstrap_address(AUTO)
-    if found is None:
+        cluster = services.canonicalize_bootstrap_address(AUTO)
+    if cluster is None:
         raise _refused("--ray is 'auto', but no Ray cluster runs on this machine; accepted: local, or HOST:PORT")
     if "RAY_ADDRESS" not in os.environ:  # as `ray.init` does: the token is for the clusters of this machine alone
         token.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    return str(found)
+    return str(cluster)
 
 
 _ACCEPTED = "accepted: local, auto, or HOST:PORT of a cluster"
@@ -136,10 +136,15 @@ class Connection:
         if settings.address == LOCAL:
             self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
             cpus = max(os.cpu_count() or 1, math.ceil(processes * settings.num_cpus))
-            own = {"address": LOCAL, "include_dashboard": False, "num_cpus": cpus, "_temp_dir": self._folder.name}
+            of_connection = {
+                "address": LOCAL,
+                "include_dashboard": False,
+                "num_cpus": cpus,
+                "_temp_dir": self._folder.name,
+            }
         else:
-            own = {"address": answering(settings.address)}
-        self.ray.init(**common, **own)
+            of_connection = {"address": answering(settings.address)}
+        self.ray.init(**common, **of_connection)
         self.ray._private.worker.print_to_stdstream = _log_message
 
     def _runtime_env(self, settings: RaySettings) -> Mapping[str, Any] | None:

@@ -148,9 +148,9 @@ class _SeparateWorkerEnvs(SyncVecEnv):
         return super()._masks_after(infos, reset_infos)
 
     def _reset_infos(self, env_indices: Any) -> dict[int, Mapping[str, Any]]:
-        found = super()._reset_infos(env_indices)
-        self._infos.update(found)
-        return found
+        infos = super()._reset_infos(env_indices)
+        self._infos.update(infos)
+        return infos
 
     def worker_state(self) -> WorkerState:
         """Return the state for `set_worker_state`."""

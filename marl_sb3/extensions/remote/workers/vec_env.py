@@ -197,13 +197,15 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _of_envs(self, request: str, env_indices: Sequence[int], *arguments: Any) -> list[Any]:
         """Ask the workers of these envs; returns the result of each env."""
         rows = [spec.rows_of(env_indices) for spec in self._specs]
-        answers = self._supervisor.ask_each(request, [(own, *arguments) if own else None for own in rows])
-        found = {
+        answers = self._supervisor.ask_each(
+            request, [(of_worker, *arguments) if of_worker else None for of_worker in rows]
+        )
+        by_env = {
             spec.first_index + row: result
-            for spec, own, results in zip(self._specs, rows, answers, strict=True)
-            for row, result in zip(own, results or (), strict=True)
+            for spec, of_worker, results in zip(self._specs, rows, answers, strict=True)
+            for row, result in zip(of_worker, results or (), strict=True)
         }
-        return [found[index] for index in env_indices]
+        return [by_env[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         rows = [spec.rows_of(env_indices) for spec in self._specs]
@@ -246,11 +248,14 @@ class WorkersVecEnv(MultiAgentVecEnv):
             if state.value("own") is not None:
                 state.fields("own")
             whole = {name: state.value(name) for name in state}
-            return [_split_state(whole, self.num_envs, own) for own in rows]
+            return [_split_state(whole, self.num_envs, of_worker) for of_worker in rows]
         slots = unpack(state, self._layout, self.num_envs)
         return [
-            {"slots": slots[own], "action_masks": tuple(None if group is None else group[own] for group in masks)}
-            for own in rows
+            {
+                "slots": slots[of_worker],
+                "action_masks": tuple(None if group is None else group[of_worker] for group in masks),
+            }
+            for of_worker in rows
         ]
 
     # --- End ---------------------------------------------------------------------------------------------------------
