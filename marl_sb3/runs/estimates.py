@@ -202,24 +202,20 @@ def _judge_all(
     replaced: Collection[str],
 ) -> dict[int, _Judged]:
     """Return what the replaced policies say of the episodes, by the `id` of the episode."""
-    strange = sorted({agent for joint in joints for agent in joint} - set(bundle.policy_of))
-    if strange:
-        known = ", ".join(bundle.policy_of)
-        raise ConfigError(f"{data} has episodes of agent {strange[0]!r}; the policies act for {known}", key="on")
+    everybody = list(bundle.policy_of)
+    if strange := sorted({agent for joint in joints for agent in joint}.difference(everybody)):
+        words = f"{data} has episodes of agent {strange[0]!r}; the policies act for {', '.join(everybody)}"
+        raise ConfigError(words, key="on")
     present = {bundle.policy_of[agent] for joint in joints for agent in joint}
     found: dict[int, _Judged] = {}
     for policy_id in (each for each in bundle.policies if each in present and each in replaced):
-        rows = _rows(bundle, policy_id)
+        agents = tuple(bundle.agents_of(policy_id))
+        columns = tuple(everybody.index(agent) for agent in agents)
+        group = AgentGroup(agents, columns, *bundle.spaces[policy_id])
+        rows = PolicyRows(policy_id, 1, len(everybody), 0, group, agents, columns, tuple(range(len(agents))))
         for episode, judged in _judge(bundle, rows, require_episodes(sets, rows, data), data):
             found[id(episode)] = judged
     return found
-
-
-def _rows(bundle: PolicyBundle, policy_id: PolicyID) -> PolicyRows:
-    agents, everybody = tuple(bundle.agents_of(policy_id)), list(bundle.policy_of)
-    columns = tuple(everybody.index(agent) for agent in agents)
-    group = AgentGroup(agents, columns, *bundle.spaces[policy_id])
-    return PolicyRows(policy_id, 1, len(everybody), 0, group, agents, columns, tuple(range(len(agents))))
 
 
 def _judge(
