@@ -79,10 +79,10 @@ def _print(found: "Comparison") -> None:
     from rich.table import Table
 
     from marl_sb3.extensions.display import standard_console
-    from marl_sb3.tools.looking import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.tools.looking import summary, tables
 
     console = standard_console()
-    for head, rows in (sample_rows(found), pair_rows(found), setting_rows(found)):
+    for head, rows in tables(found):
         if rows:
             table = Table(box=None, pad_edge=False, header_style="bold")
             for name in head:
@@ -100,17 +100,16 @@ def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
     from marl_sb3.extensions.display import Page, note, table
     from marl_sb3.results import plotly_html
-    from marl_sb3.tools.looking import pair_rows, sample_rows, setting_rows, summary
+    from marl_sb3.tools.looking import summary, tables
 
     page = Page(" against ".join(sample.label for sample in found.samples))
-    head, rows = pair_rows(found)
-    page.add("Which is better", note(summary(found)), table(rows, head), *map(note, found.notes))
-    head, rows = sample_rows(found)
+    (head, rows), (pairs_head, pairs), settings = tables(found)
+    page.add("Which is better", note(summary(found)), table(pairs, pairs_head), *map(note, found.notes))
     page.add("Experiments", table(rows, head))
     page.add("Learning curves", plotly_html(page, found.figure), note(found.figure.caption))
     explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
     page.add("Performance profile", note(explained), plotly_html(page, found.profile_figure))
-    head, rows = setting_rows(found)
+    head, rows = settings
     page.add("Settings in which they differ", table(rows, head) if rows else note("none but the seed"))
     return page
 

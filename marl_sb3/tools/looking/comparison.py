@@ -267,56 +267,54 @@ def _pair(baseline: Sample, other: Sample, sign: float, comparisons: int) -> Pai
 
 # --- Words -----------------------------------------------------------------------------------------------------------
 
+Table = tuple[list[str], list[list[str]]]  # head and rows
+
 
 def between(bounds: tuple[float, float] | None) -> str:
     """Say an interval: `1.2 to 3.4`; `-` if there is none."""
     return "-" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
 
 
-def sample_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of the groups."""
+def tables(found: Comparison) -> tuple[Table, Table, Table]:
+    """Return the tables of the groups, of the pairs, and of the settings in which the groups differ."""
     head = ["experiment", "runs", "mean", "95 % interval", "IQM", f"reached {number(found.threshold)}"]
-    head += ["env steps to it", "seconds to it"]
-    rows = []
-    for each in found.samples:
-        reached = each.reached
-        soon = ["-" if value is None else f"{value:,.{digits}f}" for value, digits in
-                ((reached.env_steps, 0), (reached.seconds, 1))]  # fmt: skip
-        rows.append(
-            [each.label, str(each.stats.n), number(each.stats.mean), between(each.stats.ci95), number(each.iqm),
-             f"{reached.n} of {reached.of}", *soon]
-        )  # fmt: skip
-    return head, rows
-
-
-def pair_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of the pairs."""
-    head = [f"against {found.samples[0].label}", "difference", "95 % interval", "P(better)", "95 % interval", ""]
-    rows = [
+    groups = [
         [
-            each.label,
-            number(each.difference),
-            between(each.interval),
-            number(each.improvement),
-            between(each.improvement_interval),
-            each.verdict,
+            sample.label,
+            str(sample.stats.n),
+            number(sample.stats.mean),
+            between(sample.stats.ci95),
+            number(sample.iqm),
+            f"{sample.reached.n} of {sample.reached.of}",
+            "-" if sample.reached.env_steps is None else f"{sample.reached.env_steps:,.0f}",
+            "-" if sample.reached.seconds is None else f"{sample.reached.seconds:,.1f}",
         ]
-        for each in found.pairs
+        for sample in found.samples
     ]
-    return head, rows
-
-
-def setting_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of the settings in which the groups differ."""
-    labels = [each.label for each in found.samples]
-    rows = [
-        [name, *("null" if of[label] is None else str(of[label]) for label in labels)]
-        for name, of in found.settings.items()
+    pairs = [
+        [
+            pair.label,
+            number(pair.difference),
+            between(pair.interval),
+            number(pair.improvement),
+            between(pair.improvement_interval),
+            pair.verdict,
+        ]
+        for pair in found.pairs
     ]
-    return ["setting", *labels], rows
+    labels = [sample.label for sample in found.samples]
+    settings = [
+        [name, *("null" if values[label] is None else str(values[label]) for label in labels)]
+        for name, values in found.settings.items()
+    ]
+    return (
+        ([*head, "env steps to it", "seconds to it"], groups),
+        ([f"against {labels[0]}", "difference", "95 % interval", "P(better)", "95 % interval", ""], pairs),
+        (["setting", *labels], settings),
+    )
 
 
 def summary(found: Comparison) -> str:
     """Say what was found, a sentence for each pair."""
-    what = f"{found.metric} at the end of {counted(sum(len(each.finals) for each in found.samples), 'run')}"
+    what = f"{found.metric} at the end of {counted(sum(len(sample.finals) for sample in found.samples), 'run')}"
     return f"By {what}: {'; '.join(pair.sentence for pair in found.pairs)}."

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -85,6 +86,11 @@ class RunData:
             ConfigError: `config.yaml` is not valid.
         """
         return cls(folder, RunFolder(folder).read_config(env, makes_env=False), read_run(folder))
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What looks wrong in it."""
+        return find_problems(self.record.columns)
 
     @property
     def final_return(self) -> float | None:
@@ -205,7 +211,7 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
             run.config.seed,
             f"{run.record.last(STEPS) or 0:,.0f}",
             run.final_return,
-            len(find_problems(run.record.columns)) or None,
+            len(run.findings) or None,
             _differences_in_words(run.config),
         ]
         for run in runs
@@ -219,11 +225,11 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
         records = [run.record for run in runs if run.config.env == env and RETURN in run.record.metrics]
         if records:
             page.add(f"Returns in {env}", *_returns(page, records))
-    hinted = [(run, findings) for run in runs if (findings := find_problems(run.record.columns))]
     cards = [
         part
-        for run, findings in hinted
-        for part in (Html(f"<h3>{words(run.folder.as_posix())}</h3>"), *map(_card, findings))
+        for run in runs
+        if run.findings
+        for part in (Html(f"<h3>{words(run.folder.as_posix())}</h3>"), *map(_card, run.findings))
     ]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
@@ -297,9 +303,8 @@ def _summary(run: RunData) -> list[tuple[str, object]]:
 
 
 def _hints(run: RunData) -> list[Html]:
-    findings = find_problems(run.record.columns)
-    if findings:
-        return [note("Reasons to look closer; none of them is a proof."), *map(_card, findings)]
+    if run.findings:
+        return [note("Reasons to look closer; none of them is a proof."), *map(_card, run.findings)]
     few = (
         f" {counted(len(run.record.steps), 'iteration')}: too few to judge."
         if len(run.record.steps) < LEAST_ITERATIONS

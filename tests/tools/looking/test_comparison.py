@@ -13,7 +13,7 @@ import marl_sb3
 from marl_sb3.compare import main as compare_command
 from marl_sb3.core.metrics import difference_interval
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.looking import setting_rows
+from marl_sb3.tools.looking import tables
 
 METRIC = "env_runners/episode_return_mean"
 
@@ -62,7 +62,7 @@ def test_what_one_experiment_sets_and_the_other_does_not_is_shown(tmp_path: Path
         "policy_settings.p.1.frame_stack": {b: 2},
         "processing.frame_stack": {b: 1},
     }
-    assert ["env_kwargs.height", "not set", "6"] in setting_rows(found)[1]
+    assert ["env_kwargs.height", "not set", "6"] in tables(found)[2][1]
 
 
 def test_runs_of_one_experiment_that_differ_in_more_than_seeds_are_named(runs: Path) -> None:
