@@ -180,7 +180,6 @@ class Recommendation:
 
     trial: FrozenTrial | None  # the trial with these settings; None: the preset
     sentence: str  # says why
-    is_compared: bool = True  # whether trials were compared with the preset, with fresh seeds
 
 
 def decide(study: TuneStudy) -> Recommendation | None:
@@ -195,14 +194,14 @@ def decide(study: TuneStudy) -> Recommendation | None:
     only = study.only_value()
     if race is None and only is not None:
         words = f"all {len(completed)} trials have the same value in all evaluations, {number(only)}"
-        return Recommendation(None, f"The preset is kept: {words}, so that none was trained again.", is_compared=False)
+        return Recommendation(None, f"The preset is kept: {words}, so that none was trained again.")
     if race is None and all(trial.params == study.search.preset_params() for trial in completed.values()):
-        return Recommendation(None, "The preset is kept: no other trial was trained to its end.", is_compared=False)
+        return Recommendation(None, "The preset is kept: no other trial was trained to its end.")
     if race is None:
         best = study.best_trial
         words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."
         luck = "It was not compared with the preset, and the best of many values is partly luck."
-        return Recommendation(best, f"{words} {luck}", is_compared=False)
+        return Recommendation(best, f"{words} {luck}")
     if race.missing():
         return None
     won = race.winner()

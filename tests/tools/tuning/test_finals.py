@@ -351,7 +351,6 @@ def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy
     decision = decide(study)
     assert decision is not None
     assert decision.trial == study.best_trial
-    assert not decision.is_compared
     assert decision.sentence.endswith("the best of many values is partly luck.")
 
 
