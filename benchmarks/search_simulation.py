@@ -31,7 +31,7 @@ from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race
 from marl_sb3.tools.tuning.space import Space
-from marl_sb3.tools.tuning.trials import FINALS, TRIALS, enqueue_missing
+from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_trial
 from marl_sb3.tools.tuning.workers import GoesOn, TrainedRun, work
 
 SPREAD, TRAINING_SD, EVALUATION_SD = 3.1, 3.0, 2.5
@@ -118,9 +118,9 @@ def search(seed: int, trials: int) -> dict[str, float]:
     truth = Truth.drawn(study.space, preset, rng)
     pretence = Pretence(truth, study.space.params_of)
     plan_race(study, 3, 10)
-    work(study, TRIALS, "w", train=pretence)
+    work(study, study.queue, run_trial, "w", pretence)
     while enqueue_missing(study):
-        work(study, FINALS, "w", train=pretence)
+        work(study, study.finals, run_final, "w", pretence)
     decision = decide(study)
     assert decision is not None
     chosen = preset if decision.trial is None else decision.trial.params
@@ -152,7 +152,7 @@ def plain_search(study: TuneStudy, train: Pretence, cost: float) -> Mapping[str,
         spent += len(run.results) / study.search.evaluations
         return run
 
-    work(other, TRIALS, "w", is_wanted=affordable, train=counted)
+    work(other, other.queue, run_trial, "w", counted, is_wanted=affordable)
     return other.best_trial.params
 
 

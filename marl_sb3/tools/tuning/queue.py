@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.tools.tuning import trial as key
@@ -23,6 +23,9 @@ class TrialQueue:
         folder: of the search; the logs of its workers are below.
         total: the number of trials, which are enqueued when they are claimed; 0: only those of `enqueue`.
         sampler: makes the sampler of a trial from its index.
+
+    Attributes:
+        lock: held by who claims a trial, until its parameters are drawn: the study has the sampler of one trial.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class TrialQueue:
         self._folder = folder
         self._total = total
         self._sampler = sampler
-        self._lock = FileLock(folder / ".trials.lock")
+        self.lock = threading.Lock()
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -53,24 +56,23 @@ class TrialQueue:
         log = self._folder / "workers" / f"{worker}.log"
         log.parent.mkdir(exist_ok=True)
         log.touch()
-        with self._lock:
-            while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
-                if count(self.trials) >= self._total:
-                    return None
-                self.enqueue({})
-            index = _index_of(waiting[0], self.trials)
-            # Store the worker's name before the trial runs: after a kill, every running trial has one.
-            for name, value in ((key.WORKER, worker), (key.INDEX, index)):
-                self._storage.set_trial_user_attr(waiting[0]._trial_id, name, value)
-            if self._sampler is not None:
-                # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
-                self.optuna.sampler = self._sampler(index)
-            trial = self.optuna.ask()
-            # Another machine on the same database may have claimed the intended trial; this is then another one.
-            trials = self.trials
-            trial.set_user_attr(key.WORKER, worker)
-            trial.set_user_attr(key.INDEX, _index_of(trials[trial.number], trials))
-            return trial
+        while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
+            if count(self.trials) >= self._total:
+                return None
+            self.enqueue({})
+        index = _index_of(waiting[0], self.trials)
+        # Store the worker's name before the trial runs: after a kill, every running trial has one.
+        for name, value in ((key.WORKER, worker), (key.INDEX, index)):
+            self._storage.set_trial_user_attr(waiting[0]._trial_id, name, value)
+        if self._sampler is not None:
+            # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
+            self.optuna.sampler = self._sampler(index)
+        trial = self.optuna.ask()
+        # Another machine on the same database may have claimed the intended trial; this is then another one.
+        trials = self.trials
+        trial.set_user_attr(key.WORKER, worker)
+        trial.set_user_attr(key.INDEX, _index_of(trials[trial.number], trials))
+        return trial
 
     def n_done(self) -> int:
         """The number of finished trials; a trial and its retries count as one."""

@@ -20,7 +20,7 @@ from marl_sb3.files import path_is_usable, require_own, require_readable, with_f
 _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.
 _OWN = (
-    *("study.yaml", _JOURNAL, f"{_JOURNAL}.lock", ".search.lock", ".trials.lock"),
+    *("study.yaml", _JOURNAL, f"{_JOURNAL}.lock", ".search.lock"),
     *("workers/", "workers/*", "trials/", "trials/*/", "confirm/", "confirm/*/"),
     "confirm/*/seed-*[0-9]/",
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
     OPPOSITION,
-    Jobs,
     SearchError,
     Train,
     Trainer,
@@ -66,7 +64,7 @@ def run_trials(
         _require_sense(study)
         _require_any_success(study, before)
 
-    run_jobs(study, TRIALS, workers, look, trainer)
+    run_jobs(study, study.queue, run_trial, workers, look, trainer)
     for doubt in (trial.user_attrs[_DOUBT] for trial in study.trials if _DOUBT in trial.user_attrs):
         _log.warning(
             "%s: it may be that --objective %s does not tell how good policies are", doubt, study.search.objective
@@ -277,7 +275,7 @@ def run_finals(
             watch(sum(training.state.is_finished() for training in known), len(known))
 
     while enqueue_missing(study):
-        run_jobs(study, FINALS, workers, look, trainer)
+        run_jobs(study, study.finals, run_final, workers, look, trainer)
 
 
 def enqueue_missing(study: TuneStudy) -> bool:
@@ -291,7 +289,3 @@ def enqueue_missing(study: TuneStudy) -> bool:
         if (number, index) not in waiting:
             study.finals.enqueue({}, **{key.CANDIDATE: number, key.SEED_INDEX: index})
     return bool(missing)
-
-
-TRIALS = Jobs(attrgetter("queue"), run_trial)
-FINALS = Jobs(attrgetter("finals"), run_final)

@@ -122,26 +122,27 @@ def train_here(config: TrainConfig, folder: Path, factory: EnvFactory | None, go
 # --- Workers ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """Trials of a study that are to be run."""
-
-    queue_of: Callable[[TuneStudy], TrialQueue]  # the queue of a study that has them
-    # trains a claimed trial and stores the outcome; returns False if it was interrupted
-    run: Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
-
+# Trains a claimed trial of a study and stores the outcome; returns False if it was interrupted.
+RunTrial = Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
 
 # Opens so many workers, which train in a pool, and closes them: name -> how it trains.
 Trainer = Callable[[TuneStudy, int, Pool], AbstractContextManager[Mapping[str, Train]]]
 
 
 def run_jobs(
-    study: TuneStudy, jobs: Jobs, workers: int, look: Callable[[], None], trainer: Trainer | None = None
+    study: TuneStudy,
+    queue: TrialQueue,
+    run: RunTrial,
+    workers: int,
+    look: Callable[[], None],
+    trainer: Trainer | None = None,
 ) -> None:
-    """Run jobs until none are left; killed processes are replaced, and their jobs requeued.
+    """Run the trials of a queue until none are left; killed processes are replaced, and their trials requeued.
 
     Args:
-        study: of the jobs.
+        study: of the trials.
+        queue: one of the study's.
+        run: runs one of its trials.
         workers: the number of processes; the cores are divided among them.
         look: called twice a second and at the end.
         trainer: has a cluster train; None: processes of this machine do.
@@ -154,13 +155,17 @@ def run_jobs(
     with study_lock(study.folder):
         try:
             if trainer is None and is_trained_here(study, workers):
-                if not work(study, jobs, f"{HERE}{os.getpid()}-{next(_numbers)}", train_here, look):
+                if not work(study, queue, run, f"{HERE}{os.getpid()}-{next(_numbers)}", train_here, look):
                     raise KeyboardInterrupt
             else:
                 pool = Pool(GRACE_S)
                 with (trainer or local_workers)(study, workers, pool) as trains:
-                    working = [partial(_work_in_pool, study, jobs, name, train, pool) for name, train in trains.items()]
-                    pool.run(working, workers, look, POLL_S)
+                    pool.run(
+                        [partial(_work_in_pool, pool, study, queue, run, *worker) for worker in trains.items()],
+                        workers,
+                        look,
+                        POLL_S,
+                    )
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -188,29 +193,34 @@ def is_trained_here(study: TuneStudy, workers: int) -> bool:
 
 def work(
     study: TuneStudy,
-    jobs: Jobs,
+    queue: TrialQueue,
+    run: RunTrial,
     worker: str,
     train: Train = train_here,
     look: Callable[[], None] = lambda: None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Claim and run jobs one after the other until there are none left; returns False if one was interrupted.
+    """Claim and run trials one after the other until there are none left; returns False if one was interrupted.
 
     Args:
-        look: called after each job.
-        is_wanted: called before each job; the work ends if it returns False.
+        look: called after each trial.
+        is_wanted: called before each trial; the work ends if it returns False.
     """
-    queue = jobs.queue_of(study)
-    while is_wanted() and (trial := queue.claim(worker)) is not None:
-        if not jobs.run(study, trial, train):
+    while is_wanted():
+        with queue.lock:
+            if (trial := queue.claim(worker)) is None:
+                break
+            if queue is study.queue:
+                with suppress(Exception):  # the sampler of this trial draws; what fails, fails again in its run
+                    study.space.suggest(trial)
+        if not run(study, trial, train):
             return False
         look()
     return True
 
 
-def _work_in_pool(study: TuneStudy, jobs: Jobs, name: str, train: Train, pool: Pool) -> None:
-    own = TuneStudy(study.search, study.folder, study.factory)  # a study keeps the sampler of one trial
-    while not work(own, jobs, name, train, is_wanted=lambda: not pool.is_ending):
+def _work_in_pool(pool: Pool, study: TuneStudy, queue: TrialQueue, run: RunTrial, name: str, train: Train) -> None:
+    while not work(study, queue, run, name, train, is_wanted=lambda: not pool.is_ending):
         pass  # that training alone was interrupted, or the pool ends
 
 

@@ -15,7 +15,7 @@ from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning import TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import Space
-from marl_sb3.tools.tuning.trials import TRIALS
+from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.workers import Train, TrainedRun, train_here, work
 
 SETTINGS = {
@@ -48,7 +48,7 @@ def pretend(config: TrainConfig, folder: Path, _: Any, goes_on: Any) -> TrainedR
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:
     """All of its trials, without worker processes."""
-    assert work(study, TRIALS, "here", train=train)
+    assert work(study, study.queue, run_trial, "here", train)
 
 
 def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:

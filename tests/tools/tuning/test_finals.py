@@ -34,7 +34,7 @@ from marl_sb3.tools.tuning.finals import (
     rows,
     shrunk_value,
 )
-from marl_sb3.tools.tuning.trials import FINALS, enqueue_missing, run_finals
+from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
 from marl_sb3.tools.tuning.workers import TrainedRun, work
 
 SMALL: dict[str, Any] = {
@@ -95,7 +95,7 @@ def race(study: TuneStudy, train: Callable[..., TrainedRun], best: int = 2, seed
     """A whole race without worker processes."""
     plan_race(study, best, seeds)
     while enqueue_missing(study):
-        assert work(study, FINALS, "here", train=train)
+        assert work(study, study.finals, run_final, "here", train)
 
 
 # --- The race ---------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_worker_whose_search_ends_begins_nothing_more(study: TuneStudy) -> Non
     plan_race(study, 1, 2)
     enqueue_missing(study)
     wanted = iter([True, False])
-    assert work(study, FINALS, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
+    assert work(study, study.finals, run_final, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
     assert [len(each.values) for each in candidates(study)] == [1, 0]
 
 

@@ -28,7 +28,7 @@ def study(made_study: Path, in_tmp: Path) -> Path:
 
 
 OF_A_STUDY = [
-    *("study.yaml", "journal.log", "journal.log.lock", ".search.lock", ".trials.lock", "workers", "workers/w.lock"),
+    *("study.yaml", "journal.log", "journal.log.lock", ".search.lock", "workers", "workers/w.lock"),
     *("trials", "trials/00000", "confirm", "confirm/preset", "confirm/preset/seed-00"),
 ]
 

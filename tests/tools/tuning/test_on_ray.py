@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.tools.tuning import TuneStudy
+from searches import finished, pretend, work_on
+
+from marl_sb3.runs import Pool
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
 from marl_sb3.tools.tuning.trials import OPPOSITION, TrialReport, run_trial
-from marl_sb3.tools.tuning.workers import TrainerLostError
+from marl_sb3.tools.tuning.workers import TrainerLostError, work
 
 
 def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:
@@ -41,12 +45,19 @@ def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(
 
 
 def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
-    """The trial of one thread is begun before that of another draws: each has the sampler of its own trial."""
-    settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 2, "sampler": "random"}
+    """A thread draws while another one has begun its trial: each has the sampler of its own trial."""
+    settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 4, "sampler": "random", "pruner": "none"}
     one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
-    expected = [one.space.suggest(one.queue.claim("worker")) for _ in range(2)]
-    trials: list[Any] = [each.queue.claim("worker") for each in (other, TuneStudy(other.search, other.folder))]
-    assert [other.space.suggest(trial) for trial in trials] == expected
+    work_on(one, pretend)
+    both_train = threading.Barrier(2)
+
+    def train(*arguments: Any) -> Any:
+        both_train.wait()
+        return pretend(*arguments)
+
+    jobs = [partial(work, other, other.queue, run_trial, f"worker {number}", train) for number in range(2)]
+    Pool().run(jobs, 2, lambda: None, 0.01)
+    assert sorted(finished(one), key=str) == sorted(finished(other), key=str)
 
 
 def test_a_pruning_server_that_was_started_again_forgets_questions() -> None:
