@@ -55,20 +55,20 @@ class Pool:
         Raises:
             KeyboardInterrupt: raised again after all trainings have ended; a second one kills them.
         """
-        threads = ThreadPoolExecutor(at_once)
-        working: list[Future[None]] = []
-        try:
-            working += [threads.submit(self._do, job) for job in jobs]
-            while wait(working, poll_s).not_done:
-                look()
-        except BaseException:
-            for grace_s in (self._grace_s, 0.0):
-                self._end(grace_s)
-                with suppress(KeyboardInterrupt):
-                    wait(working)
-            raise
-        for done in working:
-            done.result()
+        with ThreadPoolExecutor(at_once) as threads:
+            working: list[Future[None]] = []
+            try:
+                working += [threads.submit(self._do, job) for job in jobs]
+                while wait(working, poll_s).not_done:
+                    look()
+            except BaseException:
+                for grace_s in (self._grace_s, 0.0):
+                    self._end(grace_s)
+                    with suppress(KeyboardInterrupt):
+                        wait(working)
+                raise
+            for done in working:
+                done.result()
 
     def _do(self, job: Callable[[], None]) -> None:
         try:
