@@ -16,6 +16,8 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+from marl_sb3.core.learners import check_update
+from marl_sb3.errors import NumericError
 
 GAMMA, LAMBDA, WEIGHT = 0.7, 0.6, 3.0
 
@@ -144,3 +146,14 @@ def _train_and_compare(made: Any, policies: str, plans: Any, n_steps: int, rollo
     trace = PlainTrace()
     algorithm.learn(n_steps * rollouts * env.num_envs, callback=trace)
     assert trace.compared > 0
+
+
+def test_weights_that_are_not_finite_are_refused_by_their_name() -> None:
+    algorithm = MultiAgentAlgorithm("arena", n_steps=8, batch_size=8, device="cpu", seed=0)
+    algorithm.train_iteration()
+    learner = algorithm.parts.learners["shared"]
+    check_update(learner.rows, learner.algorithm, {}, None)
+    with th.no_grad():
+        learner.algorithm.policy.action_net.bias[0] = np.nan
+    with pytest.raises(NumericError, match=r"policy 'shared': the weights action_net.bias are not finite after"):
+        check_update(learner.rows, learner.algorithm, {}, None)

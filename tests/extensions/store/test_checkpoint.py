@@ -150,6 +150,14 @@ BAD = {
     "no UTF-8": (lambda f: rewrite(f, "state.json", b"\xff"), "state.json is not valid JSON"),
     "infinity": (lambda f: rewrite(f, "state.json", b'{"a": 1e999}'), "state.json holds a number that is not finite"),
     "NaN": (lambda f: rewrite(f, "state.json", b'{"a": NaN}'), "state.json holds a number that is not finite"),
+    "two of a name": (
+        lambda f: rewrite(f, "state.json", b'{"a": 1, "a": 2}'),
+        "state.json is not valid JSON: duplicate",
+    ),
+    "two, escaped": (
+        lambda f: rewrite(f, "state.json", b'{"a": 1, "$a": 2}'),
+        "state.json is not valid JSON: duplicate",
+    ),
     "many digits": (lambda f: rewrite(f, "state.json", b"[" + b"9" * 9999 + b"]"), "state.json is not valid JSON"),
     "great depth": (lambda f: rewrite(f, "state.json", b"[" * 99999), "nested too deep"),
     "a list": (lambda f: rewrite(f, "state.json", b"[]"), "state.json is not a mapping"),
