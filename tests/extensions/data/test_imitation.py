@@ -150,6 +150,17 @@ def test_negative_log_likelihood_is_that_of_sb3() -> None:
     assert type(algorithm) is type(learner.algorithm)
 
 
+def test_what_fills_up_a_shorter_episode_does_not_count() -> None:
+    learner = training("recurrent_ppo").parts.learners["shared"]
+    long, other = copying(PUSHES, 2)
+    episodes = [long, episode(other.observations[:6], other.actions[:5])]
+    data, loss = Cloning(learner, episodes, CloningOptions(), seed=0)._data, action_loss("shared", learner.algorithm)
+    both, *alone = (loss.batch(data, np.array(chosen)) for chosen in ([0, 1], [0], [1]))
+    assert [batch.number for batch in (both, *alone)] == [17, 12, 5]
+    expected = sum(loss.mean(batch)[1] * batch.number for batch in alone) / 17
+    th.testing.assert_close(loss.mean(both)[1], expected)
+
+
 def test_validation_is_apart_by_episodes_and_decides_which_weights_stay() -> None:
     train, validation = _split(20, 0.1, np.random.default_rng(0))
     assert len(validation) == 2
