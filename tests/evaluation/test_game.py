@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -15,10 +15,10 @@ import pytest
 from films import frames_of_gif
 from live_envs import made, small_run
 
+from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.evaluation import Command, Film, Game, Moment, Player, Stage, View, ViewerLeftError, play_episodes
-from marl_sb3.runs import SavedRun
-from marl_sb3.runs.building import make_envs
+from marl_sb3.runs import SavedRun, env_of, env_settings
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def returns_of_next(game: Game) -> dict[str, float]:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_seed_gives_the_returns_of_evaluations_beside_another_game(arena: SavedRun, deterministic: bool) -> None:
-    with closing(make_envs(arena.config, n_envs=1)) as env:
+    with closing(make_vec_env(env_of(arena.config), 1, **env_settings(arena.config))) as env:
         played = play_episodes(arena.policies(None, env), env, 3, deterministic, seed=3)
     with closing(made(arena)) as game, closing(made(arena)) as other:
         game.begin(3, deterministic, None)
@@ -317,28 +317,11 @@ def test_an_env_without_pictures_is_played_and_says_why(runs: Callable[..., Save
     played(runs(f"live_envs:{name}"), script)
 
 
-DOES = ("play", "pause", "step", "begin", "pace", "select", "take", "release", "act", "wait", "film")
+DOES = get_args(get_type_hints(Command)["do"])
 AGENTS = ("agent1", "agent2", "pursuer_0", "nobody", "", "x" * 999, "\u2028", None, 0, ["agent1"], {})
-ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, 3, -1, 4, 0.5, -0.0, 1e308, -1e308, 2**53, 2**64, 10**400, math.nan, math.inf),
-    *(
-        "",
-        "1",
-        "latest",
-        "best",
-        "../..",
-        "0" * 50,
-        [],
-        [0],
-        [0.5, -1],
-        [1e308] * 2,
-        [[1]],
-        [None],
-        [0] * 65,
-        {},
-        {"a": 1},
-    ),
-)
+ODD: tuple[Any, ...] = (None, True, False, 0, 1, 3, -1, 4, 0.5, -0.0, 1e308, -1e308, 2**53, 2**64, 10**400, math.nan)
+ODD += (math.inf, "", "1", "latest", "best", "../..", "0" * 50, {}, {"a": 1}, [], [0], [0.5, -1], [1e308] * 2, [[1]])
+ODD += ([None], [0] * 65)
 FIELDS = ("action", "on", "steps_per_s", "seed", "deterministic", "checkpoint", "more")
 
 

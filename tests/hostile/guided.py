@@ -50,9 +50,10 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
     from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, RecurrentPPO, make_vec_env
     from marl_sb3.evaluation import Command
+    from marl_sb3.tools.serving import Limits
     from marl_sb3.tools.serving.api import read_request
     from marl_sb3.tools.serving.external import ExternalApi, StepMessage
-    from marl_sb3.tools.serving.http import Limits, read_message
+    from marl_sb3.tools.serving.http import read_message
     from marl_sb3.tools.serving.predictor import Served
 
     policies = {

@@ -31,8 +31,8 @@ from marl_sb3.core.envs import SingleAgentEnv
 from marl_sb3.envs import external_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import SavedRun, execute, load_config, prepare
-from marl_sb3.tools.serving.client import EpisodeLostError, ServerError
-from marl_sb3.tools.serving.external import external_server
+from marl_sb3.tools.serving import EpisodeLostError, ServerError, external_server
+from marl_sb3.tools.serving.external import StepMessage
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TOKEN = "a-token-of-tests"
@@ -179,29 +179,8 @@ def test_requests_that_break_the_rules_are_refused_in_words() -> None:
 
 
 ODD: tuple[Any, ...] = (None, True, -1, 1e308, math.nan, math.inf, 2**80, 10**400, "x" * 1000, "\ud800", [], {}, [[]])
-ODD += (
-    [1, 2],
-    ["a"],
-    [None],
-    {"a": None},
-    {"a": 3},
-    {"a": math.nan},
-    {"a": "0"},
-    {"z": 0},
-    {"": {}},
-    {"a": {"a": [0]}},
-)
-FIELDS = (
-    "observations",
-    "rewards",
-    "terminated",
-    "truncated",
-    "infos",
-    "action_masks",
-    "actions",
-    "log_probs",
-    "number",
-)
+ODD += ([1, 2], ["a"], [None], {"z": 0}, {"": {}}, *({"a": value} for value in (None, 3, math.nan, "0", {"a": [0]})))
+FIELDS = StepMessage.__struct_fields__
 
 
 @pytest.mark.parametrize("n", [400, pytest.param(20_000, marks=pytest.mark.proof)])
