@@ -80,7 +80,6 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 WITHOUT_A_FACE = {
     "core.sb3": 1,
     "extensions.data": 1,
-    "extensions.display": 1,
 }
 
 # The same of tests, which may take names from inside the room whose folder they are in: this may only fall, too.

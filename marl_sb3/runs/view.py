@@ -25,8 +25,8 @@ from marl_sb3.extensions.display import (
     returns_table,
     samples_table,
     standard_console,
+    training_view,
 )
-from marl_sb3.extensions.display.training_view import training_view
 from marl_sb3.runs.building import rollout_lengths
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes

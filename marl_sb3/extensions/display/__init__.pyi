@@ -12,6 +12,10 @@ from .page import note as note
 from .page import shorter as shorter
 from .page import table as table
 from .page import words as words
+from .progress import Goals as Goals
+from .progress import ProgressClock as ProgressClock
+from .progress import no_episode_yet as no_episode_yet
+from .progress import training_view as training_view
 from .screen import Screen as Screen
 from .screen import ScreenSize as ScreenSize
 from .screen import cut_line as cut_line
@@ -39,8 +43,5 @@ from .text import one_line as one_line
 from .text import packed as packed
 from .text import short as short
 from .text import short_path as short_path
-from .training_view import Goals as Goals
-from .training_view import ProgressClock as ProgressClock
-from .training_view import no_episode_yet as no_episode_yet
 from .video import DEFAULT_FPS as DEFAULT_FPS
 from .video import VideoFile as VideoFile

@@ -95,7 +95,7 @@ def test_an_error_of_the_training_gives_the_terminal_back(
             raise error
 
     closed = []
-    monkeypatch.setattr("marl_sb3.extensions.display.training_view.PlainLines.close", lambda self: closed.append(True))
+    monkeypatch.setattr("marl_sb3.extensions.display.progress.PlainLines.close", lambda self: closed.append(True))
     with pytest.raises(error):
         algorithm().learn(12, callback=[Fails()], progress_bar=True)
     assert closed == [True]

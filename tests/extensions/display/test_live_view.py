@@ -14,7 +14,7 @@ from rich.console import Console
 from waiting import wait_for
 
 from marl_sb3.extensions.display import Goals, ScreenSize, returns_table, standard_console
-from marl_sb3.extensions.display.training_view import LiveView, PlainLines, training_view
+from marl_sb3.extensions.display.progress import LiveView, PlainLines, training_view
 
 
 def no_terminal() -> Console:

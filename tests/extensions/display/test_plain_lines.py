@@ -10,7 +10,7 @@ from display_results import RESULT, Clock, at, evaluated, with_agents, without_v
 from rich.console import Console
 
 from marl_sb3.extensions.display import Goals
-from marl_sb3.extensions.display.training_view import PlainLines
+from marl_sb3.extensions.display.progress import PlainLines
 
 
 class Printed(PlainLines):

@@ -6,8 +6,8 @@ import pytest
 from display_results import Clock
 
 from marl_sb3.extensions.display import ProgressClock
+from marl_sb3.extensions.display.progress import Series
 from marl_sb3.extensions.display.tables import shown_agents
-from marl_sb3.extensions.display.training_view import Series
 
 
 def test_before_the_first_iteration_nothing_is_known_of_the_pace() -> None:
