@@ -100,6 +100,7 @@ def test_an_env_that_leaves_is_found_with_its_exit_code(code: int) -> None:
     assert finding.seen[0].what == f"step() ended the process: exit code {code}"
 
 
+@pytest.mark.usefixtures("real_fork_servers")  # forked ones have the order of sets in common
 def test_episodes_are_compared_between_processes() -> None:
     report = examine(OrderOfASet, steps=30, measure_s=0.0)
     assert repr(report).startswith(f"<Report {report.env}: 1 fault")
