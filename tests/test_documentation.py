@@ -114,7 +114,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "prepare_study", prepare_short)
     plan_race, whole_config = api.plan_race, Search.whole_config
     monkeypatch.setattr(api, "plan_race", lambda study, best, seeds: plan_race(study, 1, min(seeds, 2)))
-    whole = {"n_timesteps": MOST_ENV_STEPS}
+    whole = {"n_timesteps": SHORT_SEARCH["timesteps"]}
     monkeypatch.setattr(Search, "whole_config", lambda self, settings: whole_config(self, settings).changed(whole))
     monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
     monkeypatch.setattr(jobs.Pool, "run", lambda _, several, *__: [job() for job in several])
