@@ -426,29 +426,33 @@ def policy_server(
     run_folder: str | Path,
     checkpoint: str | None = None,
     *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
     reload_s: float = 5.0,
     backend: Backend = "torch",
-    **listening: Any,
 ) -> Server:
     """Make a server of the policies of a run; a thread of this process serves within its context.
 
     Args:
         run_folder: of the run, or a folder of runs, for the newest of them.
         checkpoint: best, latest or the number of an iteration; None: see `CheckpointFolder.load`.
+        host: see `Listening`, as for `port`, `token`, `tls_cert` and `tls_key`.
         limits: of requests.
         reload_s: see `Api`.
         backend: see `Predictor`.
-        listening: `host`, `port`, `token`, `tls_cert` and `tls_key`, see `Listening`.
 
     Raises:
         ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    where = Listening(**listening)
+    listening = Listening(host, port, token, tls_cert, tls_key)
     predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint, backend)
     api = Api(predictor, limits, reload_s=reload_s)
-    return Server(api.routes(), where, limits, lifespan=api.lifespan)
+    return Server(api.routes(), listening, limits, lifespan=api.lifespan)
 
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
