@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,15 @@ from marl_sb3.core.config import (
     Decay,
     Named,
     ProcessingSettings,
+    Strings,
     accepts,
+    add_algorithm,
     algorithm_info,
     alternatives_of,
     built_in,
+    canonical_algorithm,
     info_of,
+    known_name,
     parameters_of,
     plain_numbers,
     policy_sections,
@@ -32,6 +37,7 @@ from marl_sb3.core.config import (
     section_by_setting,
     shown,
 )
+from marl_sb3.core.envs import import_modules
 from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
@@ -41,11 +47,6 @@ from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.exploration import Exploration
-
-import inspect
-
-from marl_sb3.core.config import Strings, add_algorithm, canonical_algorithm, known_name
-from marl_sb3.core.envs import import_modules
 
 
 class PolicySpec:

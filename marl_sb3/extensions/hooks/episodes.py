@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,13 @@ from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.doors import FILMS
 from marl_sb3.errors import ConfigError, HookError
-from marl_sb3.types import Array, PolicyID
+from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.core.training import MultiAgentAlgorithm
-
-from dataclasses import dataclass, field
-
-from marl_sb3.core.vec_env import map_arrays
-from marl_sb3.types import AgentID
 
 _log = logging.getLogger(__name__)
 
