@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from marl_sb3.core.sb3 import Progress
     from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
     from marl_sb3.core.training import LocalRunner, MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
-    from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
+    from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecEnvRequest
     from marl_sb3.types import AgentID, Array, PolicyID
 
 T = TypeVar("T")
@@ -326,10 +326,13 @@ class Assignment(Protocol):
 
     def set_state(self, state: StateReader) -> None:
         """Take over what `get_state` returned; the data is untrusted."""
+        return None
 
 
 # Makes the runner of envs that a process steps, where an `Assignment` varies who plays; see `setup.local_runner`.
 ASSIGNED_RUNNERS: Door[Callable[..., LocalRunner]] = Door("runner of envs whose agents policies play in turn")
+# Each takes a `policy_mapping_fn`, the policy ids and the groups of agents; makes an `Assignment` of it, or returns it.
+MAPPING_FUNCTIONS: Door[Callable[[Any, Sequence[PolicyID], Sequence[AgentGroup]], Any]] = Door("reader of mappings")
 
 
 # --- How a policy learns ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 AgentID: TypeAlias = str
 PolicyID: TypeAlias = str
-PolicyMappingFn: TypeAlias = Callable[[AgentID], PolicyID]
+PolicyMappingFn: TypeAlias = Callable[..., PolicyID]  # of the agent, or of the agent and the episode
 
 Array: TypeAlias = npt.NDArray[Any]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 from marl_sb3.core.config import require_ids, shown, shown_id
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased, fresh_seed
-from marl_sb3.doors import Assignment
+from marl_sb3.doors import MAPPING_FUNCTIONS, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 
@@ -67,19 +66,22 @@ class PolicyMapping:
 
 def policy_mapping(
     policy_ids: Sequence[PolicyID],
-    agents: Sequence[AgentID],
+    env: MultiAgentVecEnv,
     mapping: Assignment | PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
     seed: int | None = None,
 ) -> PolicyMapping:
     """Return which policies may play each agent.
 
     Args:
-        mapping: see `policy_of_agents`; or an `Assignment`.
+        mapping: see `policy_of_agents`; or an `Assignment`, or a function of the agent and the episode.
         seed: of the run; None: one is drawn for an `Assignment`.
 
     Raises:
         ConfigError: an agent is left out, a policy is unknown or plays nobody, or a checkpoint could not hold a state.
     """
+    agents = env.agents
+    for read in MAPPING_FUNCTIONS:
+        mapping = read(mapping, policy_ids, env.groups)
     if not isinstance(mapping, Assignment):
         return PolicyMapping({a: (own,) for a, own in policy_of_agents(policy_ids, agents, mapping).items()})
     given = mapping.candidates(agents)
@@ -116,10 +118,9 @@ def policy_of_agents(
                 raise ConfigError(f"{words}; {accepted}", key="policies")
         chosen = dict(zip(agents, map(mapping.get, agents), strict=True))
     elif callable(mapping):
-        _require_takes_agent(mapping)
         chosen = dict(zip(agents, map(mapping, agents), strict=True))
     else:
-        words = "a function of the agent id, a mapping of agent ids to policy ids, or an Assignment"
+        words = "a function of agent id (and episode), a mapping of agent ids to policy ids, or an Assignment"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
     _require_policies(policy_ids, agents, {agent: (policy_id,) for agent, policy_id in chosen.items()})
     return chosen
@@ -160,19 +161,6 @@ def read_mapping(state: StateReader, policy_ids: Sequence[PolicyID]) -> PolicyMa
     except ConfigError as error:
         raise CheckpointError(f"{saved.where}: {error}") from error
     return PolicyMapping(candidates)
-
-
-def _require_takes_agent(mapping: PolicyMappingFn) -> None:
-    """Refuse functions with more than one argument, such as RLlib's, which also take an episode."""
-    try:
-        signature = inspect.signature(mapping)
-    except (TypeError, ValueError):
-        return  # some builtins have no signature; if they do not accept an agent, the call fails
-    try:
-        signature.bind("agent")
-    except TypeError as error:
-        words = f"policy_mapping_fn takes {signature}; accepted: a function of one argument, the agent id"
-        raise ConfigError(words, key="policies") from error
 
 
 def _shown_id(value: object) -> str:

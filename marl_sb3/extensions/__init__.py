@@ -14,6 +14,7 @@ from marl_sb3.doors import (
     EXPERIENCE_HOOKS,
     FILMS,
     LEARNER_PARTS,
+    MAPPING_FUNCTIONS,
     POLICY_FILES,
     POLICY_SECTIONS,
     STEPPED_ELSEWHERE,
@@ -38,6 +39,7 @@ FILMS.add("gif", "marl_sb3.extensions.display.video:write_film")
 LEARNER_PARTS.add("exploration", "marl_sb3.extensions.exploration:Explorer")
 LEARNER_PARTS.add("imitation_data", "marl_sb3.extensions.data.recorded_data:ImitationData")
 LEARNER_PARTS.add("replay_data", "marl_sb3.extensions.data.recorded_data:ReplayData")
+MAPPING_FUNCTIONS.add("each episode", "marl_sb3.extensions.assignment:read_function")
 POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:WorkersVecEnv")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,12 @@ from marl_sb3.core.acting import Acted, Actor
 from marl_sb3.core.config import shown
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state import SavedPart, State, StateReader
+from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng
 from marl_sb3.core.training import LocalRunner
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, assignment_rng
+from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecStep, assignment_rng
 from marl_sb3.doors import Assignment
-from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.errors import ConfigError, described
+from marl_sb3.types import AgentID, Array, PolicyID, PolicyMappingFn
 
 
 class SampledAssignment(Assignment):
@@ -62,10 +65,7 @@ class SampledAssignment(Assignment):
 
     @override
     def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
-        unknown = [agent for agent in self._candidates if agent not in agents]
-        if unknown:
-            words = f"candidates names agent {unknown[0]!r}; the env has {', '.join(agents)}"
-            raise ConfigError(f"SampledAssignment: {words}", key="policies")
+        _require_agents("SampledAssignment: candidates", self._candidates, agents)
         return self._candidates
 
     @override
@@ -89,6 +89,206 @@ class SampledAssignment(Assignment):
     def set_state(self, state: StateReader) -> None:
         saved = state.fields("weights")
         self.weights = {policy_id: saved.number(policy_id, 0.0) for policy_id in saved.names()}
+
+
+class SwappedAssignment(Assignment):
+    """Plays the same policies in each episode, and draws which of them plays which agent: sides swap, or teams.
+
+    Args:
+        policy_of: agent -> the policy that plays it in evaluations.
+        groups: agents that swap policies with each other; None: all of them do.
+    """
+
+    def __init__(
+        self, policy_of: Mapping[AgentID, PolicyID], groups: Iterable[Sequence[AgentID]] | None = None
+    ) -> None:
+        self._policy_of = dict(policy_of)
+        self._groups = [list(self._policy_of)] if groups is None else [list(group) for group in groups]
+
+    @override
+    def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
+        _require_agents("SwappedAssignment: policy_of", self._policy_of, agents)
+        of_groups = [(group, [self._policy_of[agent] for agent in group]) for group in self._groups]
+        return {agent: (self._policy_of[agent], *others) for group, others in of_groups for agent in group}
+
+    @override
+    def assign(self, env_index: int, episode: int, rng: np.random.Generator) -> Mapping[AgentID, PolicyID]:
+        orders = [(group, rng.permutation(len(group)).tolist()) for group in self._groups]
+        return {
+            agent: self._policy_of[group[n]] for group, order in orders for agent, n in zip(group, order, strict=True)
+        }
+
+
+def _require_agents(where: str, given: Iterable[AgentID], agents: Sequence[AgentID]) -> None:
+    for agent in given:
+        if agent not in agents:
+            raise ConfigError(f"{where} names agent {agent!r}; the env has {', '.join(agents)}", key="policies")
+
+
+# --- Functions of the agent and the episode, as RLlib has them -------------------------------------------------------
+
+
+class MappedEpisode:
+    """The episode of which a function `policy_mapping_fn(agent, episode)` says who plays the agent."""
+
+    def __init__(self, env_index: int, number: int, rng: np.random.Generator) -> None:
+        self.env_index = env_index  # index of the env among all envs
+        self.number = number  # of the episode in this env, from 0 on
+        self._rng = rng
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """Follows from the run's seed, the env and the number; each agent of the episode gets the same numbers."""
+        return deepcopy(self._rng)
+
+    @property
+    def id_(self) -> int:
+        """A number below 2**60 that follows from env and number, and so does its `hash`; in RLlib it is a string."""
+        return int(np.random.SeedSequence((self.env_index, self.number)).generate_state(1, np.uint64)[0]) >> 4
+
+    @property
+    def episode_id(self) -> int:
+        """The same, by the name that it has in RLlib's old API."""
+        return self.id_
+
+
+class _WatchedEpisode(MappedEpisode):
+    """Notes whether a function reads anything of it."""
+
+    was_read = False
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name != "was_read":
+            self.was_read = True
+        return super().__getattribute__(name)
+
+
+_TRIED = tuple(product(range(4), repeat=2))  # env index and number of the episodes that a function is tried in
+
+
+class FunctionAssignment(Assignment):
+    """Asks a function who plays each agent in an episode.
+
+    Where the function reads nothing of the episode, its answer for the agent can never change. Any other agent may be
+    played by every policy that fits its spaces: the function may name it later. The first of them is the answer in
+    episode 0 of env 0, with a generator of the seed 0. Where agents differ in spaces, a policy fits those of the agents
+    for which the function names it in 16 episodes.
+
+    Args:
+        function: takes the agent and a `MappedEpisode`; the id of the policy that it returns follows from these alone.
+        policy_ids: of all policies.
+        groups: the agents with the same spaces, each.
+
+    Raises:
+        ConfigError: the function raises, returns no policy, or another one when it is asked again; or it is not known
+            which agents a policy fits. `assign` raises it, too. The message names agent, env and episode.
+    """
+
+    def __init__(
+        self, function: PolicyMappingFn, policy_ids: Sequence[PolicyID], groups: Iterable[Sequence[AgentID]]
+    ) -> None:
+        self._function, self._policy_ids = function, list(policy_ids)
+        self._candidates: dict[AgentID, Sequence[PolicyID]] = {}
+        with preserve_rng():  # a function that draws from the global generators is refused, and changes nothing
+            self._candidates = self._found(list(groups))
+
+    def _found(self, groups: Sequence[Sequence[AgentID]]) -> dict[AgentID, Sequence[PolicyID]]:
+        watched = {agent: _WatchedEpisode(0, 0, assignment_rng(0, 0, 0)) for group in groups for agent in group}
+        first = {agent: self._answer(agent, episode) for agent, episode in watched.items()}
+        varying = {agent for agent, episode in watched.items() if episode.was_read}
+        named = [
+            {
+                self._tried(agent, *each, None if agent in varying else first[agent])
+                for agent in group
+                for each in _TRIED
+            }
+            for group in groups
+        ]
+        unnamed = [policy_id for policy_id in self._policy_ids if not any(policy_id in own for own in named)]
+        varied = [own for own, group in zip(named, groups, strict=True) if varying.intersection(group)]
+        if unnamed and len(varied) > 1:
+            words = f"names policy {unnamed[0]!r} in none of {len(_TRIED)} episodes, and agents differ in their spaces"
+            accepted = "an Assignment, whose candidates say who may play whom"
+            raise ConfigError(f"policy_mapping_fn {words}; accepted: {accepted}", key="policies")
+        for own in varied:
+            own |= set(unnamed)
+        return {
+            agent: tuple(dict.fromkeys([first[agent], *(p for p in self._policy_ids if agent in varying and p in own)]))
+            for own, group in zip(named, groups, strict=True)
+            for agent in group
+        }
+
+    def _tried(self, agent: AgentID, env_index: int, number: int, fixed: PolicyID | None) -> PolicyID:
+        """Return the answer in an episode: the same when it is asked again; the fixed one if there is one."""
+        episodes = [MappedEpisode(env_index, number, assignment_rng(0, env_index, number)) for _ in range(2)]
+        one = fixed or self._answer(agent, episodes[0])
+        other = self._answer(agent, episodes[1])
+        if one != other:
+            words = f"returned {one!r} and then {other!r} {_where(agent, episodes[0])}"
+            accepted = "answers that follow from agent and episode alone; episode.rng draws"
+            raise ConfigError(f"policy_mapping_fn {words}; accepted: {accepted}", key="policies")
+        return one
+
+    def _answer(self, agent: AgentID, episode: MappedEpisode) -> PolicyID:
+        accepted = self._candidates.get(agent, self._policy_ids)
+        try:
+            answer = self._function(agent, episode)
+        except Exception as error:  # code of the user's
+            fault = f"raised {described(error)}"
+            raise ConfigError(f"policy_mapping_fn {fault} {_where(agent, episode)}", key="policies") from error
+        if not isinstance(answer, str) or answer not in accepted:
+            words = f"returned {shown(answer)} {_where(agent, episode)}; accepted: {', '.join(accepted)}"
+            raise ConfigError(f"policy_mapping_fn {words}", key="policies")
+        return accepted[accepted.index(answer)]  # not a string of NumPy
+
+    @override
+    def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
+        return self._candidates
+
+    @override
+    def assign(self, env_index: int, episode: int, rng: np.random.Generator) -> Mapping[AgentID, PolicyID]:
+        return {agent: self._answer(agent, MappedEpisode(env_index, episode, rng)) for agent in self._candidates}
+
+
+def _where(agent: AgentID, episode: MappedEpisode) -> str:
+    return f"for agent {agent!r} in episode {episode.number} of env {episode.env_index}"
+
+
+def read_function(mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
+    """Return an `Assignment` for a function of the agent and the episode, and anything else as it is.
+
+    A function that can do without a second argument gets the episode if that is one of `*args`, or is called `episode`.
+
+    Raises:
+        ConfigError: a function takes other arguments; see `FunctionAssignment` besides.
+    """
+    if isinstance(mapping, (Mapping, Assignment)) or not callable(mapping) or not _takes_episode(mapping):
+        return mapping
+    return FunctionAssignment(mapping, policy_ids, [group.agents for group in groups])
+
+
+def _takes_episode(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False  # some builtins have no signature; if they do not accept an agent, the call fails
+    takes_one, takes_two = (_accepts(signature, given) for given in (["agent"], ["agent", "episode"]))
+    if not takes_one and not takes_two:
+        accepted = "a function of one argument, the agent id, or of two, the agent id and the episode"
+        raise ConfigError(f"policy_mapping_fn takes {signature}; accepted: {accepted}", key="policies")
+    _, *others = signature.parameters.values()
+    return takes_two and (
+        not takes_one or others[0].kind is inspect.Parameter.VAR_POSITIONAL or "episode" in others[0].name
+    )
+
+
+def _accepts(signature: inspect.Signature, given: Sequence[str]) -> bool:
+    try:
+        signature.bind(*given)
+    except TypeError:
+        return False
+    return True
 
 
 # --- Stepping envs whose agents are played by other policies in each episode -----------------------------------------

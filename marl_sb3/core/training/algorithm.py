@@ -60,7 +60,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         policies: `shared` (one policy for all agents), `per_agent` (one for each agent, named like it), or a mapping
             from policy ids to specs.
         policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed for `shared`, `per_agent`,
-            or policies named as the agents. An `Assignment` chooses anew in each episode.
+            or policies named as the agents. A function of agent and episode, or an `Assignment`, chooses anew in each.
         policies_to_train: ids, or a function of the id; the other policies act and keep their weights. None: all.
         n_steps: env steps of each env in an iteration, and in a rollout of each PPO policy without its own `n_steps`.
             None: as in the specs of the policies, or SB3's default.

@@ -133,7 +133,7 @@ def set_up(
         ConfigError: an argument is wrong, or a policy could not be saved.
     """
     policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
-    mapping = policy_mapping(policy_ids, env.agents, policy_mapping_fn, seed)
+    mapping = policy_mapping(policy_ids, env, policy_mapping_fn, seed)
     specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
     off_policy = [policy_id for policy_id in policy_ids if is_off_policy(specs[policy_id].algorithm)]

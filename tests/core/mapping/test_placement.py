@@ -66,11 +66,6 @@ def test_mapping_is_a_function_a_dictionary_or_evident(policy_ids: Any, mapping:
         (["p"], {"a": "p", "b": "p", "x": "p"}, "names agent 'x'; the env has a, b"),
         (["p"], {"a": "p", "b": "r"}, "sends agent 'b' to unknown policy 'r'; accepted: p"),
         (["p"], lambda agent: None, "leaves out agent 'a'"),
-        (
-            ["p"],
-            lambda agent, episode: "p",
-            r"takes \(agent, episode\); accepted: a function of one arg",
-        ),
         (["p", "q"], {"a": "p", "b": "p"}, "policy 'q' acts for no agent; agents: a, b"),
         (["p", "q"], None, "policies p, q and agents a, b: a policy_mapping_fn is needed"),
         (["a", "b", "c"], None, "a policy_mapping_fn is needed"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ from marl_sb3 import (
     MultiAgentCallback,
     PolicySpec,
     SampledAssignment,
+    SwappedAssignment,
     evaluate_policies,
     load_policies,
     make_sharded_vec_env,
@@ -32,7 +35,7 @@ from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.assignment import AssignedRunner
+from marl_sb3.extensions.assignment import AssignedRunner, FunctionAssignment, MappedEpisode
 from marl_sb3.extensions.data import recorded_policies
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
@@ -89,6 +92,15 @@ class Always(Assignment):
         return {agent: first for agent, (first, *_) in self.of_agents.items()}
 
 
+TURNING = cycle(["rival", "main", "rival"])  # a function that counts its calls gives no answers of the episode
+
+
+def by_id(agent: str, episode: Any, **_: Any) -> str:
+    """As in RLlib's examples of self-play; also with what else an episode has."""
+    is_first = hash(episode.id_) % 2 == int(agent == "agent2")
+    return ("main", "rival")[is_first ^ (episode.rng.random() < 0.3) ^ (episode.number + episode.env_index > 4)]
+
+
 BOTH = {"agent1": ["main", "rival"], "agent2": ["rival", "main"]}
 TURNS = [{"agent1": "x", "agent2": "y"}, {"agent1": "y", "agent2": "x"}, {"agent1": "x", "agent2": "x"}]
 TESTED: Mapping[str, Callable[[], Assignment]] = {
@@ -96,6 +108,8 @@ TESTED: Mapping[str, Callable[[], Assignment]] = {
     "sides": Sides,
     "sampled": lambda: SampledAssignment(BOTH),
     "weighted": lambda: SampledAssignment(BOTH, {"rival": 3}),
+    "swapped": lambda: SwappedAssignment({"agent1": "main", "agent2": "rival"}),
+    "function": lambda: FunctionAssignment(by_id, ["main", "rival"], [["agent1", "agent2"]]),
 }
 
 
@@ -137,6 +151,106 @@ def test_a_sampled_assignment_draws_by_the_weights_of_the_moment() -> None:
     other = SampledAssignment({"a": ["x", "y"], "b": "y"})
     other.set_state(StateReader(sampled.get_state()))
     assert other.weights == {"x": 0.0}
+
+
+def test_swapped_policies_are_those_of_their_group_in_each_order() -> None:
+    of = {"a": "x", "b": "y", "c": "y", "d": "z", "e": "w"}
+    swapped = SwappedAssignment(of, [["a", "b", "c"], ["d"], ["e"]])
+    assert {a: set(own) for a, own in swapped.candidates("abcde").items()} == {
+        **{agent: {"x", "y"} for agent in "abc"},
+        "d": {"z"},
+        "e": {"w"},
+    }
+    assert [own[0] for own in swapped.candidates("abcde").values()] == list(of.values())
+    drawn = Counter("".join(swapped.assign(0, n, assignment_rng(0, 0, n)).values()) for n in range(300))
+    assert drawn == {order: pytest.approx(100, abs=3 * np.sqrt(300 * 2 / 9)) for order in ("xyyzw", "yxyzw", "yyxzw")}
+
+
+# --- Functions of the agent and the episode --------------------------------------------------------------------------
+
+
+def test_an_episode_of_a_function_tells_env_number_identifier_and_random_numbers() -> None:
+    episode, same = (MappedEpisode(3, 7, assignment_rng(5, 3, 7)) for _ in range(2))
+    assert (episode.env_index, episode.number) == (3, 7)
+    assert episode.id_ == episode.episode_id == hash(episode.id_) == 597845817417302217  # in every process
+    assert episode.rng.random(3).tolist() == [same.rng.random() for _ in range(3)]
+    ids = [MappedEpisode(*divmod(n, 20), assignment_rng(0, 0, 0)).id_ for n in range(400)]
+    assert len(set(ids)) == 400
+    assert sum(each % 2 for each in ids) == pytest.approx(200, abs=30)
+
+
+def asked(function: Any, groups: Sequence[Sequence[str]] = (("a", "b"),), policies: str = "xyz") -> Mapping[str, Any]:
+    """The candidates of the agents."""
+    return FunctionAssignment(function, list(policies), groups).candidates("ab")
+
+
+def test_a_function_that_does_not_read_the_episode_leaves_an_agent_its_policy() -> None:
+    def function(agent: str, episode: Any) -> str:
+        return "y" if agent == "a" or episode.number == 0 else "x"
+
+    assert asked(function) == {"a": ("y",), "b": ("y", "x", "z")}
+
+
+def test_policies_fit_the_agents_for_which_a_function_names_them_where_spaces_differ() -> None:
+    def function(agent: str, episode: Any) -> str:
+        return "x" if agent == "a" else str(episode.rng.choice(["y", "z"]))
+
+    assert {a: set(own) for a, own in asked(function, ["a", "b"]).items()} == {"a": {"x"}, "b": {"y", "z"}}
+    with pytest.raises(ConfigError, match="names policy 'w' in none of 16 episodes, and agents differ in their spaces"):
+        asked(lambda agent, episode: {"a": "x", "b": "y"}[agent][episode.number :][:1] or agent, ["a", "b"], "xywab")
+
+
+@pytest.mark.parametrize(
+    ("function", "fixed"),
+    [
+        (lambda agent: agent, True),
+        (lambda agent, table=("a", "b"): table[agent == "b"], True),
+        (lambda agent, *_, **__: agent, True),
+        (lambda agent_id, episode, **kwargs: agent_id, True),
+        (lambda agent, episode=None: agent if episode.number < 3 else "a", False),
+        (lambda agent, *others, **__: agent if others[0].number < 3 else "a", False),
+    ],
+)
+def test_a_function_gets_the_episode_if_it_takes_one(function: Any, fixed: bool) -> None:
+    env = make_vec_env(lambda: ScriptedEnv({"a": (2, "terminated"), "b": (2, "terminated")}), 1, seed=0)
+    algorithm = MultiAgentAlgorithm(env, "per_agent", function, n_steps=8, seed=0, device="cpu", **ON)
+    assert algorithm.candidates == ({} if fixed else {"a": ("a", "b"), "b": ("b", "a")})
+    algorithm.learn(8)
+    ended = [list(each.policy_of.values()) for each in algorithm.tracker.episodes]
+    assert ended == [["a", "b"]] * 3 + [["a", "b" if fixed else "a"]]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            lambda: "main",
+            r"takes \(\); accepted: a function of one argument, the agent id, or of two, the agent id and",
+        ),
+        (lambda agent, episode, worker: "main", r"takes \(agent, episode, worker\); accepted: a function of one"),
+        (lambda a, e: {}[a], "raised KeyError: 'agent1' for agent 'agent1' in episode 0 of env 0"),
+        (lambda a, e: None, "returned None for agent 'agent1' in episode 0 of env 0; accepted: main, rival"),
+        (lambda a, e: "m", "returned 'm' for agent 'agent1' in episode 0 of env 0; accepted: main, rival"),
+        (lambda a, e: "main", "policy 'rival' acts for no agent"),
+        (lambda a, e: random.choice(["main", "rival"]), "returned '.*' and then '.*' for agent 'agent1' in episode"),
+        (lambda a, e: next(TURNING), "returned '.*' and then '.*' for agent 'agent1' in .*; accepted: answers that"),
+        (lambda a, e: next(TURNING) if e.number + 1 else "", "returned '.*' and then '.*' for agent 'agent1' in"),
+    ],
+)
+def test_a_function_that_cannot_work_is_refused(function: Any, words: str) -> None:
+    specs = {name: PolicySpec(PPO, **ON) for name in ("main", "rival")}
+    with pytest.raises(ConfigError, match=words):
+        in_arena(VECTORIZERS["batched"], specs, function)
+
+
+def test_a_fault_of_a_function_in_the_training_names_agent_env_and_episode() -> None:
+    algorithm = in_arena(
+        VECTORIZERS["batched"],
+        {name: PolicySpec(PPO, **ON) for name in ("main", "rival")},
+        lambda agent, episode: ["main", "rival"][(agent == "agent2") + episode.number // 9],
+    )
+    with pytest.raises(ConfigError, match=r"raised IndexError: .* for agent 'agent2' in episode 9 of env 0"):
+        algorithm.learn(400)
 
 
 # --- By hand ---------------------------------------------------------------------------------------------------------
@@ -406,6 +520,22 @@ def test_rows_that_always_wait_change_no_bit_of_a_rollout() -> None:
     require_same(expected, learned(in_arena(VECTORIZERS["sync"], specs, Always(BOTH))))
 
 
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+@pytest.mark.parametrize(("kind", "options"), [(PPO, ON), (DQN, OFF)])
+def test_a_function_that_ignores_the_episode_gives_the_bits_of_one_of_the_agent(
+    kind: Any, options: Any, policies: str
+) -> None:
+    names = ["agent1", "agent2"] if policies == "per_agent" else ["shared"]
+    specs = {name: PolicySpec(kind, **options) for name in names}
+    where = VECTORIZERS["batched"]
+    runs = [lambda a: a if names[1:] else "shared", lambda a, e, **_: a if names[1:] else "shared"]
+    if kind is PPO:  # rows that wait change no bit: this one may vary as far as anybody knows
+        runs.append(lambda a, e: names[-1] if a == "agent2" or e.number < 0 else names[0])
+    expected, *others = [learned(in_arena(where, specs, function)) for function in runs]
+    for other in others:
+        require_same(expected, other)
+
+
 def test_all_vectorizers_give_the_same_bits() -> None:
     specs = {"main": PolicySpec(PPO, **ON), "rival": PolicySpec(DQN, **OFF)}
     runs = [learned(in_arena(VECTORIZERS[name], specs, SampledAssignment(BOTH))) for name in list(VECTORIZERS)[:3]]
@@ -413,10 +543,11 @@ def test_all_vectorizers_give_the_same_bits() -> None:
         require_same(runs[0], other)
 
 
-def test_shards_agree_with_vec_envs_on_who_plays_wherever_they_are_rolled_out() -> None:
+@pytest.mark.parametrize("mapping", [Sides(), by_id], ids=["sides", "function"])
+def test_shards_agree_with_vec_envs_on_who_plays_wherever_they_are_rolled_out(mapping: Any) -> None:
     specs = {"main": PolicySpec(PPO, **ON), "rival": PolicySpec(DQN, **OFF)}
     here, away, whole = (
-        in_arena(where, specs, Sides()) for where in ({"n_shards": 2}, {"n_shards": 2, "runners": 2}, {})
+        in_arena(where, specs, mapping) for where in ({"n_shards": 2}, {"n_shards": 2, "runners": 2}, {})
     )
     require_same(learned(here), learned(away))
     learned(whole)
