@@ -24,6 +24,7 @@ from .errors import NumericError as NumericError
 from .evaluation.opponents import combine_policies as combine_policies
 from .evaluation.playing import evaluate_against_random as evaluate_against_random
 from .evaluation.playing import evaluate_policies as evaluate_policies
+from .extensions.assignment import MappedEpisode as MappedEpisode
 from .extensions.assignment import SampledAssignment as SampledAssignment
 from .extensions.assignment import SwappedAssignment as SwappedAssignment
 from .extensions.exploration import Exploration as Exploration

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -164,7 +163,9 @@ class _WatchedEpisode(MappedEpisode):
         return super().__getattribute__(name)
 
 
-_TRIED = tuple(product(range(4), repeat=2))  # env index and number of the episodes that a function is tried in
+_TRIED = [
+    (e, n) for e in range(4) for n in range(4)
+]  # env index and number of the episodes that a function is tried in
 
 
 class FunctionAssignment(Assignment):
