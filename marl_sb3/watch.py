@@ -11,6 +11,7 @@ from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.evaluation import GamePlan
+    from marl_sb3.runs import SavedRun
 
 _EPILOG = """\
 RUN is a run folder, or a folder of runs, for the newest run in it. ENV is the
@@ -20,6 +21,9 @@ itself, which needs no run.
 A window needs a display and an env with render mode rgb_array or human. In a
 terminal, the arena and Waterworld are drawn with characters, and other envs as
 coarse pictures or as the text that they render.
+
+With WHO, two play against each other: their names, the result of each episode
+and the score so far are shown. Sides are swapped after each episode.
 
 keys
   space  pause, and go on        n  one step
@@ -31,16 +35,32 @@ examples
   python -m marl_sb3.watch arena
   python -m marl_sb3.watch runs/arena/20260101-120000-abcd --checkpoint 12
   python -m marl_sb3.watch CartPole-v1 --random --fps 30
+  python -m marl_sb3.watch runs/a runs/b --stochastic
+  python -m marl_sb3.watch runs/a runs/a/league/main@120 --keep-sides
 
 exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 @record
 class WatchOptions:
     """What `watch` takes."""
 
-    run: Annotated[str, "RUN|ENV", "a run folder, a folder of runs, or the name of an env"]
+    run: Annotated[
+        str,
+        "RUN|ENV",
+        "a run folder, a folder of runs, a checkpoint, a member of a league, or the name of an env",
+    ]
+    against: Annotated[
+        str | None,
+        "WHO",
+        "who plays the other agents: a run, a checkpoint, a member of a league, random, or MODULE:CLASS of a player "
+        "of yours; default: nobody, the policies play all agents",
+    ]
     checkpoint: Annotated[str | None, CHECKPOINT]
     episodes: Annotated[PositiveInt, "--episodes N", "number of episodes; default: 5"] = 5
     fps: Annotated[float | None, "--fps X", "env steps per second; default: as the env says, else 10"]
@@ -50,6 +70,14 @@ class WatchOptions:
         "--view PLACE",
         "window or terminal; default: a window if one can be opened, else the terminal",
     ]
+    seats: Annotated[
+        list[str] | None,
+        "--seats A,B",
+        "agents that RUN plays first; default: those of the first agent's policy, or the first agent alone if that "
+        "policy plays all",
+        _names,
+    ]
+    keep_sides: Annotated[bool, "--keep-sides", "do not swap sides after each episode; default: they are swapped"]
     stochastic: Annotated[bool, STOCHASTIC]
     seed: Annotated[Count | None, EPISODES_SEED]
     env: OfRun
@@ -59,33 +87,57 @@ class WatchOptions:
         if self.fps is not None and not 0.1 <= self.fps <= 1000:
             raise ConfigError(f"--fps is {self.fps:g}; accepted: 0.1 to 1000", key="--fps")
         if self.random:
-            for name in ("checkpoint", "stochastic"):
+            for name in ("checkpoint", "stochastic", "against"):
                 if getattr(self, name):
-                    raise ConfigError(f"--random takes no actions of policies; --{name} does not go with it", key=name)
+                    option = "an opponent" if name == "against" else f"--{name}"
+                    raise ConfigError(f"--random takes no actions of policies; {option} does not go with it", key=name)
+        for name in ("seats", "keep_sides"):
+            if self.against is None and getattr(self, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} needs an opponent; accepted: with WHO", key=option)
 
 
 def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     """Return what to watch, and what it is called."""
     from marl_sb3.evaluation import GamePlan
     from marl_sb3.extensions.store import runs_of
-    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan
+    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, read_at, run_around, short_name
 
-    folder = find_run_or_env(options.run)
+    around = run_around(options.run)
+    folder = find_run_or_env(options.run) if around is None else around
     if folder is None:
         if not options.random:
             words = f"{options.run!r} is no run folder, and {runs_of(options.run)} has no run of an env of this name"
             raise ConfigError(f"{words}; accepted: a run, or an env with --random", key="run")
         env = options.env.named() or options.run
         return GamePlan(env, {}, None, seed=options.seed), env
-    if folder.as_posix() != options.run.rstrip("/"):
+    if around is None and folder.as_posix() != options.run.rstrip("/"):
         print(f"newest run of {options.run}: {folder}", file=sys.stderr)
     run = SavedRun.open(str(folder), options.env.named())
     plan = game_plan(run, False if options.stochastic else None, options.seed)
-    policies = None if options.random else lambda _, env: run.policies(options.checkpoint, env)
-    return replace(plan, policies=policies), f"{run.config.env}, {run.files.shown}"
+    if options.random:
+        plan = replace(plan, policies=None)
+    elif around is None:
+        plan = replace(plan, policies=lambda _, env: run.policies(options.checkpoint, env))
+    elif options.checkpoint is not None:
+        words = f"--checkpoint is {options.checkpoint}, and {options.run} is a checkpoint"
+        raise ConfigError(f"{words}; accepted: one of them", key="--checkpoint")
+    else:
+        plan = replace(plan, policies=lambda _, env: read_at(run, options.run, env), name=short_name(options.run))
+    return _with_rival(plan, run, options), f"{run.config.env}, {run.files.shown if around is None else options.run}"
 
 
-@command("watch RUN|ENV [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)
+def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "GamePlan":
+    """Add who plays the other agents, if there is somebody."""
+    if options.against is None:
+        return plan
+    from marl_sb3.runs import named_apart, rival_of
+
+    rivals = named_apart([rival_of(options.against, run, options.env.named())], plan.name)
+    return replace(plan, rivals=rivals, against=rivals[0].name, seat=options.seats, swaps=not options.keep_sides)
+
+
+@command("watch RUN|ENV [WHO] [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)
 def main(options: WatchOptions) -> int:
     """Show the episodes; returns the exit code."""
     options.require_accepted()

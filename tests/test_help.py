@@ -15,7 +15,7 @@ import pytest
 OPTIONS = {
     "train": 39,
     "evaluate": 18,
-    "watch": 10,
+    "watch": 12,
     "report": 5,
     "export": 7,
     "imitate": 22,

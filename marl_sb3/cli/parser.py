@@ -50,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
-        arguments, unknown = self.parse_known_args(args, namespace)
+        arguments, unknown = self.parse_known_intermixed_args(args, namespace)  # options between two arguments, too
         if unknown:
             meant = self._meant(unknown[0], getattr(arguments, "settings", None) or ())
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant}?' if meant else ''}")

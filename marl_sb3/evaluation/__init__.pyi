@@ -3,8 +3,10 @@
 from .game import Control as Control
 from .game import Game as Game
 from .game import GamePlan as GamePlan
+from .opponents import RANDOM as RANDOM
 from .opponents import Opponent as Opponent
 from .opponents import RandomOpponent as RandomOpponent
+from .opponents import Rival as Rival
 from .opponents import Source as Source
 from .opponents import combine_policies as combine_policies
 from .player import LEAST_PER_S as LEAST_PER_S

@@ -1,4 +1,4 @@
-"""Boards that are clicked: which action a cell of an env's picture means, what actions are called, and who has won.
+"""Boards that are clicked: which action a cell of an env's picture means, and what actions are called.
 
 An env says it by a method `cell_actions(agent)`: rows of cells from the top of its picture, each with the action that a
 click on it means, or None. They divide the picture evenly, or the part of it in `metadata["board_area"]`: left, top,
@@ -7,7 +7,7 @@ right and bottom in shares of its sides. `metadata["action_names"]` or an attrib
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,26 +125,3 @@ def names_of_cells(board: Board, choices: Sequence[int]) -> tuple[list[str], lis
             return [], []
         places.append(min(cells))
     return names, places
-
-
-# --- The result of an episode ----------------------------------------------------------------------------------------
-
-
-def result_of(returns: Mapping[AgentID, float], persons: Collection[AgentID], *, takes_turns: bool) -> str:
-    """Say who has won an episode, as far as the returns tell; empty if they do not.
-
-    Returns that sum up to 0 are those of a game that somebody wins. In a game with turns, a draw pays nothing, and
-    whoever moves illegally is the only one to lose.
-    """
-    best, worst = max(returns.values()), min(returns.values())
-    if len(returns) < 2 or best == worst:
-        return "A draw" if len(returns) > 1 and best == 0 and takes_turns else ""
-    if abs(sum(returns.values())) <= 1e-6 * (best - worst):
-        return f"{_named(returns, best, persons)} won"
-    losers = [agent for agent, own in returns.items() if own == worst]
-    return f"{_named(returns, worst, persons)} lost" if takes_turns and len(losers) == 1 and best == 0 else ""
-
-
-def _named(returns: Mapping[AgentID, float], value: float, persons: Collection[AgentID]) -> str:
-    agents = [agent for agent, own in returns.items() if own == value]
-    return "You" if len(agents) == 1 and len(persons) == 1 and agents[0] in persons else " and ".join(agents)

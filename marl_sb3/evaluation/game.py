@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,17 +19,20 @@ from marl_sb3.core.mapping import Deterministic, zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.sb3 import inference
 from marl_sb3.core.state import get_rng, preserve_rng, set_rng
-from marl_sb3.core.vec_env import MultiAgentVecEnv, ZeroBased, make_vec_env, map_arrays, same
-from marl_sb3.errors import ConfigError, EnvError, described
-from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells, result_of
-from marl_sb3.evaluation.opponents import OpponentRows, RandomOpponent
-from marl_sb3.evaluation.playing import PolicySide, require_same_agents, seed_generators
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, ZeroBased, make_vec_env, map_arrays, same
+from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
+from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
+from marl_sb3.evaluation.opponents import RANDOM, Rival
+from marl_sb3.evaluation.pairing import Pairing
+from marl_sb3.evaluation.playing import require_same_agents, seats_of, seed_generators
+from marl_sb3.evaluation.score import Score
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers import choices_of
 
 _TURN = threading.Lock()  # The global random generators belong to one game at a time.
 _MOST_CHOICES, _MOST_NUMBERS = 256, 64  # of an action that a person can choose
+_PERSON = "You"
 
 
 class Control(Struct):
@@ -67,6 +70,14 @@ class GamePlan:
     policies: Callable[[str | None, MultiAgentVecEnv], PolicyBundle] | None
     deterministic: Deterministic = True  # the most likely actions, or sampled ones
     seed: int | None = None  # of the episodes and the actions; None: drawn
+    name: str = RANDOM  # of who plays by these policies
+    opposed: bool = False  # see `Score`
+    rivals: Sequence[Rival] = ()  # who may play agents in place of the policies; their names differ
+    against: str = ""  # the rival at first; empty: none, all agents are played by the policies
+    # the agents that the policies play first against a rival; None: those of the first agent's policy, or the first
+    # agent alone if that policy plays all
+    seat: Sequence[AgentID] | None = None
+    swaps: bool = True  # whether the sides swap after each episode
 
 
 class Game:
@@ -87,16 +98,24 @@ class Game:
     # `previous_action` see what they would have done.
     persons: dict[AgentID, Array | None]
     policies: PolicyBundle  # of the checkpoint that `begin` was asked for
+    against: str  # the name of the rival; empty if there is none
+    players: dict[AgentID, str]  # the names of who plays
     episode: int  # its number, from 1
     step: int  # env steps since its start
     is_over: bool  # whether it has ended; `advance` begins the next one
     returns: dict[AgentID, float]  # sums of the rewards since its start
     latest_actions: dict[AgentID, Any]  # of the agents that acted in the latest step
+    score: Score  # of the episodes with these players
+    result: str  # who has won the episode, if it is over and the returns tell
     finished: Sequence[Episode] = ()  # the episode that has ended with the latest step, if one has
+
+    _pairing: Pairing
+    _seat: Collection[AgentID]  # that the policies play first
 
     def __init__(self, plan: GamePlan, view: Callable[[Mapping[str, Any]], ViewedEnv]) -> None:
         self.plan = plan
-        self._asked: tuple[str | None] | None = None
+        self._asked: tuple[str | None, str] | None = None
+        self._failed: MarlSb3Error | None = None
 
         def make(**env_kwargs: Any) -> ViewedEnv:
             self.viewed = view(env_kwargs)
@@ -133,45 +152,96 @@ class Game:
 
     # --- Playing -----------------------------------------------------------------------------------------------------
 
-    def begin(self, seed: int, deterministic: Deterministic, checkpoint: str | None) -> None:
-        """Begin the first episode of a seed; the arguments are those of `play_episodes` and `SavedRun.policies`.
+    def begin(
+        self,
+        seed: int,
+        deterministic: Deterministic,
+        checkpoint: str | None,
+        against: str = "",
+        swaps: bool = True,
+    ) -> None:
+        """Begin the first episode of a seed.
+
+        Args:
+            seed, deterministic: see `play_episodes`.
+            checkpoint: see `SavedRun.policies`.
+            against: the name of a rival; empty: none.
+            swaps: whether the sides swap after each episode. A person keeps its agents.
 
         Raises:
-            CheckpointError: the checkpoint cannot be loaded; nothing has changed.
+            CheckpointError: a checkpoint cannot be loaded; nothing has changed.
+            ConfigError: there is no such rival, or it cannot play here; nothing has changed.
             EnvError: the env broke the `ParallelEnv` contract.
+            HookError: the rival is code of the user's, and failed.
         """
-        load = self.plan.policies
-        if self._asked != (checkpoint,):
-            policies = _no_policies(self.env) if load is None else load(checkpoint, self.env)
-            require_same_agents(policies, self.env)
-            self.policies, self._asked = policies, (checkpoint,)
-        at_random = {} if load is not None else {name: RandomOpponent(space) for name, space in self._spaces.items()}
-        self._opponents = OpponentRows(self.env, at_random, seed)
+        self._load(checkpoint, against, swaps)
+        self.against, self._swaps, self._swapped = against, swaps, False
         self._tracker = EpisodeTracker(self.env, self.policies.policy_of, 1, self.policies.custom_metrics)
+        self._tracker.policies_in = lambda _: self.players
+        self._tracker.begin()
         with _TURN, preserve_rng():
             seed_generators(seed)
             self.env.seed(seed)
             self.env.reset()
             self._name_by_cells()
-            self._side = PolicySide(self.policies, self.env, self.env.agents if load else (), deterministic)
+            self._pairing.begin(deterministic, seed)
+            self._pairing.play(self._ours())
+            self.episode = 0
+            self._begin_episode()
             self._choose()
             self._rng = get_rng()
-        self._tracker.begin()
-        self.episode = 0
-        self._begin_episode()
+
+    def _load(self, checkpoint: str | None, against: str, swaps: bool) -> None:
+        """Load the policies and the rival, unless they are here, and check that they can play; see `begin`."""
+        is_here = self._asked == (checkpoint, against)
+        loaded = (self.policies, self._pairing, self._seat) if is_here else self._loaded(checkpoint, against)
+        policies, pairing, seat = loaded
+        if against:
+            arrangements = [seat, self._others(seat)][: 1 + swaps]
+            for ours in [self.persons] if self.persons else arrangements:
+                self._require_players(policies, pairing, against, ours)
+        else:
+            require_same_agents(policies, self.env)
+        if not is_here:
+            self.score = Score(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
+        self.policies, self._pairing, self._seat = loaded
+        self._asked = (checkpoint, against)
+
+    def _loaded(self, checkpoint: str | None, against: str) -> tuple[PolicyBundle, Pairing, Collection[AgentID]]:
+        """Load the policies and the rival; returns the agents that the policies play first, too."""
+        load, agents = self.plan.policies, self.env.agents
+        if load is None:
+            policies = _no_policies(self.env)
+            return policies, Pairing(self.env, policies, RANDOM, (), agents), ()
+        policies = load(checkpoint, self.env)
+        if not against:
+            return policies, Pairing(self.env, policies, None, agents, ()), agents
+        seat = self._first_seat(policies)
+        return policies, Pairing(self.env, policies, self._rival(against).load(self.env), agents, agents), seat
+
+    def _rival(self, name: str) -> Rival:
+        for rival in self.plan.rivals:
+            if rival.name == name:
+                return rival
+        there = ", ".join(rival.name for rival in self.plan.rivals) or "none: there is no opponent here"
+        raise ConfigError(f"unknown opponent {name!r:.100}; accepted: {there:.1000}", key="against")
 
     def _begin_episode(self) -> None:
-        self.episode, self.step, self.is_over = self.episode + 1, 0, False
+        self.episode, self.step, self.is_over, self.result = self.episode + 1, 0, False, ""
         self.returns, self.latest_actions = dict.fromkeys(self.env.agents, 0.0), {}
         self.forget_choices()
+        self._name_players()
 
     def advance(self) -> None:
         """Take an env step, with the actions that persons have chosen and those of the policies; or begin an episode.
 
         Raises:
             EnvError: the env broke the `ParallelEnv` contract. `begin` starts anew.
+            HookError: the rival is code of the user's, and failed; so it does until `begin`.
         """
         self.finished = ()
+        if self._failed is not None:
+            raise self._failed
         if self.is_over:
             self._begin_episode()
             return
@@ -183,20 +253,81 @@ class Game:
         with _TURN, preserve_rng():  # the draws are as if there were no other games
             set_rng(self._rng)
             step = self.env.step(self._actions)
-            self._side.observe(step)
+            self._record(step)
+            self._pairing.observe(step)
             self._choose()
             self._rng = get_rng()
+
+    def _record(self, step: VecStep) -> None:
+        """Note what came of a step; after the end of an episode, others may play the agents in the next one."""
         self.step += 1
         rewards = zip(self.env.agents, step.rewards[0].tolist(), strict=True)
         self.returns = {agent: self.returns[agent] + paid for agent, paid in rewards}
         self.is_over = bool(step.episode_done[0])
         self.finished = self._tracker.record(step)
+        if self.is_over:
+            self.score.add(self.returns, self._sides())
+            self.result = self.score.result()
+            self._swapped = self._swaps and not self._swapped
+            self._pairing.play(self._ours())
 
     def _choose(self) -> None:
-        """Let the policies choose the next actions."""
-        self._actions = zero_actions(self.env)
-        self._acted = self._side.act(self.env.latest, self._actions)
-        self._opponents.put(self.env.latest, self._actions)
+        """Let the policies, and the rival, choose the next actions."""
+        self._actions, self._failed = zero_actions(self.env), None
+        try:
+            self._pairing.act(self.env.latest, self._actions)
+        except MarlSb3Error as error:
+            self._failed = error
+            raise
+
+    # --- Who plays ---------------------------------------------------------------------------------------------------
+
+    @property
+    def their_checkpoint(self) -> str | None:
+        """Name of the checkpoint of the rival's policies; None if it plays by none, or they are of no checkpoint."""
+        return None if self._pairing.theirs is None else self._pairing.theirs.checkpoint
+
+    def _first_seat(self, policies: PolicyBundle) -> Collection[AgentID]:
+        """Return the agents that the policies play first against a rival."""
+        agents, policy_of = self.env.agents, policies.policy_of
+        seat = [agent for agent in agents if policy_of.get(agent) == policy_of.get(agents[0])]
+        seat = seat if len(seat) < len(agents) else [agents[0]]
+        return seats_of(agents, [seat if self.plan.seat is None else self.plan.seat])[0]
+
+    def _others(self, agents: Collection[AgentID]) -> list[AgentID]:
+        return [agent for agent in self.env.agents if agent not in agents]
+
+    def _require_players(
+        self, policies: PolicyBundle, pairing: Pairing, against: str, ours: Collection[AgentID]
+    ) -> None:
+        """Refuse policies that cannot play the agents that they would have to."""
+        for name, bundle, agents in (
+            (self.plan.name, policies, ours),
+            (against, pairing.theirs, self._others(ours)),
+        ):
+            try:
+                if bundle is not None and agents:
+                    require_same_agents(bundle, self.env, agents)
+            except ConfigError as error:
+                raise ConfigError(f"{name} cannot play {', '.join(agents)}: {error}", key=error.key) from error
+
+    def _ours(self) -> Collection[AgentID]:
+        """Return the agents that the policies play; against a rival, a person sits in their place."""
+        if not self.against:
+            return self._seat
+        return self.persons or (self._others(self._seat) if self._swapped else self._seat)
+
+    def _name_players(self) -> None:
+        ours = self._ours()
+        names = {a: self.plan.name if a in ours or not self.against else self.against for a in self.env.agents}
+        self.players = {**names, **dict.fromkeys(self.persons, _PERSON)}
+
+    def _sides(self) -> dict[AgentID, str]:
+        """Return the side that each agent is on: who plays it, if that is a rival or not; else it is alone."""
+        if self.against and len(set(self.players.values())) > 1:
+            return self.players
+        alone = {agent: agent for agent in self.env.agents}
+        return {**alone, **dict.fromkeys(self.persons, _PERSON)} if len(self.persons) == 1 else alone
 
     @property
     def to_act(self) -> list[tuple[AgentID, int, int]]:
@@ -215,8 +346,21 @@ class Game:
         control, space = self.controls[agent], self._spaces[agent]
         if control.why_not:
             raise ConfigError(f"nobody can act for {agent}: {control.why_not}")
+        if self.against:
+            self._require_players(self.policies, self._pairing, self.against, [*self.persons, agent])
         zeros = np.zeros(space.shape, space.dtype)
         self.persons[agent] = None if control.sizes else np.clip(zeros, space.low, space.high)
+        self._change_players()
+
+    def release(self, agent: AgentID) -> None:
+        """Let an agent act without a person."""
+        self.persons.pop(agent, None)
+        self._change_players()
+
+    def _change_players(self) -> None:
+        """Let others play from the next action on that is not chosen yet."""
+        self._pairing.play(self._ours())
+        self._name_players()
 
     def act(self, agent: AgentID, action: Any) -> None:
         """Set the next action of an agent that a person acts for, as the env takes it.
@@ -253,10 +397,6 @@ class Game:
             agent: None if self.controls[agent].sizes else numbers for agent, numbers in self.persons.items()
         }
 
-    def result(self) -> str:
-        """Say who has won the episode, if it is over and the returns tell."""
-        return result_of(self.returns, self.persons, takes_turns=self.viewed.takes_turns) if self.is_over else ""
-
     def mask(self, agent: AgentID) -> BoolArray | None:
         """Return which choices an agent has in its next action; None if it has all."""
         group, column = self._places[agent]
@@ -274,10 +414,16 @@ class Game:
 
     def insight(self, agent: AgentID) -> Insight | None:
         """Ask the policy of an agent about its next action; None if it does not act next."""
-        actor = next(actor for actor in self._side.actors if agent in actor.rows.agents)
-        acted, row = self._acted[actor.rows.policy_id], actor.rows.agents.index(agent)
-        if self.is_over or not acted.acting[row]:
+        place = next((each[1:] for each in self.to_act if each[0] == agent), None)
+        if self.is_over or place is None:
             return None
+        decision = self._pairing.decision_of(agent)
+        if decision is None:
+            group, column = place
+            note = f"{self.players[agent]} is no policy: it shows nothing but its action."
+            return Insight(agent, self._actions[group][0, column].tolist(), note=note)
+        actor, acted = decision
+        row = actor.rows.agents.index(agent)
         insight = Insight(agent, acted.actions[row].tolist())
         try:
             _look_inside(insight, actor.policy.algorithm, acted.inputs.of_rows(np.arange(len(acted.acting)) == row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -52,6 +52,15 @@ class HasBundle(Protocol):
 
 
 Against: TypeAlias = str | type[Opponent] | Opponent | PolicyBundle | HasBundle
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Somebody whom a viewer may let play against the policies of a run, or against a person."""
+
+    name: str
+    load: Callable[[MultiAgentVecEnv], Against]  # called when it is first chosen
+    about: str = ""  # such as its rating
 
 
 class RandomOpponent:
@@ -161,7 +170,12 @@ class OpponentRows:
             for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
             if agent in opponents
         ]
-        self._lengths = np.zeros(env.num_envs, dtype=np.int64)
+        self._lengths, self._ended = (np.zeros(env.num_envs, dtype=np.int64) for _ in range(2))
+        self.play(opponents)
+
+    def play(self, agents: Collection[AgentID]) -> None:
+        """From the next step on, act for these of the agents."""
+        self._agents = agents
 
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...); called in every step.
@@ -170,7 +184,10 @@ class OpponentRows:
             HookError: an opponent raised an exception, or returned what is no action or a forbidden one.
         """
         self._lengths = np.where(step.episode_done, 0, self._lengths + step.stepped)
+        self._ended += step.episode_done
         for seat in self._seats:
+            if seat.agent not in self._agents:
+                continue
             masks = step.action_masks[seat.group]
             for env_index in np.flatnonzero(step.to_act[:, seat.column]).tolist():
                 place = (env_index, seat.group_column)
@@ -179,7 +196,8 @@ class OpponentRows:
                 try:
                     actions[seat.group][place] = _asked(seat, seen, mask, seat.rngs[env_index])
                 except Exception as error:  # code of the user's
-                    where = f"env {env_index}, step {self._lengths[env_index] + 1} of its episode"
+                    where = f"env {env_index}, episode {self._ended[env_index] + 1}"
+                    where += f", step {self._lengths[env_index] + 1}"
                     why = error if isinstance(error, HookError) else f"it raised {described(error)}"
                     name = opponent_name(seat.opponent)
                     raise HookError(f"opponent {name}, agent {seat.agent!r}, {where}: {why}") from error

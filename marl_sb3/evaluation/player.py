@@ -44,6 +44,10 @@ class Command(Struct, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     deterministic: bool | None = None
     checkpoint: Annotated[str, Meta(max_length=40)] | None = None  # None: as `evaluate` chooses
+    against: Annotated[str, Meta(max_length=400)] | None = (
+        None  # the name of a rival, empty: none; None: as in the plan
+    )
+    swaps: bool | None = None  # whether the sides swap after each episode; None: as in the plan
 
 
 class Moment(Struct, tag="moment"):
@@ -53,6 +57,9 @@ class Moment(Struct, tag="moment"):
     step: int
     is_over: bool
     result: str  # who has won, once it is over; empty: nobody knows
+    tally: str  # how often the sides have won so far; empty: nobody knows
+    against: str  # the name of the rival; empty: there is none
+    players: dict[AgentID, str]  # the names of who plays
     returns: dict[AgentID, float]
     actions: dict[AgentID, Any]  # of the latest step
     to_act: list[AgentID]
@@ -154,11 +161,24 @@ class Player:
     def play(self) -> None:
         """Play until the viewer leaves, or all episodes are over."""
         with suppress(ViewerLeftError):
-            self._begin(Command("begin"))
+            fault = self._begin_first()
             self._stage.begin(self._game)
             self._show(looks=True)
+            if fault is not None:
+                self._stage.fail(fault)
             while not self._obey_or_advance():
                 pass
+
+    def _begin_first(self) -> MarlSb3Error | None:
+        """Begin as planned; without a rival if that one fails, so that the viewer may choose another."""
+        try:
+            self._begin(Command("begin"))
+        except MarlSb3Error as error:
+            if not self._game.plan.against:
+                raise
+            self._begin(Command("begin", against=""))
+            return error
+        return None
 
     def close(self) -> None:
         """Remove the films."""
@@ -225,7 +245,10 @@ class Player:
             episode=game.episode,
             step=game.step,
             is_over=game.is_over,
-            result=game.result(),
+            result=game.result,
+            tally=game.score.tally(),
+            against=game.against,
+            players=game.players,
             returns=game.returns,
             actions=game.latest_actions,
             to_act=to_act,
@@ -280,7 +303,7 @@ class Player:
                 game.take(agent)
                 self._playing, self._waits = True, bool(game.controls[agent].sizes)
             case "release":
-                game.persons.pop(agent, None)
+                game.release(agent)
             case "act":
                 game.act(agent, command.action)
             case "wait":
@@ -295,7 +318,9 @@ class Player:
         seed = secrets.randbelow(1_000_000) if seed is None else seed
         deterministic = False if alike else plan.deterministic
         chosen = deterministic if command.deterministic is None else command.deterministic
-        self._game.begin(seed, chosen, command.checkpoint)
+        against = plan.against if command.against is None else command.against
+        swaps = plan.swaps if command.swaps is None else command.swaps
+        self._game.begin(seed, chosen, command.checkpoint, against, swaps)
         self._seed, self._stepped_s = seed, self._clock()
 
     def _begin_film(self) -> None:

@@ -9,24 +9,25 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch as th
 
-from marl_sb3.core.acting import Acted, ActingWatcher, PolicyBundle, PolicySpaces
+from marl_sb3.core.acting import ActingWatcher, PolicyBundle, PolicySpaces
 from marl_sb3.core.config import Count, PositiveInt, require
-from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
+from marl_sb3.core.mapping import Deterministic, zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.core.sb3 import preserve_noise
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation.opponents import RANDOM, Against, OpponentRows, bundle_of, opponent_name, opponents_of
-from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.evaluation.opponents import RANDOM, Against, opponent_name
+from marl_sb3.evaluation.pairing import Pairing
+from marl_sb3.types import AgentID
 
 if TYPE_CHECKING:
     from marl_sb3.runs import TrainConfig
@@ -126,7 +127,7 @@ def play_episodes(
         n_env_steps: number of env steps over all envs together, instead of `n_episodes`; rounded up to a multiple of
             the number of envs.
         on_episode: called with each counted episode.
-        acting: the agents whose policies act; the others are played by `against`. None: all.
+        acting: the agents whose policies act; the others are played by `against`, and need no policy. None: all.
         against: who plays the others: `random` (uniformly among the actions that masks allow), or as in
             `evaluate_policies`.
         watchers: see every step, also those of episodes that are not counted.
@@ -140,33 +141,24 @@ def play_episodes(
     n_episodes = require("n_episodes", n_episodes, PositiveInt)
     n_env_steps = require("n_env_steps", n_env_steps, PositiveInt | None)
     seed = require("seed", seed, Count | None)
-    require_same_agents(algo, env)
+    require_same_agents(algo, env, acting)
     bundle = _bundle(algo)
     if deterministic is None:
         deterministic = bundle.evaluation_deterministic
     ours = list(env.agents) if acting is None else [agent for agent in env.agents if agent in acting]
     others = [agent for agent in env.agents if agent not in ours]
-    theirs = bundle_of(against)
-    if theirs is not None:
-        require_same_agents(theirs, env)
-    opponents = OpponentRows(env, {} if theirs is not None else opponents_of(against, env, others), seed)
-
-    def make_sides() -> list[PolicySide]:
-        sides = [PolicySide(bundle, env, ours, deterministic, tells)]
-        if theirs is not None and others:
-            likeliest = deterministic if isinstance(deterministic, bool) else theirs.evaluation_deterministic
-            sides.append(PolicySide(theirs, env, others, likeliest))
-        return sides
-
+    pairing = Pairing(env, bundle, against, ours, others)
+    if pairing.theirs is not None:
+        require_same_agents(pairing.theirs, env, None if acting is None else others)
     tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
     counted: list[Episode] = []
-    with preserve_training_state(theirs or bundle), preserve_training_state(bundle, seed):
+    with preserve_training_state(pairing.theirs or bundle), preserve_training_state(bundle, seed):
         for trained in (algo, against):
             if isinstance(trained, MultiAgentAlgorithm) and env is trained.env:
                 trained.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        by_step = _finished_by_step(env, tracker, make_sides, opponents, watchers)
+        by_step = _finished_by_step(env, tracker, pairing, (deterministic, seed, tells), watchers)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -200,8 +192,8 @@ class SeatEvaluations:
         sides = {seat: _sides(seat, evaluation.episodes) for seat, evaluation in self.by_seat.items()}
         own_returns = [ours for of_seat in sides.values() for ours, _ in of_seat]
         sums = [total for evaluation in self.by_seat.values() for total in evaluation.returns()]
-        close = _ROUNDING * max(1.0, *map(abs, own_returns), *map(abs, sums)) if own_returns else 0.0
-        if not own_returns or np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own_returns) <= close):
+        close = closeness(own_returns, sums)
+        if close is None:
             return {}
         return {
             seat: {
@@ -224,6 +216,20 @@ class SeatEvaluations:
 
 
 _ROUNDING = 1e-4  # rewards are float32
+
+
+def closeness(own_returns: Sequence[float], sums: Sequence[float]) -> float | None:
+    """Return up to which difference returns that oppose each other are equal; None if they do not.
+
+    Args:
+        own_returns: of a side, in several episodes.
+        sums: of the returns of all agents.
+    """
+    if not own_returns:
+        return None
+    close = _ROUNDING * max(1.0, *map(abs, own_returns), *map(abs, sums))
+    differ = np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own_returns) <= close)
+    return None if differ else close
 
 
 def _sides(seat: Collection[AgentID], episodes: Iterable[Episode]) -> list[tuple[float, float]]:
@@ -350,8 +356,13 @@ def metric_names(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv
     return list(flatten(_metrics(_tracker(_bundle(algo), env, window=1), [])))
 
 
-def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv) -> None:
+def require_same_agents(
+    algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv, acting: Collection[AgentID] | None = None
+) -> None:
     """Refuse envs that the policies cannot act in.
+
+    Args:
+        acting: the agents that they act for; None: all.
 
     Raises:
         ConfigError: the agents or their spaces are not those of the training, or an argument has a wrong type.
@@ -364,10 +375,12 @@ def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgen
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)", key="env")
     spaces_of = {agent: bundle.spaces[policy_id] for agent, policy_id in bundle.policy_of.items()}
     theirs = {agent: group for group in env.groups for agent in group.agents}
-    if set(theirs) != set(spaces_of):
+    if set(theirs) != set(spaces_of) if acting is None else not set(acting) <= set(spaces_of):
         agents, ours = ", ".join(env.agents), ", ".join(spaces_of)
         raise ConfigError(f"the env has agents {agents}; the policies act for {ours}", key="env")
     for agent, trained in spaces_of.items():
+        if acting is not None and agent not in acting:
+            continue
         of_env = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
         for space, of_policy in zip(of_env, trained, strict=True):
             if space != of_policy:
@@ -438,73 +451,28 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
             return
 
 
-class PolicySide:
-    """The policies of a bundle, acting for some agents in all envs, whose episodes have just begun.
-
-    To the others' rows it shows no step to act on. They stay in the policies' rows: a policy that observes which agent
-    it acts for counts them.
-    """
-
-    def __init__(
-        self,
-        bundle: PolicyBundle,
-        env: MultiAgentVecEnv,
-        agents: Collection[AgentID],
-        deterministic: Deterministic,
-        tells: bool = False,
-    ) -> None:
-        self._env, self._own = env, np.isin(env.agents, list(agents))
-        self.actors = [
-            bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
-            for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
-            if any(bundle.policy_of[agent] == policy_id for agent in agents)
-        ]
-
-    def act(self, step: VecStep, actions: Sequence[Array]) -> dict[PolicyID, Acted]:
-        """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...)."""
-        shown, acted, chosen = self._shown(step), dict[PolicyID, Acted](), zero_actions(self._env)
-        for actor in self.actors:
-            acted[actor.rows.policy_id] = actor.act(shown)
-            actor.rows.put_actions(acted[actor.rows.policy_id].actions, chosen)
-        for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
-            columns = self._own[list(group.columns)]
-            to[:, columns] = of_group[:, columns]
-        return acted
-
-    def observe(self, step: VecStep) -> None:
-        """Note the rewards and ends of a step."""
-        shown = self._shown(step)
-        for actor in self.actors:
-            actor.observe(shown)
-
-    def _shown(self, step: VecStep) -> VecStep:
-        return step if self._own.all() else replace(step, to_act=step.to_act & self._own)
-
-
 def _finished_by_step(
     env: MultiAgentVecEnv,
     tracker: EpisodeTracker,
-    make_sides: Callable[[], Sequence[PolicySide]],
-    opponents: OpponentRows,
+    pairing: Pairing,
+    begin: tuple[Deterministic, int | None, bool],
     watchers: Sequence[ActingWatcher],
 ) -> Iterator[list[Episode]]:
-    """Yield the episodes finished by each step of all envs, endlessly; watchers see what the first side does."""
+    """Yield the episodes finished by each step of all envs, endlessly; watchers see what the policies do."""
     step = env.reset()
     tracker.begin()
-    sides = make_sides()
+    pairing.begin(*begin)
     for watcher in watchers:
         watcher.begin_episodes(step)
     while True:
         actions = zero_actions(env)
-        acted, *_ = [side.act(step, actions) for side in sides]
-        opponents.put(step, actions)
+        acted = pairing.act(step, actions)
         for watcher in watchers:
             watcher.before_step(step, acted, actions)
         step = env.step(actions)
         for watcher in watchers:
             watcher.after_step(step)
-        for side in sides:
-            side.observe(step)
+        pairing.observe(step)
         yield tracker.record(step)
 
 

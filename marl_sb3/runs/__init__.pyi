@@ -28,6 +28,12 @@ from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone
 from .jobs import Pool as Pool
 from .jobs import SeedRuns as SeedRuns
+from .rivals import named_apart as named_apart
+from .rivals import read_at as read_at
+from .rivals import rival_of as rival_of
+from .rivals import rivals_in as rivals_in
+from .rivals import run_around as run_around
+from .rivals import short_name as short_name
 from .run import Run as Run
 from .run import SavedRun as SavedRun
 from .schema import ACCEPTED as ACCEPTED

@@ -31,6 +31,7 @@ from marl_sb3.extensions.data import recorder_of
 from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
 from marl_sb3.files import as_path
 from marl_sb3.runs.building import env_of, env_settings, make_envs
+from marl_sb3.runs.rivals import short_name
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -208,8 +209,12 @@ def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None
     if run.config.env == EXTERNAL:
         words = "clients step the env of this run, so that no episode can be played in it"
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
-    plan = EvaluationPlan.of_run(run.config, 1, deterministic, seed)
-    return GamePlan(env_of(run.config), env_settings(run.config), run.policies, plan.deterministic, plan.seed)
+    plan, opposed = (
+        EvaluationPlan.of_run(run.config, 1, deterministic, seed),
+        run.files.checkpoints.opposed() is not None,
+    )
+    settings, name = env_settings(run.config), short_name(run.files.shown)
+    return GamePlan(env_of(run.config), settings, run.policies, plan.deterministic, plan.seed, name, opposed)
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def answering(answer: Callable[[Any], Any] | Any) -> Opponent:
     return Wrong()
 
 
-WHERE = r"opponent .*answering.<locals>.Wrong, agent 'b', env 0, step {} of its episode: "
+WHERE = r"opponent .*answering.<locals>.Wrong, agent 'b', env 0, episode 1, step {}: "
 
 
 @pytest.mark.parametrize(

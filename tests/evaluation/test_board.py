@@ -1,4 +1,4 @@
-"""Boards that are clicked, names of actions, and who has won."""
+"""Boards that are clicked, and names of actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import EnvError
-from marl_sb3.evaluation.board import Board, board_of, names_of_actions, names_of_cells, result_of
+from marl_sb3.evaluation.board import Board, board_of, names_of_actions, names_of_cells
 from marl_sb3.runs import SavedRun
 
 
@@ -95,24 +95,3 @@ def test_actions_are_called_as_the_env_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(env, "action_meanings", ("NOOP", "FIRE"))
     assert (names_of_actions(env, "a", 2), names_of_actions(env, "a", 3)) == (["NOOP", "FIRE"], [])
     assert names_of_actions(ArenaEnv(), "agent1", 4) == ["up", "right", "down", "left"]
-
-
-@pytest.mark.parametrize(
-    ("returns", "persons", "takes_turns", "words"),
-    [
-        ({"a": 1.0, "b": -1.0}, [], True, "a won"),
-        ({"a": 1.0, "b": -1.0}, ["b"], True, "a won"),
-        ({"a": -1.0, "b": 1.0}, ["b"], True, "You won"),
-        ({"a": -1.0, "b": 1.0}, ["a", "b"], True, "b won"),
-        ({"a": 2.5, "b": -2.5}, [], False, "a won"),
-        ({"a": 1.0, "b": 1.0, "c": -2.0}, ["a"], True, "a and b won"),
-        ({"a": 0.0, "b": 0.0}, ["a"], True, "A draw"),
-        ({"a": 0.0, "b": 0.0}, [], False, ""),
-        ({"a": 0.0, "b": -1.0}, ["b"], True, "You lost"),  # by a move that is not allowed
-        ({"a": 7.0, "b": 7.0}, [], True, ""),
-        ({"a": 12.0, "b": -3.0}, [], False, ""),
-        ({"a": 0.0}, ["a"], False, ""),
-    ],
-)
-def test_the_result_says_who_has_won(returns: Any, persons: Any, takes_turns: bool, words: str) -> None:
-    assert result_of(returns, persons, takes_turns=takes_turns) == words

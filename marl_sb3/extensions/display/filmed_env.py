@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class Scene:
     episode: int  # counted from 1
     step: int  # env steps since the start of the episode
     returns: dict[AgentID, float]  # return of each agent so far
+    players: Mapping[AgentID, str] = field(default_factory=dict)  # the names of who plays, where two play each other
+    tally: str = ""  # how often they have won
 
 
 def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array:
@@ -49,7 +51,7 @@ def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array
     if width < _NARROWEST_PX:
         return frame
     cells = _cells(scene, legend)
-    columns = max(1, width // _CELL_PX)
+    columns = max(1, width // (_CELL_PX * (2 if scene.players else 1)))  # names of players are long
     size_px = 14 if width >= 2 * _CELL_PX else 11
     line_px = size_px + _PADDING_PX
     height = (-(-len(cells) // columns) * line_px + _PADDING_PX + 1) // 2 * 2  # even: video encoders need even sides
@@ -80,7 +82,9 @@ def _cells(scene: Scene, legend: Mapping[str, Colour]) -> list[tuple[str, Colour
     if len(scene.returns) > _MOST_AGENTS:
         cells.append((f"{len(scene.returns)} agents: {_score(sum(scene.returns.values()))}", None))
         return cells + list(legend.items())
-    cells += [(f"{agent}: {_score(value)}", legend.get(agent)) for agent, value in scene.returns.items()]
+    names = {agent: f"{agent} ({scene.players[agent]})" if scene.players else agent for agent in scene.returns}
+    cells += [(f"{names[agent]}: {_score(value)}", legend.get(agent)) for agent, value in scene.returns.items()]
+    cells += [(scene.tally, None)] if scene.players else []  # an empty one keeps its place
     return cells + [(name, colour) for name, colour in legend.items() if name not in scene.returns]
 
 

@@ -8,9 +8,11 @@ from .checkpoint_folder import find_checkpoint as find_checkpoint
 from .checkpoint_folder import newest_run as newest_run
 from .checkpoint_folder import runs_of as runs_of
 from .checkpoint_folder import with_checkpoint as with_checkpoint
+from .checkpoint_format import MANIFEST as MANIFEST
 from .checkpoint_format import parse_json as parse_json
 from .checkpoint_format import read_checkpoint as read_checkpoint
 from .checkpoint_format import state_from_json as state_from_json
 from .checkpoint_format import state_to_json as state_to_json
 from .checkpoint_format import write_checkpoint as write_checkpoint
+from .load import load_policies as load_policies
 from .load import read_bundle as read_bundle

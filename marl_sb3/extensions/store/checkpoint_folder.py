@@ -128,8 +128,7 @@ class CheckpointFolder:
         newest_first = self.names()[::-1]
         if which == "latest":
             return [(name, "") for name in newest_first]
-        best_first = self._scores()
-        opposed = max(best_first, key=lambda score: score.order[1]).opposed if best_first else None
+        best_first, opposed = self._scores(), self.opposed()
         if opposed is not None and which is None:
             reason = f"{opposed}, so that {best_first[0].metric} does not tell which is the best"
             return [(name, f"{name} is the latest: {reason}") for name in newest_first]
@@ -141,6 +140,14 @@ class CheckpointFolder:
     def best(self) -> str | None:
         """The name of the checkpoint with the best score; None if none has a score. Reads the manifests only."""
         return next((score.name for score in self._scores()), None)
+
+    def opposed(self) -> str | None:
+        """How the agents' returns oppose each other, as the newest checkpoint with a score says; None if they do not.
+
+        Reads the manifests only.
+        """
+        scores = self._scores()
+        return max(scores, key=lambda score: score.order[1]).opposed if scores else None
 
     def _scores(self) -> list[_Score]:
         """The scores of the checkpoints that have one, the best first."""

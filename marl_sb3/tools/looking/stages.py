@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -27,6 +28,7 @@ from marl_sb3.extensions.display import (
     one_line,
     packed,
     scene_picture,
+    standard_console,
 )
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
@@ -118,7 +120,13 @@ class KeyStage(Stage):
 
     @override
     def show(self, moment: Moment, view: View | None) -> None:
-        self._moment = moment
+        before, self._moment = getattr(self, "_moment", None), moment
+        if moment.against and moment.is_over and (before is None or not before.is_over):
+            self.tell(result_line(moment))
+
+    def tell(self, line: str) -> None:
+        """Show what came of an episode in which two played each other."""
+        standard_console().print(line, soft_wrap=True)
 
     @override
     def next_command(self, timeout_s: float | None) -> Command | None:
@@ -175,7 +183,9 @@ class WindowStage(KeyStage):
     def show(self, moment: Moment, view: View | None) -> None:
         super().show(moment, view)
         if view is not None and view.image is not None:
-            self._window.show(self._env.captioned(view.image, view.caption))
+            players = moment.players if moment.against else {}
+            caption = replace(view.caption, players=players, tally=moment.tally)
+            self._window.show(self._env.captioned(view.image, caption))
 
     @override
     def pressed(self, timeout_s: float) -> list[str]:
@@ -199,6 +209,7 @@ class TerminalStage(KeyStage):
         super().__init__(keys)
         self._console, self._title, self._legend = console, title, legend
         self._view: View | None = None
+        self._told: list[str] = []  # printed when the terminal is as before
         self._size = console.size
         self._live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
@@ -220,6 +231,7 @@ class TerminalStage(KeyStage):
         end = " (end)" if moment.is_over else ""
         lines = [f"{one_line(self._title)}, episode {moment.episode}, step {moment.step}{end}"]
         lines += packed(_returns(moment), width)
+        lines += packed((part for line in self._told[-1:] for part in one_line(line).split("; ")), width)
         lines.append(f"{f'{moment.steps_per_s:.3g} steps/s' if moment.playing else 'paused'}    {KEYS}")
         options = self._console.options
         plain = options.ascii_only or self._console.color_system is None
@@ -227,14 +239,34 @@ class TerminalStage(KeyStage):
         return Group(drawn(view, self._legend, room), *map(cut_line, lines))
 
     @override
+    def tell(self, line: str) -> None:
+        self._told.append(line)
+
+    @override
     def close(self) -> None:
         self._live.stop()
+        for line in self._told:
+            super().tell(line)
 
 
 def _returns(moment: Moment) -> list[str]:
     if len(moment.returns) > _MOST_AGENTS:
         return [f"return of {len(moment.returns)} agents {number(sum(moment.returns.values()))}"]
-    return [f"{one_line(agent)} {number(value)}" for agent, value in moment.returns.items()]
+    names = {agent: f" ({moment.players[agent]})" if moment.against else "" for agent in moment.returns}
+    return [f"{one_line(agent + names[agent])} {number(value)}" for agent, value in moment.returns.items()]
+
+
+def result_line(moment: Moment) -> str:
+    """Say what came of an episode: who has won, the mean return of each side with its agents, and the score so far."""
+    sides: dict[str, list[str]] = {}
+    for agent, name in moment.players.items():
+        sides.setdefault(name, []).append(agent)
+    means = {name: sum(moment.returns[agent] for agent in own) / len(own) for name, own in sides.items()}
+    listed = {name: ", ".join(own) if len(own) <= _MOST_AGENTS else f"{len(own)} agents" for name, own in sides.items()}
+    what = "mean returns" if any(len(own) > 1 for own in sides.values()) else "returns"
+    returns = ", ".join(f"{name} {number(mean)} ({listed[name]})" for name, mean in means.items())
+    won, tally = (f"{words}; " if words else "" for words in (moment.result, moment.tally))
+    return f"episode {moment.episode}: {won}{tally}{what}: {returns}"
 
 
 def drawn(view: View, legend: Mapping[str, RGB], room: Room) -> Canvas | Text:

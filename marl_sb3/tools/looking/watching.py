@@ -11,7 +11,7 @@ from marl_sb3.core.config import counted
 from marl_sb3.core.envs import EnvFactory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import Evaluation, Game, GamePlan, Player, ViewedEnv
-from marl_sb3.extensions.display import DEFAULT_FPS, samples_table, standard_console
+from marl_sb3.extensions.display import DEFAULT_FPS, Samples, samples_table, standard_console
 from marl_sb3.runs import SUM, samples_of
 from marl_sb3.tools.looking.stages import (
     KeyStage,
@@ -37,17 +37,29 @@ class Watched:
     agents: Sequence[AgentID]  # of the env
     checkpoint: str | None  # name of the checkpoint of the policies; None if there was none
     checkpoint_why: str  # why that one
+    against: str = ""  # the name of who played against them, with its checkpoint; empty if nobody did
 
     def print(self, title: str) -> None:
         """Print the returns of the episodes that were played to their end."""
         console, episodes = standard_console(), self.evaluation.episodes
         by = self.checkpoint or "random actions"
+        by += f" against {self.against}" if self.against else ""
         for line in filter(None, (f"{title}, {by}: {counted(len(episodes), 'complete episode')}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
         if episodes:
-            custom = list(dict.fromkeys(name for episode in episodes for name in episode.custom))
-            rows = samples_of(self.evaluation, self.agents, custom)
-            console.print(samples_table(rows, console.width, bold=SUM))
+            console.print(samples_table(self._samples(), console.width, bold=SUM))
+
+    def _samples(self) -> Samples:
+        """Return what is listed; of two that played each other, the returns of each as each agent."""
+        episodes = self.evaluation.episodes
+        custom = list(dict.fromkeys(name for episode in episodes for name in episode.custom))
+        if not self.against:
+            return samples_of(self.evaluation, self.agents, custom)
+        by_player: dict[str, list[float]] = {}
+        for episode in episodes:
+            for agent, paid in episode.agent_returns.items():
+                by_player.setdefault(f"{episode.policy_of[agent]} as {agent}", []).append(paid)
+        return [*sorted(by_player.items()), *samples_of(self.evaluation, (), custom)]
 
 
 def watch(
@@ -79,7 +91,9 @@ def watch(
         player = Player(game, stage, fps or float(game.env.metadata.get("render_fps") or DEFAULT_FPS), n_episodes)
         player.play()
         evaluation = Evaluation({}, tuple(player.episodes))
-        return Watched(evaluation, game.env.agents, game.policies.checkpoint, game.policies.checkpoint_why)
+        policies, theirs = game.policies, game.their_checkpoint
+        against = f"{game.against} ({theirs})" if theirs not in (None, game.against) else game.against
+        return Watched(evaluation, game.env.agents, policies.checkpoint, policies.checkpoint_why, against)
 
 
 def _place_and_mode(plan: GamePlan, factory: EnvFactory, asked: str | None) -> tuple[str, str]:

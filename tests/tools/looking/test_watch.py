@@ -16,7 +16,7 @@ from marl_sb3 import watch as command
 from marl_sb3.core.envs import register_env
 from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs import EnvWindow
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import GamePlan, Moment, View, ViewerLeftError, play_episodes
 from marl_sb3.runs import SavedRun, env_of, env_settings
 from marl_sb3.tools import looking
@@ -82,6 +82,61 @@ def test_a_window_shows_pictures_with_captions(run: Path, shown: list[np.ndarray
     assert len(shown) == 16
     assert {picture.shape for picture in shown} == {shown[0].shape}
     assert shown[0].shape[0] > 400 == shown[0].shape[1]
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize("who", ["{run}", "{run}/checkpoints/ckpt-000002", "random"])
+def test_two_play_each_other_and_each_episode_has_a_line(
+    run: Path, who: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parents[2])
+    monkeypatch.setattr(KeyStage, "next_command", lambda *_: None)
+    monkeypatch.setattr(KeyStage, "hold_s", lambda *_: 0.0)
+    place = run.relative_to(run.parents[2])
+    found = watched(place, 3, f"{who.format(run=place)} --stochastic")
+    other = {"{run}": "runs/arena/one (2)", "random": "random"}.get(who, "ckpt-000002")
+    players = [{"agent1": "runs/arena/one", "agent2": other}, {"agent1": other, "agent2": "runs/arena/one"}]
+    assert [episode.policy_of for episode in found.evaluation.episodes] == [players[0], players[1], players[0]]
+    lines = capsys.readouterr().out.splitlines()
+    starts = [f"episode {number}: returns: {first} " for number, first in [(1, "runs/arena/one"), (2, other)]]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=False)] == starts
+    assert lines[0].endswith("(agent2)")
+    found.print("arena")
+    printed = capsys.readouterr().out
+    theirs = f"{other} (ckpt-000002)" if other.endswith(")") else other
+    assert f"arena, ckpt-000002 against {theirs}: 3 complete episodes" in printed
+    assert "runs/arena/one as agent2" in printed
+
+
+@pytest.mark.usefixtures("moments")
+def test_a_checkpoint_is_watched_by_its_path(run: Path) -> None:
+    assert watched(run / "checkpoints" / "ckpt-000002", 1).checkpoint == "ckpt-000002"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{run} {other}", "other is a run of 'waterworld', {run} one of 'arena'; accepted: runs of one env, or"),
+        ("{run} nobody", "opponent 'nobody': there is no such path; accepted: a run folder, a checkpoint, a member of"),
+        ("{run} {run}/checkpoints", "it is a part of one; did you mean"),
+        ("{run} {broken}", "broken: state.json is missing"),
+        ("{run} no_such:Thing", "opponent 'no_such:Thing': cannot import 'no_such'"),
+        ("{run} {run} --seats agent3", "seats: unknown agent 'agent3'; the env has agent1, agent2"),
+        ("{run} {run} --seats agent1,agent2", "which leaves none to an opponent"),
+        ("{run} --keep-sides", "--keep-sides needs an opponent; accepted: with WHO"),
+        ("{run} {run} --random", "--random takes no actions of policies; an opponent does not go with it"),
+        ("{run}/checkpoints/ckpt-000002 --checkpoint 1", "--checkpoint is 1, and .* is a checkpoint; accepted: one"),
+    ],
+)
+@pytest.mark.usefixtures("moments")
+def test_who_cannot_play_is_refused(run: Path, tmp_path: Path, line: str, words: str) -> None:
+    for name in ("other", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("waterworld: {seed: 1}\n")
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    places = {"run": run, **{name: tmp_path / name for name in ("other", "broken")}}
+    with pytest.raises((ConfigError, CheckpointError), match=words.format(**places)):
+        command.main.function(**command.main.values(line.format(**places).split()))
 
 
 @pytest.mark.usefixtures("moments")

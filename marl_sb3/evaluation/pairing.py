@@ -1,0 +1,129 @@
+"""Two sides at the agents of the same envs: the policies of a bundle, and whoever plays the other agents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from marl_sb3.core.acting import Acted, Actor, PolicyBundle
+from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.evaluation.opponents import Against, OpponentRows, bundle_of, opponents_of
+from marl_sb3.types import AgentID, Array, PolicyID
+
+
+class PolicySide:
+    """The policies of a bundle, acting for some agents in all envs, whose episodes have just begun.
+
+    To the others' rows it shows no step to act on. They stay in the policies' rows: a policy that observes which agent
+    it acts for counts them.
+    """
+
+    def __init__(
+        self,
+        bundle: PolicyBundle,
+        env: MultiAgentVecEnv,
+        agents: Collection[AgentID],
+        deterministic: Deterministic,
+        tells: bool = False,
+    ) -> None:
+        self._env = env
+        self.play(agents)
+        self.actors = [
+            bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
+            for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
+            if any(bundle.policy_of.get(agent) == policy_id for agent in agents)
+        ]
+
+    def play(self, agents: Collection[AgentID]) -> None:
+        """From the next step on, act for these of the agents."""
+        self._own = np.isin(self._env.agents, list(agents))
+
+    def act(self, step: VecStep, actions: Sequence[Array]) -> dict[PolicyID, Acted]:
+        """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...)."""
+        shown, acted, chosen = self._shown(step), dict[PolicyID, Acted](), zero_actions(self._env)
+        for actor in self.actors:
+            acted[actor.rows.policy_id] = actor.act(shown)
+            actor.rows.put_actions(acted[actor.rows.policy_id].actions, chosen)
+        for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
+            columns = self._own[list(group.columns)]
+            to[:, columns] = of_group[:, columns]
+        return acted
+
+    def observe(self, step: VecStep) -> None:
+        """Note the rewards and ends of a step."""
+        shown = self._shown(step)
+        for actor in self.actors:
+            actor.observe(shown)
+
+    def _shown(self, step: VecStep) -> VecStep:
+        return step if self._own.all() else replace(step, to_act=step.to_act & self._own)
+
+
+class Pairing:
+    """The policies of a bundle, and an opponent that plays the agents that they do not play.
+
+    Args:
+        against: the opponent, see `evaluate_policies`; None: nobody.
+        ours: the agents that the policies may have to play.
+        others: the agents that the opponent may have to play.
+
+    Raises:
+        ConfigError: the opponent is none, or cannot be made.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policies: PolicyBundle,
+        against: Against | None,
+        ours: Collection[AgentID],
+        others: Collection[AgentID],
+    ) -> None:
+        self._env, self._policies, self._ours, self._others = env, policies, ours, others
+        self.theirs = None if against is None else bundle_of(against)  # the opponent's policies, if it plays by some
+        is_code = against is not None and self.theirs is None
+        self._code = opponents_of(against, env, others) if is_code and against is not None else {}
+
+    def begin(self, deterministic: Deterministic, seed: int | None, tells: bool = False) -> None:
+        """Begin to act: all envs have just been reset; the arguments are those of `play_episodes`."""
+        self._sides = [PolicySide(self._policies, self._env, self._ours, deterministic, tells)]
+        if self.theirs is not None:
+            likeliest = deterministic if isinstance(deterministic, bool) else self.theirs.evaluation_deterministic
+            self._sides.append(PolicySide(self.theirs, self._env, self._others, likeliest))
+        self._code_rows = OpponentRows(self._env, self._code, seed)
+        self._acted: list[dict[PolicyID, Acted]] = []
+
+    def play(self, ours: Collection[AgentID]) -> None:
+        """From the next step on, let the policies play these agents, and the opponent all others."""
+        others = [agent for agent in self._env.agents if agent not in ours]
+        for side, agents in zip(self._sides, (ours, others), strict=False):
+            side.play(agents)
+        self._code_rows.play(others)
+
+    def act(self, step: VecStep, actions: Sequence[Array]) -> dict[PolicyID, Acted]:
+        """Write the actions that follow a step, see `PolicySide.act`; returns what the policies have done.
+
+        Raises:
+            HookError: the opponent is code of the user's, and failed.
+        """
+        self._acted = [side.act(step, actions) for side in self._sides]
+        self._code_rows.put(step, actions)
+        return self._acted[0]
+
+    def observe(self, step: VecStep) -> None:
+        """Note the rewards and ends of a step."""
+        for side in self._sides:
+            side.observe(step)
+
+    def decision_of(self, agent: AgentID) -> tuple[Actor, Acted] | None:
+        """Return what has chosen the next action of an agent; None if that was no policy, or the agent does not act."""
+        for side, acted in zip(self._sides, self._acted, strict=False):
+            for actor in side.actors:
+                if agent in actor.rows.agents:
+                    of_actor = acted[actor.rows.policy_id]
+                    if of_actor.acting[actor.rows.agents.index(agent)]:
+                        return actor, of_actor
+        return None

@@ -1,0 +1,141 @@
+"""Who is named to play: a run, one of its checkpoints, a member of its league, or an opponent of code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import shown
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.evaluation import RANDOM, Rival
+from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, find_checkpoint, load_policies, with_checkpoint
+from marl_sb3.files import is_regular, path_is_usable, read_regular, require_folder
+from marl_sb3.runs.folder import RunFolder, find_run
+from marl_sb3.runs.run import SavedRun
+
+LEAGUE, MEMBERS_FILE = "league", "members.json"
+_LONGEST_NAME = 32  # of longer paths, the last part is shown
+_ACCEPTED = f"a run folder, a checkpoint, a member of a league, {RANDOM}, or MODULE:CLASS"
+
+
+class Member(Struct):
+    """A member of a league, as `members.json` lists it."""
+
+    name: str
+    rating: float | None = None
+
+
+def run_around(path: str | Path) -> Path | None:
+    """Return the run folder that a checkpoint or a member of a league is in; None if the path is none of these."""
+    folder = Path(path)
+    with path_is_usable("cannot read", folder, "run"):
+        parents = folder.absolute().parents[:2] if (folder / MANIFEST).exists() else ()
+        return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
+
+
+def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:
+    """Load the policies of a checkpoint of a run, or of a member of its league.
+
+    Raises:
+        CheckpointError: it is damaged, or does not fit the run's configuration.
+    """
+    return with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
+
+
+def _opened(folder: Path) -> SavedRun:
+    """Open a run whose env is not made here, and leave the settings of the process to the run that it plays against."""
+    files = RunFolder(find_run(folder))
+    return SavedRun(files, files.read_config(makes_env=False).changed({"device": "cpu"}, source=str(folder)))
+
+
+def short_name(path: str | Path) -> str:
+    """Return what a run or a checkpoint is called on a picture."""
+    text = str(path).rstrip("/")
+    return text if len(text) <= _LONGEST_NAME else Path(text).name
+
+
+def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
+    """Return the rival that a command line names; it is loaded later.
+
+    Args:
+        who: a run folder, or a folder of runs; a checkpoint, or a member of a league; `random`; or `MODULE:CLASS`.
+        run: that it plays against.
+        env: the env that the user names for both.
+
+    Raises:
+        ConfigError: it is none of these, or of a run of another env.
+    """
+    path = Path(who)
+    if not path.exists():
+        if who != RANDOM and ":" not in who:
+            raise ConfigError(f"opponent {shown(who)}: there is no such path; accepted: {_ACCEPTED}", key="against")
+        return Rival(who, lambda _: who)
+    around = run_around(path)
+    if around is None and (path / MANIFEST).exists():  # of an algorithm, without a run
+        return Rival(short_name(who), partial(load_policies, path, None, None, "cpu"))
+    other = _opened(path if around is None else around)
+    if env is None and other.config.env != run.config.env:
+        words = f"{who} is a run of {shown(other.config.env)}, {run.files.shown} one of {shown(run.config.env)}"
+        raise ConfigError(
+            f"{words}; accepted: runs of one env, or --env ENV with one that both can play", key="against"
+        )
+    return Rival(short_name(who), partial(other.policies, None) if around is None else partial(read_at, other, path))
+
+
+def rivals_in(run: SavedRun) -> list[Rival]:
+    """Return who is there to play against a run: the members of its league, its checkpoints, and random agents.
+
+    Raises:
+        CheckpointError: the folder of one of them cannot be read.
+    """
+    league, ratings = run.files.path / LEAGUE, _ratings(run.files.path / LEAGUE)
+    named = {f"{LEAGUE}/{name}": (league / name, ratings.get(name)) for name in _members(league)}
+    which = ["latest", "best", *(str(int(name.rpartition("-")[2])) for name in run.files.checkpoints.names()[::-1])]
+    return [
+        *(Rival(name, partial(read_at, run, path), _about(rating)) for name, (path, rating) in named.items()),
+        *(Rival(f"checkpoint {each}", partial(run.policies, each)) for each in which),
+        Rival(RANDOM, lambda _: RANDOM),
+    ]
+
+
+def _members(league: Path) -> list[str]:
+    """Return the members of a league, which are checkpoints; none if there is no league."""
+    if not league.exists():
+        return []
+    try:
+        require_folder(league)
+        found = [each.name for each in league.iterdir() if each.is_dir() and not each.is_symlink()]
+    except OSError as error:
+        raise CheckpointError(f"cannot read {league}: {error.strerror}") from error
+    return sorted(found, key=lambda name: [part.zfill(12) for part in re.split(r"(\d+)", name)])
+
+
+def _ratings(league: Path) -> dict[str, float | None]:
+    """Return member -> its rating; nothing if there is no list of them, or it is not valid."""
+    try:
+        listed = msgspec.json.decode(read_regular(league / MEMBERS_FILE), type=list[Member])
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return {}
+    return {member.name: member.rating for member in listed}
+
+
+def _about(rating: float | None) -> str:
+    return "" if rating is None else f"rating {rating:.0f}"
+
+
+def named_apart(rivals: Iterable[Rival], taken: str) -> list[Rival]:
+    """Return rivals with different names, none of which is taken."""
+    found, names = [], {taken}
+    for rival in rivals:
+        number = 1 + sum(rival.name in (name, name.rpartition(" (")[0]) for name in names)
+        found.append(replace(rival, name=rival.name if number == 1 else f"{rival.name} ({number})"))
+        names.add(found[-1].name)
+    return found
