@@ -31,6 +31,7 @@ ENV is one of
   sisl/pursuit-v5           an id of PettingZoo's registry
   CartPole-v1               an id of Gymnasium's: one agent, called agent
   mpe2/simple_spread-v3     an id of an installed package
+  open_spiel/leduc_poker    a game of OpenSpiel in which players take turns
   package.module:factory    a function that makes any such env
   package:Env-v0            an id that a package registers
 

@@ -13,3 +13,5 @@ from .finding import importable_id as importable_id
 from .finding import named_factory as named_factory
 from .gymnasium_wrappers import named_wrappers as named_wrappers
 from .gymnasium_wrappers import wrapping_factory as wrapping_factory
+from .open_spiel import OPEN_SPIEL as OPEN_SPIEL
+from .open_spiel import OpenSpielEnv as OpenSpielEnv

@@ -32,6 +32,7 @@ ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment:AssignedRun
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
 ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
 ENV_FINDERS.add("installed", "marl_sb3.envs.finding:FINDER")
+ENV_FINDERS.add("open_spiel", "marl_sb3.envs.open_spiel:FINDER")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 EXECUTIONS.add("shards", "marl_sb3.extensions.remote.sharded:IN_SHARDS")
 EXPERIENCE_HOOKS.add("trajectories", "marl_sb3.extensions.hooks.trajectories:trajectory_hooks")
