@@ -33,6 +33,7 @@ examples
   python -m marl_sb3.evaluate RUN --episodes 100 --stochastic --seed 7
   python -m marl_sb3.evaluate RUN --checkpoint 12 --video games.gif
   python -m marl_sb3.evaluate RUN --against random --episodes 200
+  python -m marl_sb3.evaluate RUN --nash-conv
 
 exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
@@ -95,6 +96,12 @@ class EvaluateOptions:
         "default: none",
     ]
     gamma: Annotated[float | None, "--gamma G", "discount factor of the estimates; default: 1"]
+    nash_conv: Annotated[
+        bool,
+        "--nash-conv",
+        "play nothing: compute how much more best responses to the policies would win, in a game of OpenSpiel such as "
+        "open_spiel/leduc_poker; default: no",
+    ]
     env: OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: a table"]
 
@@ -117,14 +124,37 @@ class EvaluateOptions:
             raise ConfigError(words, key="--video-episodes")
 
 
-_NOT_WITH_ON = ("deterministic", "stochastic_policies", "against", "video", "record", "seed", "n_envs")
+_OF_PLAYING = ("stochastic_policies", "against", "video", "record", "seed", "n_envs")
+
+
+def _require_without(options: EvaluateOptions, option: str, names: Sequence[str], accepted: str) -> None:
+    """Refuse the options of other ways to evaluate."""
+    for name in names:
+        if getattr(options, name):
+            other = f"--{name.replace('_', '-')}"
+            words = f"{option} plays no episode: {other} does not go with it; accepted: {accepted}"
+            raise ConfigError(words, key=other)
+
+
+def _nash_conv(options: EvaluateOptions) -> int:
+    _require_without(options, "--nash-conv", ("on", *_OF_PLAYING), "--deterministic")
+    folder = found_run(options.run)
+    with without_collections():
+        from marl_sb3.runs import nash_conv
+
+        found = nash_conv(folder, checkpoint=options.checkpoint, deterministic=options.deterministic)
+    if options.json:
+        print(json.dumps(found, allow_nan=False), flush=True)
+        return EXIT_DONE
+    actions = "the most likely actions" if options.deterministic else "sampled actions"
+    print(f"NashConv {found['nash_conv']:.4f}, exploitability {found['exploitability']:.4f}: {actions}")
+    for agent, gain in found["gains"].items():
+        print(f"{agent}: wins {found['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
+    return EXIT_DONE
 
 
 def _estimate(options: EvaluateOptions, data: str) -> int:
-    for name in _NOT_WITH_ON:
-        if getattr(options, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"--on plays no episode: {option} does not go with it; accepted: --gamma", key=option)
+    _require_without(options, "--on", ("deterministic", *_OF_PLAYING), "--gamma")
     folder = found_run(options.run)
     with without_collections():
         from marl_sb3.runs import SavedRun, estimate_policies
@@ -186,6 +216,8 @@ def _actions(options: EvaluateOptions, plan: "EvaluationPlan") -> str:
 def main(options: EvaluateOptions) -> int:
     """Print the metrics of the episodes, or the estimates; returns the exit code."""
     options.require_accepted()
+    if options.nash_conv:
+        return _nash_conv(options)
     if options.on is not None:
         return _estimate(options, options.on)
     evaluated = _play(options)

@@ -9,12 +9,14 @@ A page runs from its top to its bottom, in an empty folder:
 - `text`, and MyST's directives: shown, never run.
 
 In a path, `<run>` and `<study>` stand for the newest run and the newest study in the folder before it.
-A block that no test can run has `<!-- not run: why -->` on the line above it.
+A block that no test can run has `<!-- not run: why -->` on the line above it, and one that needs a package that the tests
+do not install `<!-- needs: MODULE -->`.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -39,6 +41,7 @@ PAGES = [
 SHOWN = ("text",)  # and directives
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>.*)$")
 _NOT_RUN = re.compile(r"^ *<!-- not run: (?P<why>.+) -->$")
+_NEEDS = re.compile(r"^ *<!-- needs: (?P<module>\w+) -->$")
 _FILE_NAME = re.compile(r"^# (?P<name>\w+\.(?:py|ya?ml))\n")
 
 
@@ -51,6 +54,7 @@ class Block:
     language: str  # what the fence names
     text: str  # without the fences and their indentation
     not_run: str | None  # why no test runs it; None: it is run, or only shown
+    needs: str | None  # a module without which it is not run
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -58,6 +62,11 @@ class Block:
     @property
     def is_shown(self) -> bool:
         return self.language in SHOWN or self.language.startswith("{")
+
+    @property
+    def is_run(self) -> bool:
+        can_run = self.needs is None or importlib.util.find_spec(self.needs) is not None
+        return can_run and self.not_run is None and not self.is_shown
 
     @property
     def file_name(self) -> str | None:
@@ -78,9 +87,9 @@ def blocks(page: Path) -> list[Block]:
         opening = _FENCE.match(line)
         if opening:
             text = "\n".join(_until(lines, opening["fence"])) + "\n"
-            why = _NOT_RUN.match(before)
-            language = opening["language"].strip()
-            found.append(Block(page, number + 1, language, dedent(text), why["why"] if why else None))
+            why, needed = _NOT_RUN.match(before), _NEEDS.match(before)
+            excuses = why["why"] if why else None, needed["module"] if needed else None
+            found.append(Block(page, number + 1, opening["language"].strip(), dedent(text), *excuses))
         before = line
     return found
 
@@ -100,7 +109,7 @@ def run_page(page: Path, folder: Path) -> dict[str, Any]:
         with ThreadPoolExecutor() as beside:
             started: dict[Future[int], str] = {}
             for block in blocks(page):
-                if block.not_run is None and not block.is_shown:
+                if block.is_run:
                     _run(
                         block, folder, namespace, lambda line: started.update({beside.submit(run_command, line): line})
                     )

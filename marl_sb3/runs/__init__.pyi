@@ -6,6 +6,7 @@ from .building import env_of as env_of
 from .building import env_settings as env_settings
 from .building import import_algorithms as import_algorithms
 from .building import resolved as resolved
+from .equilibrium import nash_conv as nash_conv
 from .estimates import estimate_policies as estimate_policies
 from .evaluate import SUM as SUM
 from .evaluate import EvaluatedRun as EvaluatedRun

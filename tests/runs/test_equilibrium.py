@@ -1,0 +1,152 @@
+"""NashConv of policies, exactly. Most of these tests need the package open_spiel, which `.[test]` does not install."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from refusals import refusal
+
+import marl_sb3
+from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, evaluate, make_vec_env, nash_conv
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import play_episodes
+
+KUHN, LEDUC = "open_spiel/kuhn_poker", "open_spiel/leduc_poker"
+CARDS = "JQK"
+
+# An equilibrium of Kuhn poker, in which the first player never opens with a bet: the probability of a bet, by what has
+# happened (pass, bet) and the card. It pays the first player -1/18.
+EQUILIBRIUM = {
+    "": {"J": 0.0, "Q": 0.0, "K": 0.0},
+    "p": {"J": 1 / 3, "Q": 0.0, "K": 1.0},
+    "b": {"J": 0.0, "Q": 1 / 3, "K": 1.0},
+    "pb": {"J": 0.0, "Q": 1 / 3, "K": 1.0},
+}
+
+
+def untrained(env_id: str, policies: Any = "shared", **hyperparameters: Any) -> MultiAgentAlgorithm:
+    """Policies that choose each legal action with the same probability."""
+    env = make_vec_env(env_id, n_envs=64, seed=0)
+    policy_ids = ["shared"] if policies == "shared" else env.agents
+    specs = {policy_id: PolicySpec(MaskablePPO, n_steps=8, **hyperparameters) for policy_id in policy_ids}
+    algo = MultiAgentAlgorithm(
+        env, specs, (lambda _: "shared") if policies == "shared" else (lambda agent: agent), n_steps=8, seed=0
+    )
+    for policy in algo.policies.values():
+        for parameter in policy.policy.action_net.parameters():
+            parameter.data.zero_()
+    return algo
+
+
+def plant(policy: Any, bets: dict[str, dict[str, float]]) -> None:
+    """Make a network of 12 hidden units play a table: each unit knows one information state of Kuhn poker."""
+    kuhn: Any = pytest.importorskip("pyspiel").load_game("kuhn_poker")
+    hidden, logits = policy.mlp_extractor.policy_net[0], policy.action_net
+    units = [(history, card) for history in bets for card in CARDS]
+    with th.no_grad():
+        for unit, (history, card) in enumerate(units):
+            state, player = kuhn.new_initial_state(), len(history) % 2
+            others = [number for number in range(3) if number != CARDS.index(card)]
+            for dealt in [CARDS.index(card), others[0]][:: 1 if player == 0 else -1]:
+                state.apply_action(dealt)
+            for action in history:
+                state.apply_action("pb".index(action))
+            seen = th.tensor(state.information_state_tensor(player))
+            hidden.weight[unit], hidden.bias[unit] = 2 * seen - 1, 1 - seen.sum()  # 1 for this state, 0 for others
+            bet = min(max(bets[history][card], 1e-12), 1 - 1e-12)
+            logits.weight[:, unit] = th.tensor([np.log(1 - bet), np.log(bet)])
+
+
+def planted(policies: Any = "shared") -> MultiAgentAlgorithm:
+    pytest.importorskip("pyspiel")
+    net = {"net_arch": {"pi": [12], "vf": [4]}, "activation_fn": th.nn.ReLU}
+    algo = untrained(KUHN, policies, policy_kwargs=net)
+    plant(next(iter(algo.policies.values())).policy, EQUILIBRIUM)
+    return algo
+
+
+def test_other_games_are_refused() -> None:
+    nobody = PolicyBundle({}, {}, {}, {})
+    with pytest.raises(ConfigError, match=r"NashConv is not known for env 'classic/tictactoe-v3'; accepted: games of"):
+        nash_conv(nobody, "classic/tictactoe-v3")
+    with pytest.raises(ConfigError, match=r"not known for env 'classic/leduc_holdem-v4'; .* such as open_spiel/leduc_"):
+        nash_conv(nobody, "classic/leduc_holdem-v4")
+    with pytest.raises(ConfigError, match=r"not known for env None"):
+        nash_conv(nobody)
+
+
+@pytest.mark.parametrize(("env_id", "known", "states"), [(KUHN, 11 / 12, 12), (LEDUC, 4.7472222, 936)])
+def test_uniform_policies_have_the_known_nash_conv(env_id: str, known: float, states: int) -> None:
+    pytest.importorskip("pyspiel")
+    found = nash_conv(untrained(env_id), env_id)
+    assert found["nash_conv"] == pytest.approx(known, abs=1e-6)
+    assert found["exploitability"] == pytest.approx(known / 2, abs=1e-6)
+    assert sum(found["gains"].values()) == pytest.approx(known, abs=1e-6)
+    assert found["information_states"] == states
+
+
+def test_an_equilibrium_has_the_nash_conv_0() -> None:
+    found = nash_conv(planted(), KUHN)
+    assert found["nash_conv"] == pytest.approx(0.0, abs=1e-6)
+    assert found["returns"] == pytest.approx({"player_0": -1 / 18, "player_1": 1 / 18}, abs=1e-6)
+
+
+def test_each_agent_plays_by_its_own_policy() -> None:
+    found = nash_conv(planted("per_agent"), KUHN)  # the other one draws its actions
+    assert found["gains"]["player_0"] > 0.1
+    assert found["gains"]["player_1"] == pytest.approx(1 / 18 + found["returns"]["player_0"], abs=1e-6)
+
+
+def test_the_most_likely_actions_are_another_policy() -> None:
+    found = nash_conv(planted(), KUHN, deterministic=True)
+    # Nobody bluffs, and nobody calls with a queen: against this, the second player gains by a bet with a jack.
+    assert found["nash_conv"] > 0.1
+
+
+def test_the_table_is_what_is_played() -> None:
+    pytest.importorskip("pyspiel")
+    algo = untrained(LEDUC)
+    for parameter in algo.policies["shared"].policy.action_net.parameters():
+        th.nn.init.normal_(parameter, generator=th.Generator().manual_seed(0))
+    env = make_vec_env(LEDUC, n_envs=64)
+    played = play_episodes(algo, env, 2000, deterministic=False, seed=0).agent_returns("player_0")
+    expected = nash_conv(algo, LEDUC)["returns"]["player_0"]
+    assert abs(np.mean(played) - expected) < 4 * np.std(played) / np.sqrt(len(played))
+
+
+def test_policies_that_do_not_fit_are_refused() -> None:
+    pytest.importorskip("pyspiel")
+    remembers = untrained(KUHN, frame_stack=2)
+    with pytest.raises(ConfigError, match=r"the policy of player_0 has a memory; accepted: policies without"):
+        nash_conv(remembers, KUHN)
+    env = make_vec_env(LEDUC, n_envs=1)
+    unmasked = MultiAgentAlgorithm(env, {"shared": PolicySpec(marl_sb3.PPO, n_steps=8)}, lambda _: "shared", n_steps=8)
+    with pytest.raises(
+        ConfigError, match=r"the policy of player_0 takes illegal actions; accepted: policies with masks"
+    ):
+        nash_conv(unmasked, LEDUC)
+    with pytest.raises(ConfigError, match=r"open_spiel/connect_four': the game has too many information states"):
+        nash_conv(unmasked, "open_spiel/connect_four")
+
+
+def test_the_command_prints_it(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyspiel")
+    settings = {"algo": "maskable_ppo", "n_envs": 2, "seed": 0, "run_dir": "run", "settings": {"n_steps": 16}}
+    run = marl_sb3.train(KUHN, timesteps=32, **settings)
+    capsys.readouterr()
+    assert evaluate.main(["run", "--nash-conv", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == nash_conv(run) == nash_conv("run") == nash_conv(run.bundle(), KUHN)
+    assert evaluate.main(["run", "--nash-conv", "--deterministic"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("the most likely actions")
+    assert [line.split(":")[0] for line in lines[1:]] == ["player_0", "player_1"]
+    assert "--nash-conv plays no episode: --seed does not go with it" in refusal(
+        evaluate.main, ["run", "--nash-conv", "--seed", "1"], capsys
+    )
