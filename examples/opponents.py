@@ -1,9 +1,11 @@
 """Players of tic-tac-toe and connect four, from weak to strong, for `evaluate --against examples.opponents:Minimax2`.
 
-Alone, it lets them play against each other: `python examples/opponents.py --games 50`.
+Alone, it lets them play against each other: `python examples/opponents.py --games 50`. The players of Monte Carlo tree
+search need OpenSpiel.
 """
 
 import argparse
+import json
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -11,7 +13,13 @@ from typing import Any
 import numpy as np
 import pettingzoo
 
+try:
+    import pyspiel
+except ImportError:
+    pyspiel = None
+
 IN_LINE = {(3, 3): 3, (6, 7): 4}  # cells in a line that win, by rows and columns of the board
+WORTH = (0.0, 1e-4, 1e-3, 1e-2)  # of a line in which one player has so many pieces, and the other has none
 
 Shape = tuple[int, int]
 
@@ -31,6 +39,12 @@ def lines_through(shape: Shape) -> list[list[int]]:
     return found
 
 
+@cache
+def all_lines(shape: Shape) -> set[int]:
+    """All lines of a board that win."""
+    return {line for lines in lines_through(shape) for line in lines}
+
+
 def cells_of_moves(shape: Shape, taken: int) -> dict[int, int]:
     """Action -> the cell that it fills, of the moves that are possible."""
     rows, columns = shape
@@ -43,15 +57,31 @@ def cells_of_moves(shape: Shape, taken: int) -> dict[int, int]:
 
 
 @lru_cache(2**18)
-def values_of_moves(shape: Shape, own: int, other: int, depth: int) -> dict[int, float]:
-    """Action -> its value by minimax: 1 for a win, -1 for a loss, less for later ones, 0 for what is not seen."""
+def worth_of_lines(shape: Shape, own: int, other: int) -> float:
+    """What the lines are worth that a player could still complete, less those of the other player."""
+    total = 0.0
+    for line in all_lines(shape):
+        mine, others = (line & own).bit_count(), (line & other).bit_count()
+        if not mine or not others:
+            total += WORTH[mine] - WORTH[others]
+    return total
+
+
+@lru_cache(2**18)
+def values_of_moves(shape: Shape, own: int, other: int, depth: int, counts: bool) -> dict[int, float]:
+    """Action -> its value by minimax: 1 for a win, -1 for a loss, less for later ones.
+
+    What is not seen has the value 0; or with `counts` that of the lines, which is never as much as a win.
+    """
     values = {}
     for action, cell in cells_of_moves(shape, own | other).items():
         mine = own | 1 << cell
         if any(mine & line == line for line in lines_through(shape)[cell]):
             values[action] = 1.0
+        elif depth == 1:
+            values[action] = worth_of_lines(shape, mine, other) if counts else 0.0
         else:
-            replies = values_of_moves(shape, other, mine, depth - 1) if depth > 1 else {}
+            replies = values_of_moves(shape, other, mine, depth - 1, counts)
             values[action] = -0.9 * max(replies.values(), default=0.0)
     return values
 
@@ -59,12 +89,14 @@ def values_of_moves(shape: Shape, own: int, other: int, depth: int) -> dict[int,
 class Greedy:
     """Looks one move ahead: it wins where it can, and else draws any move."""
 
-    depth = 1
+    depth, counts = 1, False
 
-    def act(self, observation: np.ndarray, mask: Any, rng: np.random.Generator) -> int:
+    def act(self, observation: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -> int:
         """Choose a best move, by what the env shows: (rows, columns, 2), own pieces and those of the other player."""
         own, other = (sum(1 << int(cell) for cell in np.flatnonzero(observation[..., who])) for who in (0, 1))
-        values = values_of_moves(observation.shape[:2], own, other, self.depth)
+        if self.counts and not own:  # otherwise all games against a player that draws nothing would be the same
+            return int(rng.choice(np.flatnonzero(mask)))
+        values = values_of_moves(observation.shape[:2], own, other, self.depth, self.counts)
         return int(rng.choice([action for action, value in values.items() if value == max(values.values())]))
 
 
@@ -76,6 +108,24 @@ class Minimax2(Greedy):
 
 class Minimax4(Greedy):
     """Looks four moves ahead: it also makes and avoids two threats at once."""
+
+    depth = 4
+
+
+class Lines2(Minimax2):
+    """Also counts the pieces in lines that a player could still complete, after two moves; its first move is drawn."""
+
+    counts = True
+
+
+class Lines3(Lines2):
+    """The same, three moves ahead."""
+
+    depth = 3
+
+
+class Lines4(Lines2):
+    """The same, four moves ahead."""
 
     depth = 4
 
@@ -94,11 +144,49 @@ class Random:
         return int(rng.choice(np.flatnonzero(mask)))
 
 
+class MCTS10:
+    """Plays connect four by OpenSpiel's Monte Carlo tree search, with so many simulations for each move."""
+
+    simulations = 10
+
+    def __init__(self) -> None:
+        if pyspiel is None:
+            raise ImportError("it needs OpenSpiel, the extra openspiel")
+        self.game = pyspiel.load_game("connect_four")
+
+    def state(self, observation: np.ndarray) -> Any:
+        """What OpenSpiel calls a board that the env shows to the player whose turn it is; its rows begin below."""
+        own, other = observation[::-1, :, 0], observation[::-1, :, 1]
+        me, you = "xo" if own.sum() == other.sum() else "ox"  # x begins
+        board = np.where(own, me, np.where(other, you, "."))
+        about = {"board": board.tolist(), "current_player": me, "is_terminal": False, "winner": ""}
+        return self.game.new_initial_state(json.dumps(about))
+
+    def act(self, observation: np.ndarray, mask: Any, rng: np.random.Generator) -> int:
+        """Search with the settings of OpenSpiel's own example: a UCT constant of 2, and what is proven is kept."""
+        of_rollouts, of_search = rng.integers(2**31, size=2).tolist()
+        evaluator = pyspiel.RandomRolloutEvaluator(1, of_rollouts)
+        bot = pyspiel.MCTSBot(self.game, evaluator, 2.0, self.simulations, 100, True, of_search, False)
+        return int(bot.step(self.state(observation)))
+
+
+class MCTS100(MCTS10):
+    """The same with 100 simulations."""
+
+    simulations = 100
+
+
+class MCTS1000(MCTS10):
+    """The same with 1,000 simulations."""
+
+    simulations = 1000
+
+
 # --- A tournament ----------------------------------------------------------------------------------------------------
 
 LADDERS: dict[str, list[type]] = {
     "classic/tictactoe-v3": [Random, Greedy, Minimax2, Perfect],
-    "classic/connect_four-v3": [Random, Greedy, Minimax2, Minimax4],
+    "classic/connect_four-v3": [Random, Greedy, Minimax2, Minimax4, Lines2],
 }
 
 
