@@ -9,8 +9,8 @@ A page runs from its top to its bottom, in an empty folder:
 - `text`, and MyST's directives: shown, never run.
 
 In a path, `<run>` and `<study>` stand for the newest run and the newest study in the folder before it.
-A block that no test can run has `<!-- not run: why -->` on the line above it, and one that needs a package that the tests
-do not install `<!-- needs: MODULE -->`.
+A block that no test can run has `<!-- not run: why -->` on the line above it; `<!-- needs: MODULE -->` stands above one
+that needs a package which the tests do not install.
 """
 
 from __future__ import annotations

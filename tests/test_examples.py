@@ -81,10 +81,8 @@ def test_players_that_count_lines_prefer_cells_of_many_lines(opponents: Any) -> 
     assert opponents.worth_of_lines((6, 7), other, own) == pytest.approx((3 - 1) * 1e-4 - (7 - 1) * 1e-4)
     moves = [opponents.Lines2().act(board("o..xo.."), np.ones(7, bool), np.random.default_rng(n)) for n in range(3)]
     assert len(set(moves)) == 1  # what is counted decides, and not the draw
-    assert opponents.Lines2().act(board("o.....o ox....o xx...xo"), np.ones(7, bool), np.random.default_rng(0)) in (
-        0,
-        6,
-    )
+    first = [opponents.Lines2().act(board("......."), np.ones(7, bool), np.random.default_rng(n)) for n in range(9)]
+    assert len(set(first)) > 1
 
 
 def test_players_of_tree_search_see_the_board_of_the_env(opponents: Any) -> None:

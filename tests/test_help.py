@@ -14,7 +14,7 @@ import pytest
 # Command -> how many options its help lists, --help and --version left out.
 OPTIONS = {
     "train": 39,
-    "evaluate": 18,
+    "evaluate": 19,
     "watch": 12,
     "report": 5,
     "export": 7,
