@@ -88,8 +88,8 @@ HPARAMS = (
 )
 TRUST_FILE = (
     "--trust-file",
-    "import all that the file after --hparams names: an env, algorithms, callbacks and an evaluation function of "
-    "your own; default: only what the command line names",
+    "import all that the file after --hparams names: an env, algorithms, callbacks, a mapping and an evaluation "
+    "function of your own; default: only what the command line names",
     NEW_RUN,
 )
 VECTORIZER = ("--vectorizer NAME", Setting("vectorizer"), NEW_RUN)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from marl_sb3.core.config import algorithm_info, counted
-from marl_sb3.core.envs import EnvFactory, env_factory
+from marl_sb3.core.config import algorithm_info, counted, shown
+from marl_sb3.core.envs import EnvFactory, attribute_from_here, env_factory
 from marl_sb3.core.learners import (
     PolicySpec,
     hyperparameter_defaults,
@@ -22,17 +22,19 @@ from marl_sb3.core.learners import (
     parallel_updates,
     resolve_hyperparameters,
 )
-from marl_sb3.core.mapping import policy_of_agents, resolve_policies
+from marl_sb3.core.mapping import policy_mapping, policy_of_agents, resolve_policies
 from marl_sb3.core.metrics import info_metrics
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
+from marl_sb3.doors import Assignment
 from marl_sb3.envs import named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
-from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, PolicySettings, TrainConfig, names_in, source_of
+from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, SWAP, PolicySettings, TrainConfig, names_in, source_of
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.types import AgentID, PolicyID
 
@@ -131,7 +133,7 @@ def build(
             else:
                 env = make_envs(config, factory, seed=config.seed)
             with undone_on_error(env.close):
-                config = with_rollouts(config, env.agents)
+                config = with_rollouts(config, env)
                 algorithm = _build_algorithm(config, env)
                 _require_masks(config, factory, algorithm)
                 return config, algorithm
@@ -204,26 +206,26 @@ _ROLLOUT = 2048  # agent steps of a policy over all envs: SB3's rollout of one e
 _SHORTEST_ROLLOUT = 16  # steps of an env: shorter ones say little of what an action leads to
 
 
-def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig:
+def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
     """Shorten the rollouts whose length no source gives, if the configuration picks them.
 
     SB3's default of 2,048 steps in each of several envs makes so few updates that short training runs learn nothing.
 
     Args:
         config: from `resolved`.
-        agents: of the env.
+        env: the envs.
 
     Returns:
         The configuration with the lengths; it picks none if no rollout was shortened.
     """
     if not config.picks_rollouts:
         return config
-    policy_ids = resolve_policies(config.policies, agents)
-    policies = list(policy_of_agents(policy_ids, agents, _mapping(config)).values())
+    policy_ids = resolve_policies(config.policies, env.agents)
+    policies = list(policy_mapping(policy_ids, env, _mapping(config, env)).policy_of.values())
     of_run: dict[str, Any] = {}
     of_policies: dict[PolicyID, Any] = {}
     for policy_id in policy_ids:
-        steps = _picked_steps(config, policy_id, policies.count(policy_id))
+        steps = _picked_steps(config, policy_id, policies.count(policy_id) or 1)
         if steps is None:
             continue
         has_algo_of_run = config.of_policy(policy_id).algo == config.algo
@@ -284,7 +286,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
     return MultiAgentAlgorithm(
         env,
         policies={policy_id: policy_spec(config, policy_id) for policy_id in policy_ids},
-        policy_mapping_fn=_mapping(config),
+        policy_mapping_fn=_mapping(config, env),
         policies_to_train=config.policies_to_train,
         seed=config.seed,
         device=config.device,
@@ -352,7 +354,61 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 
 
-def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
+def _mapping(config: TrainConfig, env: MultiAgentVecEnv) -> Any:
+    """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`.
+
+    Raises:
+        ConfigError: it does not fit the policies or the env.
+    """
+    listed, given = _listed_agents(config), config.mapping
+    if given is None:
+        return listed
+    policy_ids = resolve_policies(config.policies, env.agents)
+    mapping: Any
+    try:
+        if given == SWAP:
+            mapping = _swapped(policy_of_agents(policy_ids, env.agents, listed), env)
+        elif isinstance(given, Mapping):
+            if twice := [agent for agent in given if agent in (listed or ())]:
+                words = f"agent {twice[0]!r} is in mapping, and in the agents of policy {(listed or {})[twice[0]]!r}"
+                raise ConfigError(f"{words}; accepted: one of them")
+            others = policy_of_agents(policy_ids, env.agents, None) if isinstance(config.policies, str) else listed
+            mapping = SampledAssignment({**(others or {}), **given})
+        else:
+            mapping = _named_mapping(given)
+            if listed:
+                words = f"mapping is {shown(given)}, and policy {next(iter(listed.values()))!r} has agents"
+                raise ConfigError(f"{words}; accepted: one of them")
+        policy_mapping(policy_ids, env, mapping)
+    except ConfigError as error:
+        raise ConfigError(str(error), key="mapping") from error
+    return mapping
+
+
+def _swapped(policy_of: Mapping[AgentID, PolicyID], env: MultiAgentVecEnv) -> Assignment:
+    """Return the swaps of agents with the same spaces; refused if none of them have different policies."""
+    if all(len({policy_of[agent] for agent in group.agents}) == 1 for group in env.groups):
+        seats = "; ".join(
+            f"{', '.join(group.agents)}: policy {policy_of[group.agents[0]]!r}, {group.observation_space}, "
+            f"{group.action_space}"
+            for group in env.groups
+        )
+        words = "mapping is swap, and no agents with the same spaces have different policies"
+        raise ConfigError(f"{words}: {seats}; accepted: policies per_agent, or several for such agents")
+    return SwappedAssignment(policy_of, [group.agents for group in env.groups])
+
+
+def _named_mapping(name: str) -> Any:
+    """Import a function, or an `Assignment`, that the user has named; nothing else may name it."""
+    where = f"mapping {shown(name)}"
+    found = attribute_from_here(name, where, "swap, or MODULE:NAME of a function or an Assignment", "mapping")
+    if isinstance(found, type) or not (callable(found) or isinstance(found, Assignment)):
+        module_name, _, attribute = name.partition(":")
+        raise ConfigError(f"{where}: {module_name} has no function and no Assignment {attribute!r}", key="mapping")
+    return found
+
+
+def _listed_agents(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
     """Return the policy of each agent, from the `agents` of the policies; None if no policy lists agents."""
     if isinstance(config.policies, str):
         return None

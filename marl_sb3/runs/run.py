@@ -206,7 +206,12 @@ def load_run(
     saved = SavedRun.open(folder, name, device)
     files = saved.files
     results = read_results(files.path)
-    run = Run(files, *build(saved.config, factory), factory=factory)
+    config = saved.config
+    if config.mapping_code is not None:  # which a run folder cannot import; checkpoints tell who may play whom
+        bundle = saved.policies(checkpoint)
+        config = replace(config, mapping=bundle.candidates or bundle.policy_of)
+    config, algorithm = build(config, factory)
+    run = Run(files, replace(config, mapping=saved.config.mapping), algorithm, factory=factory)
     with undone_on_error(run.close):
         # The checkpoint is read last: a training run in progress may delete older ones while the policies are built.
         run.checkpoint, run.checkpoint_why = with_checkpoint(

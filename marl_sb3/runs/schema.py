@@ -74,6 +74,14 @@ def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
 # `require_ids` checks the ids in mappings and lists, with better messages.
 _Policies = Annotated[str | Mapping[Any, Any], Meta(description="shared, per_agent or a mapping")]
 _PolicyIds = Annotated[Sequence[Any], Meta(description="a list of policy ids")]
+_Played = Annotated[str | Sequence[Any], Meta(description="a policy id, or a list of these")]
+_Mapping = Annotated[
+    str | Mapping[Any, Any] | None,
+    Meta(
+        description="swap, a mapping of agent ids to a policy id or a list of these, MODULE:NAME of a function or an "
+        "Assignment, or null"
+    ),
+]
 _AgentIds = Annotated[Sequence[Any], Meta(description="a list of agent ids, such as [agent1, agent2]")]
 _Policy = Annotated[Mapping[Any, Any], Meta(description="a mapping of settings")]
 _ByPolicy = Annotated[Mapping[Any, Any], Meta(description="a mapping of policy ids to their settings")]
@@ -105,6 +113,8 @@ _Track = Annotated[
 ]
 _Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
+
+SWAP = "swap"  # as `mapping`
 
 # The mappings from policy ids to settings of single policies.
 BY_POLICY = ("policies", "policy_settings")
@@ -176,6 +186,10 @@ class TrainConfig:
     policy_settings: _ByPolicy = field(default_factory=dict)
     # ids of the policies that learn; the others act and keep their weights. None: all learn.
     policies_to_train: _PolicyIds | None = None
+    # which policy plays an agent, where `policies` does not say it or it changes by episode: `swap` (agents with the
+    # same spaces swap policies), a mapping from agents to a policy or to a list from which each episode draws, or
+    # `MODULE:NAME` of a function of the agent and the episode, or of an `Assignment`. None: as in `policies`.
+    mapping: _Mapping = None
     # sources of the initial weights, each as after `--init-from`. None: random weights.
     init_from: Strings | None = None
     # patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
@@ -259,8 +273,14 @@ class TrainConfig:
 
     @property
     def named_policies(self) -> str:
-        """The setting `policies` in a line: `shared`, `per_agent`, or the ids of the policies."""
-        return self.policies if isinstance(self.policies, str) else ", ".join(self.policies)
+        """`policies` in a line: `shared`, `per_agent`, or the ids of the policies; and `mapping`, if any."""
+        policies = self.policies if isinstance(self.policies, str) else ", ".join(self.policies)
+        return policies if self.mapping is None else f"{policies} (mapping {self.mapping})"
+
+    @property
+    def mapping_code(self) -> str | None:
+        """The place of the function, or the `Assignment`, that says who plays whom; None: the settings say it."""
+        return self.mapping if isinstance(self.mapping, str) and self.mapping != SWAP else None
 
     def single_policies(self) -> list[PolicyID]:
         """Return the ids of the policies that are listed or have settings of their own."""
@@ -352,5 +372,10 @@ def _check_ids(config: TrainConfig) -> None:
                 words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
                 raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
             require_ids("agent", require(key, settings["agents"], _AgentIds), key, _QUOTE)
+    by_agent = config.mapping if isinstance(config.mapping, Mapping) else {}
+    require_ids("agent", by_agent, "mapping", _QUOTE)
+    for agent, played in by_agent.items():
+        ids = require(f"mapping.{agent}", played, _Played, "mapping")
+        require_ids("policy", [ids] if isinstance(ids, str) else ids, "mapping", _QUOTE)
     require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
     require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)

@@ -194,7 +194,7 @@ def load_config(
             file gives to one of its name.
 
     An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
-    file alone must not import code. Its callbacks and its evaluation function are refused by `require_trusted`.
+    file alone must not import code. Other code is refused by `require_trusted`.
     """
     algo = None if algo is None else canonical_algorithm(algo)
     named = [name for name in (env, trusted_env) if name is not None]
@@ -246,7 +246,7 @@ def name_of_callback(entry: Any) -> str:
 
 
 def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -> None:
-    """Refuse code that only a file names, before it is imported: callbacks and the evaluation function.
+    """Refuse code that only a file names, before it is imported: callbacks, the evaluation function, the mapping.
 
     Args:
         named: the settings that the user has given; None: those that no file has.
@@ -257,6 +257,7 @@ def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -
     function = config.evaluation.function
     of_file = {"callbacks": [name_of_callback(each) for each in config.callbacks or ()]}
     of_file["evaluation.function"] = [] if function is None else [function]
+    of_file["mapping"] = [] if config.mapping_code is None else [config.mapping_code]
     for key, names in of_file.items():
         source = config.sources.get(key)
         if names and source is not None and not (source.may_import if named is None else key in named):
@@ -317,11 +318,17 @@ def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return converted
 
 
+def _by_agent(mapping: Any) -> Any:
+    ids = _by_text("", _texts)(mapping)
+    return {agent: _texts(_text(own)) for agent, own in ids.items()} if isinstance(ids, Mapping) else ids
+
+
 # Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a
 # `ConfigError` if the same id is there as an integer and as a string.
 _TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
     "policies": _by_text("agents", _texts),
     "policy_settings": _by_text("agents", _texts),
     "policies_to_train": _texts,
+    "mapping": _by_agent,
     "custom_metrics": _by_text("agent", _text),
 }

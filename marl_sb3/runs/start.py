@@ -240,10 +240,10 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     """Return the configuration of a run folder, which cannot name code, with settings that the user names."""
     if settings:
         config = load_config(config.env, hparams=parse_value(to_yaml(config)), settings=settings)
-    function = config.evaluation.function
-    if function is not None and "evaluation.function" not in settings:
-        words = f"accepted with --resume: --set evaluation.function={shlex.quote(function)}"
-        raise ConfigError(f"a run folder cannot import its evaluation.function; {words}", key="evaluation.function")
+    for key, code in {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}.items():
+        if code is not None and key not in settings:
+            words = f"accepted with --resume: --set {key}={shlex.quote(code)}"
+            raise ConfigError(f"a run folder cannot import its {key}; {words}", key=key)
     return config
 
 

@@ -69,7 +69,7 @@ def train(
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
         hparams: a file of settings by env id, or a mapping, instead of the shipped preset.
-        trust_file: import all code that `hparams` names: its env, algorithms, callbacks and evaluation function.
+        trust_file: import all code that `hparams` names: its env, algorithms, callbacks, mapping and so on.
         stop: values by metric; the training ends when one metric reaches its value.
         n_workers: number of processes that step the envs, with the same results, or `auto`; see `make_vec_env`.
         vectorizer: see `make_vec_env`.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,11 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml
 from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, resolved, to_yaml
 from marl_sb3.runs.building import build, policy_spec, with_rollouts
+
+
+def env_of(agents: Iterable[str]) -> Any:
+    return SimpleNamespace(agents=list(agents), groups=[])
+
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -157,21 +164,29 @@ def test_rollouts_in_an_env_without_a_preset_have_about_2048_agent_steps(
     n_agents: int, options: dict[str, Any], expected: int
 ) -> None:
     config = resolved(load_config("any", **options))
-    agents = [f"a{index}" for index in range(n_agents)]
-    picked = with_rollouts(config, agents)
+    env = env_of(f"a{index}" for index in range(n_agents))
+    picked = with_rollouts(config, env)
     assert picked.hyperparameters["n_steps"] == expected
     assert picked.policy_settings == {}
     assert picked.picks_rollouts == (expected != config.hyperparameters["n_steps"])
-    assert with_rollouts(load_config("any", hparams=yaml.safe_load(to_yaml(picked))), agents) == picked
+    assert with_rollouts(load_config("any", hparams=yaml.safe_load(to_yaml(picked))), env) == picked
 
 
 def test_each_policy_has_rollouts_that_fit_its_agents() -> None:
     policies = {"pack": {"agents": ["a", "b", "c"]}, "prey": {"agents": ["d"]}, "q": {"agents": ["e"], "algo": "dqn"}}
-    picked = with_rollouts(resolved(load_config("any", policies=policies)), ["a", "b", "c", "d", "e"])
+    picked = with_rollouts(resolved(load_config("any", policies=policies)), env_of("abcde"))
     assert [picked.of_policy(policy).hyperparameters["n_steps"] for policy in policies] == [64, 256, 1]
     assert load_config("any", policies=policies).picks_rollouts
     given = resolved(load_config("any", policies=policies, settings={"prey.n_steps": 512}))
-    assert with_rollouts(given, ["a", "b", "c", "d", "e"]).of_policy("prey").hyperparameters["n_steps"] == 512
+    assert with_rollouts(given, env_of("abcde")).of_policy("prey").hyperparameters["n_steps"] == 512
+
+
+def test_a_policy_that_plays_only_in_some_episodes_has_rollouts_of_one_agent() -> None:
+    settings = {"mapping": {"a": "main", "b": ["main", "x"]}}
+    picked = with_rollouts(
+        resolved(load_config("any", policies={"main": {}, "x": {}}, settings=settings)), env_of("ab")
+    )
+    assert [picked.of_policy(policy).hyperparameters["n_steps"] for policy in ("main", "x")] == [128, 256]
 
 
 def test_a_preset_sets_its_own_rollouts() -> None:

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "supersuit": {"vectorizer": "supersuit"},
     "turns": {"env": "classic/tictactoe-v3", "policies": "per_agent"},
     "one frozen": {"policies": "per_agent", "settings": {"policies_to_train": ["agent2"]}},
+    "swap": {"policies": "per_agent", "settings": {"mapping": "swap"}},
 }
 
 

@@ -383,6 +383,9 @@ def _policy_of(run: RunData, agent: str) -> str | None:
     if len(policies) == 1:
         return policies[0]
     listed = {each: policy_id for policy_id in policies for each in run.config.agents_of(policy_id) or ()}
+    if isinstance(run.config.mapping, Mapping) and agent in run.config.mapping:
+        played = run.config.mapping[agent]
+        return played if isinstance(played, str) else ", ".join(played)
     return listed.get(agent, agent if agent in policies else None)
 
 

@@ -58,6 +58,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "env_config": ({"height": 3}, "env_kwargs", {"height": 3}),
     "algorithm_config_overrides_per_module": ({"p": {"lr": 0.1}}, "policy_settings", {"p": {"learning_rate": 0.1}}),
     "metrics_num_episodes_for_smoothing": (7, "stats_window_size", 7),
+    "policy_mapping_fn": ("swap", "mapping", "swap"),
     "sample_timeout_s": (7.5, "worker_timeout_s", 7.5),
     "max_num_env_runner_restarts": (7, "max_worker_restarts", 7),
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
