@@ -55,6 +55,8 @@ from .runs.train import train as train
 from .tools.checkup.api import examine as examine
 from .tools.looking.comparison import Comparison as Comparison
 from .tools.looking.comparison import compare as compare
+from .tools.looking.matching import Match as Match
+from .tools.looking.matching import match as match
 from .tools.serving.client import PolicyClient as PolicyClient
 from .tools.tuning.api import tune as tune
 from .tools.tuning.study import TuneStudy as TuneStudy

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from marl_sb3.cli import CommandParser
 
-COMMANDS = ("train", "tune", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "doctor")
+COMMANDS = (
+    *("train", "tune", "evaluate", "watch", "plot", "compare", "match", "report"),
+    *("export", "imitate", "serve", "doctor"),
+)
 
 
 def build_parser() -> CommandParser:

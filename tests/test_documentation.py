@@ -80,7 +80,6 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from marl_sb3 import evaluation
     from marl_sb3.runs import building, jobs
-    from marl_sb3.runs import evaluate as runs_evaluate
     from marl_sb3.tools import checkup
     from marl_sb3.tools.tuning import Search, api, workers
 
@@ -99,8 +98,9 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArenaEnv.__init__, "__defaults__", (height, width, EPISODE_STEPS, *more))
 
     count = evaluation.episodes_of_env
-    for module in (evaluation, runs_evaluate):
-        monkeypatch.setattr(module, "episodes_of_env", lambda *given: min(count(*given), MOST_EPISODES))
+    for module in ("evaluation.playing", "runs.evaluate"):
+        name = f"marl_sb3.{module}.episodes_of_env"
+        monkeypatch.setattr(name, lambda *given: min(count(*given), MOST_EPISODES))
 
     with_rollouts = building.with_rollouts
     monkeypatch.setattr(building, "with_rollouts", lambda *given: with_short_rollouts(with_rollouts(*given)))

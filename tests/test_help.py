@@ -22,6 +22,7 @@ OPTIONS = {
     "serve": 16,
     "plot": 9,
     "compare": 6,
+    "match": 13,
     "doctor": 9,
     "tune": 34,
 }

@@ -56,7 +56,8 @@ EXTENSIONS = (
 )
 TOOLS = ("tools.checkup", "tools.looking", "tools.serving", "tools.tuning")
 COMMANDS = (
-    *("train", "evaluate", "watch", "plot", "compare", "report", "export", "imitate", "serve", "tune", "doctor"),
+    *("train", "evaluate", "watch", "plot", "compare", "match", "report"),
+    *("export", "imitate", "serve", "tune", "doctor"),
 )
 
 # From the bottom up: a module imports from the layers below its own and from its own room, not from others beside it.

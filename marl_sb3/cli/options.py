@@ -155,7 +155,8 @@ class Option(NamedTuple):
             "choices": get_args(kind) if get_origin(kind) is Literal else self.find(list),
         }
         if not self.shown.startswith("-"):
-            return {**settings, "nargs": "+" if is_repeated else "?" if may_lack else None}
+            several, one = ("*", "?") if may_lack else ("+", None)
+            return {**settings, "nargs": several if is_repeated else one}
         if (bare := self.find(Bare)) is not None:
             settings |= {"nargs": "?", "const": bare.value}
         return {**settings, "default": default, "action": "append" if is_repeated else "store"}

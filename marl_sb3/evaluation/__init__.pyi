@@ -4,11 +4,16 @@ from .game import Control as Control
 from .game import Game as Game
 from .game import GamePlan as GamePlan
 from .opponents import RANDOM as RANDOM
+from .opponents import Against as Against
+from .opponents import Code as Code
 from .opponents import Opponent as Opponent
 from .opponents import RandomOpponent as RandomOpponent
 from .opponents import Rival as Rival
 from .opponents import Source as Source
+from .opponents import bundle_of as bundle_of
 from .opponents import combine_policies as combine_policies
+from .opponents import opponent_name as opponent_name
+from .opponents import opponents_of as opponents_of
 from .player import LEAST_PER_S as LEAST_PER_S
 from .player import MOST_PER_S as MOST_PER_S
 from .player import Command as Command

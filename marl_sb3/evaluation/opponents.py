@@ -51,7 +51,8 @@ class HasBundle(Protocol):
         """Return the policies."""
 
 
-Against: TypeAlias = str | type[Opponent] | Opponent | PolicyBundle | HasBundle
+Code: TypeAlias = str | type[Opponent] | Opponent  # no policy
+Against: TypeAlias = Code | Mapping[AgentID, Code] | PolicyBundle | HasBundle
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,14 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
 
     Args:
         against: `random`; `MODULE:CLASS`, which is imported; a class, which is called once for each agent, with
-            `agent=` the agent's id if it has a parameter of this name, else without arguments; or an object, which
-            plays all agents.
+            `agent=` the agent's id if it has a parameter of this name, else without arguments; an object, which plays
+            all agents; or a mapping from agents to these.
 
     Raises:
         ConfigError: it is none of these, cannot be imported, or cannot be made.
     """
+    if isinstance(against, Mapping):
+        return {agent: opponents_of(against[agent], env, [agent])[agent] for agent in agents}
     if against == RANDOM:
         return {
             agent: RandomOpponent(group.action_space)

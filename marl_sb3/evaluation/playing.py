@@ -129,7 +129,7 @@ def play_episodes(
         on_episode: called with each counted episode.
         acting: the agents whose policies act; the others are played by `against`, and need no policy. None: all.
         against: who plays the others: `random` (uniformly among the actions that masks allow), or as in
-            `evaluate_policies`.
+            `evaluate_policies`; or a mapping from each of these agents to who plays it, which is no policy.
         watchers: see every step, also those of episodes that are not counted.
         tells: whether watchers see the log-probabilities and values of sampled actions; see `PredictingPolicy`.
 

@@ -13,8 +13,8 @@ from .drawing import plotly_html as plotly_html
 from .drawing import require_drawable as require_drawable
 from .drawing import write_figure as write_figure
 from .exchange import write_marl_eval as write_marl_eval
-from .ratings import Rating as Rating
-from .ratings import ratings as ratings
+from .rating import Rating as Rating
+from .rating import ratings as ratings
 from .reading import find_runs as find_runs
 from .reading import read_records as read_records
 from .reading import read_run as read_run

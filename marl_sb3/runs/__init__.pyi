@@ -5,10 +5,12 @@ from .building import check_device as check_device
 from .building import env_of as env_of
 from .building import env_settings as env_settings
 from .building import import_algorithms as import_algorithms
+from .building import make_envs as make_envs
 from .building import resolved as resolved
 from .equilibrium import nash_conv as nash_conv
 from .estimates import estimate_policies as estimate_policies
 from .evaluate import SUM as SUM
+from .evaluate import EpisodeDigests as EpisodeDigests
 from .evaluate import EvaluatedRun as EvaluatedRun
 from .evaluate import evaluate_run as evaluate_run
 from .evaluate import game_plan as game_plan

@@ -49,6 +49,7 @@ from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_
 
 _EVALUATED = f"evaluation/{RETURN}"
 _LENGTH = "env_runners/episode_len_mean"
+_MATCH = "match.json"  # what `match --out RUN/match.json` has written
 _VIDEOS = {".gif": "image/gif", ".mp4": "video/mp4"}
 _MOST_BYTES = 30_000_000  # of a video that is put into the page
 _MOST_RUNS, _MOST_LINES, _MOST_POLICIES = 500, 40, 16
@@ -193,11 +194,27 @@ def _page_of_one(run: RunData) -> Page:
     if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
         page.add("Learner health", *_drawn(page, _learner_curves(run.record), across=2, height=260))
+    if is_regular(run.folder / _MATCH):
+        for heading, parts in _match(page, run.folder / _MATCH):
+            page.add(heading, *parts)
     files = sorted(path for path in run.folder.rglob("*") if path.suffix.lower() in _VIDEOS and is_regular(path))
     if files:
         page.add("Videos", *(part for path in files for part in _video(path, run.folder)))
     page.add("How to repeat it", *_repeat(run))
     return page
+
+
+def _match(page: Page, path: Path) -> Iterator[tuple[str, list[Html]]]:
+    """The match that was written into the run folder, such as of its checkpoints against each other."""
+    from marl_sb3.tools.looking.match_page import sections  # these play games
+    from marl_sb3.tools.looking.matching import Match
+
+    try:
+        found = Match.from_json(read_regular(path))
+    except ConfigError as error:
+        yield "Match", [warning(f"{path.name} is {error}")]
+        return
+    yield from ((f"Match: {heading}", parts) for heading, parts in sections(page, found))
 
 
 def _page_of_several(runs: Sequence[RunData]) -> Page:

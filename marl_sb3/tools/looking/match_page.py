@@ -1,0 +1,244 @@
+"""A match in words, in tables, and on a page with heat maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from marl_sb3.core.config import counted
+from marl_sb3.core.metrics import SampleStats
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display import Html, Page, note, number, one_line, standard_console, table, words
+from marl_sb3.files import named_by_user, write_whole
+from marl_sb3.results import PAGE_LAYOUT, Curve, Figure, Panel, plotly_html
+from marl_sb3.startup import require_extra
+
+if TYPE_CHECKING:
+    from marl_sb3.tools.looking.matching import Entrant, Match
+
+SUFFIXES = (".html", ".json")
+_MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
+_MOST_WITH_TEXT = 16  # players; with more, the cells of a heat map are too small for numbers
+_MOST_CYCLES = 5  # that are listed
+_CELL, _EDGES = 46, 160  # pixels
+_COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
+
+Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its head and its rows
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that is neither a page nor JSON, or a page without the package for it."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--out is {path}; accepted: a file that ends with {' or '.join(SUFFIXES)}", key="--out")
+    if path.suffix == ".html":
+        require_extra(path.name, "report")
+
+
+def write(found: Match, path: Path) -> Path:
+    """Write a page, FILE.html, or the result itself, FILE.json; returns the path."""
+    require_writable(path)
+    with named_by_user(path, "out"):
+        if path.suffix == ".json":
+            return write_whole(path, json.dumps(found.to_plain(), allow_nan=False))
+        page = Page(f"Match in {found.env}")
+        for heading, parts in sections(page, found):
+            page.add(heading, *parts)
+        return page.write(path)
+
+
+def show_match(found: Match) -> None:
+    """Print a match."""
+    from rich.table import Table
+
+    console = standard_console()
+    console.print(_how(found), soft_wrap=True, markup=False)
+    for title, head, rows in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
+        printed = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+        for place, name in enumerate(head):
+            printed.add_column(one_line(name), overflow="fold", justify="left" if place == 1 else "right")
+        for row in rows:
+            printed.add_row(*map(one_line, row))
+        console.print(printed)
+    for line in [*sentences(found), *(f"note: {line}" for line in found.notes)]:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def sentences(found: Match) -> list[str]:
+    """What was found, in words."""
+    lines = [] if found.opposed is None else [found.opposed]
+    lines += [] if found.unrated is None else [found.unrated]
+    for cycle in found.cycles[:_MOST_CYCLES]:
+        ring = " > ".join([*cycle.players, cycle.players[0]])
+        lines.append(f"cycle: {ring}: {'each wins' if cycle.certain else 'perhaps, each has won'} against the next one")
+    left = len(found.cycles) - _MOST_CYCLES
+    lines += [f"{counted(left, 'more cycle')} among the best"] if left > 0 else []
+    if any(cycle.certain for cycle in found.cycles):
+        lines.append("ratings cannot show a cycle: the table of points does")
+    return lines
+
+
+def _how(found: Match) -> str:
+    sides = " against ".join(map(_side, found.sides))
+    return (
+        f"{found.env}: {len(found.players)} players, {sides}, {counted(found.episodes, 'episode')} of each two in each "
+        f"order, seed {found.seed}"
+    )
+
+
+def _side(name: str) -> str:
+    return one_line(name)[:40]
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
+    """The tables of a match: the players, the strongest first; points; where nobody is rated, returns of each side."""
+    order = _order(found)
+    yield "", *_players(found, order, () if found.unrated is None else found.sides)
+    numbers = [str(place + 1) for place in order]
+    if found.unrated is None:
+        rows = [
+            [str(one + 1), found.players[one].name]
+            + [
+                "" if (cell := found.points[one][two]) is None else _share(cell.share, cell.ci95, intervals)
+                for two in order
+            ]
+            for one in order
+        ]
+        yield "points of the row against the column, %", ["", "player", *numbers], rows
+        return
+    for side, returns in found.returns.items():
+        rows = [
+            [str(one + 1), found.players[one].name, *(_mean(returns[one][two], intervals) for two in order)]
+            for one in order
+        ]
+        others = "the other side" if len(found.sides) == 2 else "all other sides"
+        yield f"mean return of {_side(side)}: the row plays it, the column {others}", ["", "player", *numbers], rows
+
+
+def _order(found: Match) -> list[int]:
+    """The players, the strongest first; where nobody is rated, as they were given."""
+    ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
+    return sorted(range(len(ratings)), key=lambda place: -ratings[place])
+
+
+def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+    """The players with their ratings, and their mean returns on some sides."""
+    rated = any(each.rating is not None for each in found.players)
+    head = ["", "player", *(["rating", "95 %", "points %"] if rated else [])]
+    head += [f"{_side(side)}, {what}" for side in sides for what in ("own", "others")]
+    rows = []
+    for place in order:
+        player = found.players[place]
+        row = [str(place + 1), player.name]
+        if rated and player.rating is not None:
+            low, high = player.rating.ci95
+            row += [f"{player.rating.rating:+.0f}", f"{low:+.0f} to {high:+.0f}", f"{100 * _points(found, place):.0f}"]
+        elif rated:
+            row += ["", "", ""]
+        for side in sides:
+            row += [_mean(player.own.get(side), True), _mean(player.against_others.get(side), True)]
+        rows.append(row)
+    return head, rows
+
+
+def _points(found: Match, place: int) -> float:
+    """The share of the points that a player has won of those in all its games."""
+    met = [cell for cell in found.points[place] if cell is not None]
+    episodes = sum(cell.won + cell.drawn + cell.lost for cell in met)
+    return sum(cell.won + cell.drawn / 2 for cell in met) / max(1, episodes)
+
+
+def _share(share: float, ci95: tuple[float, float], intervals: bool) -> str:
+    return f"{100 * share:.0f} ({100 * ci95[0]:.0f} to {100 * ci95[1]:.0f})" if intervals else f"{100 * share:.0f}"
+
+
+def _mean(stats: SampleStats | None, intervals: bool) -> str:
+    if stats is None or stats.mean is None:
+        return ""
+    margin = None if stats.ci95 is None or not intervals else (stats.ci95[1] - stats.ci95[0]) / 2
+    return number(stats.mean) if margin is None else f"{number(stats.mean)} ± {number(margin)}"
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
+    """The sections of a page about a match: the players, how runs became better, and heat maps."""
+    order = _order(found)
+    head, rows = _players(found, order, found.sides)
+    explained = (
+        "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. Own: "
+        "mean return of a side where the player takes all sides; others: where others take the other sides."
+    )
+    lines = [_how(found), *sentences(found), *(f"Note: {line}" for line in found.notes)]
+    yield "Players", [table(rows, head), note(explained), *map(note, lines)]
+    progress = _progress(found)
+    if progress.panels:
+        text = "Ratings of the checkpoints of a run against each other and the other players, with 95 % intervals."
+        yield "Did it get better?", [plotly_html(page, progress), note(text)]
+    if found.unrated is None:
+        shares = [[None if (cell := found.points[a][b]) is None else cell.share * 100 for b in order] for a in order]
+        hints = [
+            [
+                ""
+                if (cell := found.points[a][b]) is None
+                else f"{_share(cell.share, cell.ci95, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
+                for b in order
+            ]
+            for a in order
+        ]
+        title = "Points of the row against the column, %"
+        yield title, [_heat_map(page, found, order, shares, hints, middle=50.0)]
+    for side, returns in found.returns.items():
+        values = [[None if (paid := returns[a][b]) is None else paid.mean for b in order] for a in order]
+        texts = [[_mean(returns[a][b], True) for b in order] for a in order]
+        text = "The row plays it, the column the others. On the diagonal a player plays with itself."
+        yield f"Mean return of {_side(side)}", [_heat_map(page, found, order, values, texts), note(text)]
+
+
+def _heat_map(
+    page: Page,
+    found: Match,
+    order: Sequence[int],
+    values: Sequence[Sequence[float | None]],
+    hints: Sequence[Sequence[str]],
+    middle: float | None = None,
+) -> Html:
+    from plotly.graph_objects import Figure as Drawing
+    from plotly.graph_objects import Heatmap
+
+    names = [words(found.players[place].name) for place in order]
+    numbered = [f"{place + 1} {name}" for place, name in zip(order, names, strict=True)]
+    known = [value for row in values for value in row if value is not None]
+    scale = {"zmin": 0.0, "zmax": 100.0} if middle is not None else {"zmid": float(np.mean(known or [0.0]))}
+    heat = Heatmap(
+        z=values, x=[str(place + 1) for place in order], y=numbered, colorscale=_COLORS, customdata=hints,
+        hovertemplate="%{y} against %{x}: %{customdata}<extra></extra>", **scale,
+        **({"texttemplate": "%{z:.3g}"} if len(order) <= _MOST_WITH_TEXT else {}),
+    )  # fmt: skip
+    drawn = Drawing(heat)
+    drawn.update_layout(**{**PAGE_LAYOUT, "hovermode": "closest"}, height=_CELL * len(order) + _EDGES)
+    drawn.update_xaxes(type="category", side="top").update_yaxes(type="category", autorange="reversed", automargin=True)
+    return page.figure(drawn)
+
+
+def _progress(found: Match) -> Figure:
+    """The ratings of the checkpoints of each run that has several, by iteration."""
+    by_source: dict[str, list[tuple[int, Entrant]]] = {}
+    for each in found.players:
+        iteration = (each.checkpoint or "").removeprefix("ckpt-")
+        if each.rating is not None and iteration.isdecimal() and iteration.isascii():
+            by_source.setdefault(each.source, []).append((int(iteration), each))
+    curves = []
+    for source, players in by_source.items():
+        players.sort(key=lambda each: each[0])
+        if len(players) > 1:
+            bounds = np.array([[p.rating.rating, *p.rating.ci95] for _, p in players if p.rating is not None]).T
+            curves.append(Curve(source, "", np.array([iteration for iteration, _ in players]), *bounds))
+    return Figure([Panel("rating", "rating", curves)] if curves else [], "iteration")

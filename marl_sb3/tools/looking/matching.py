@@ -1,0 +1,411 @@
+"""Matches: all players play each other on all sides, and what comes of it in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import PositiveInt, require
+from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.mapping import by_policy
+from marl_sb3.core.metrics import Opposition, SampleStats, sample_stats, share_stats
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.envs import named_factory
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes
+from marl_sb3.extensions.display import progress_bars
+from marl_sb3.results import Rating, ratings
+from marl_sb3.runs import EpisodeDigests, make_envs
+from marl_sb3.tools.looking.players import Player, Sides, game_of, labels, players_of, runs_of, seated, sides_of
+from marl_sb3.types import AgentID, Array
+
+_ROUNDING = 1e-4  # of returns: rewards are float32
+_BEST = 10  # players among whom cycles are looked for
+_NOBODY = PolicyBundle({}, {}, {}, {})
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a player has won against another: 1 point for each win, 0.5 for each draw."""
+
+    won: int
+    drawn: int
+    lost: int
+    share: float  # of the points
+    ci95: tuple[float, float]  # Wilson's interval, which is wider than it needs to be where there are draws
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A player, and how it did."""
+
+    name: str
+    source: str  # the path of its files, or MODULE:CLASS
+    checkpoint: str | None  # which its policies were loaded from
+    sides: list[str]  # those that it could take
+    rating: Rating | None  # on Elo's scale; None: returns do not say who wins, or it has met nobody
+    own: dict[str, SampleStats]  # by side: mean return of its agents, where it took all sides
+    against_others: dict[str, SampleStats]  # the same where others took the other sides: means over these, by seed
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Three players, each of whom has won against the next one, and the last against the first."""
+
+    players: list[str]
+    certain: bool  # whether each share of points is above one half at 95 %
+
+
+@dataclass(frozen=True)
+class Match:
+    """What came of a match; rows and columns of its tables are the players, in their order."""
+
+    env: str  # id of the env
+    sides: dict[str, list[AgentID]]  # agents of each side, by its name
+    episodes: int  # of each two players in each order of the sides
+    seed: int  # of the episodes: all players play the same ones
+    players: list[Entrant]
+    opposed: str | None  # how the agents' returns oppose each other; None if they do not: there are no winners then
+    unrated: str | None  # why there are no points and ratings; None: there are
+    points: list[list[Points | None]]  # of the row against the column
+    returns: dict[str, list[list[SampleStats | None]]]  # by side: of the row on it, and the column on all others
+    cycles: list[Cycle]  # among the best ten
+    notes: list[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON."""
+        return dict(msgspec.to_builtins(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Match:
+        """Read what `to_plain` has returned from a file, which is untrusted.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        try:
+            found = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ConfigError(f"no result of a match: {error}; accepted: what match --json prints") from error
+        n = len(found.players)
+        tables: list[Sequence[Sequence[object]]] = [found.points, *found.returns.values()]
+        if any(len(rows) != n or any(len(row) != n for row in rows) for rows in tables):
+            raise ConfigError(f"no result of a match: a table has not {n} rows and columns, one for each player")
+        return found
+
+    def write(self, path: str | Path) -> Path:
+        """Write a page, FILE.html, or the result itself, FILE.json."""
+        from marl_sb3.tools.looking.match_page import write
+
+        return write(self, Path(path))
+
+    def __repr__(self) -> str:
+        ranked = ", ".join(
+            each.name if each.rating is None else f"{each.name} {each.rating.rating:+.0f}" for each in self.players
+        )
+        return f"<Match in {self.env}: {ranked}>"
+
+
+def match(
+    players: Mapping[str, Any] | Sequence[Any],
+    *,
+    opponents: Sequence[Code] = (),
+    checkpoints: str | None = None,
+    env: str | EnvFactory | None = None,
+    sides: Sequence[Sequence[AgentID]] = (),
+    episodes: int = 100,
+    deterministic: bool | None = None,
+    seed: int = 0,
+    n_envs: int | None = None,
+) -> Match:
+    """Let players play each other, on all sides, in the same episodes.
+
+    Args:
+        players: run folders, checkpoints, members of a league, what `MultiAgentAlgorithm.save` wrote, a `Run`, policies
+            from `load_policies`; by name, or without names.
+        opponents: players of code: `random`, `MODULE:CLASS`, a class, or an object; see `evaluate_policies`.
+        checkpoints: which of each run plays: `best`, `latest`, numbers of iterations (`4,8`), or `all`: each is a
+            player, as are the members of its league. None: as in `load_policies`.
+        env: the env, or its factory; needed if no player is a run, or if it is code of your own. None: the runs' env.
+        sides: the agents of each side; those that are left are one more. None: those that one policy plays, where runs
+            have several; else each agent alone. A player takes one side, another player all others.
+        episodes: of each two players in each order of the sides.
+        deterministic: the most likely actions (True), or sampled ones (False). None: the setting of each run.
+        seed: of the episodes and of sampled actions.
+        n_envs: envs that step together; None: as in the first run.
+
+    Raises:
+        ConfigError: there are fewer than two players, or they do not play one game; the message names them.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        HookError: an opponent of code failed.
+    """
+    episodes = require("episodes", episodes, PositiveInt)
+    env_id, factory = named_factory(env)
+    named = _named(players)
+    runs = runs_of([each for each in named.values() if isinstance(each, Path)], env_id)
+    config, notes = game_of(runs, env_id)
+    plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
+    with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:
+        found = players_of({**named, **_code(opponents)}, runs, checkpoints, envs)
+        bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
+        the_sides = sides_of(bundles, envs.agents, sides)
+        placed = [seated(player, envs, the_sides) for player in found]
+        notes += _cannot(placed)
+        table = _Games(envs.agents, the_sides, [player for player, _ in placed])
+        with progress_bars() as bars:
+            playing = bars.add_task("episodes", total=episodes * len(table.seatings))
+            table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
+    return table.result(config.env, episodes, seed, notes)
+
+
+def _named(players: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    """Return the players by name; those that are paths are `Path`s."""
+    if isinstance(players, Mapping):
+        return {name: Path(each) if isinstance(each, str) else each for name, each in players.items()}
+    paths = [each for each in players if isinstance(each, (str, Path))]
+    named: dict[str, Any] = dict(labels(paths)) if paths else {}
+    for number, each in enumerate(players):
+        if not isinstance(each, (str, Path)):
+            named[Path(each.folder).name if hasattr(each, "folder") else f"player {number + 1}"] = each
+    return named
+
+
+def _cannot(placed: Iterable[tuple[Player, Mapping[str, str]]]) -> list[str]:
+    """Say which players cannot take which sides, and why."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for player, faults in placed:
+        for fault in faults.items():
+            names.setdefault(fault, []).append(player.name)
+    return [f"{', '.join(those)} cannot play {side}: {why}" for (side, why), those in names.items()]
+
+
+def _code(opponents: Sequence[Code]) -> dict[str, Code]:
+    named = {opponent_name(each): each for each in opponents}
+    if len(named) < len(opponents):
+        raise ConfigError("an opponent is given twice; accepted: different ones", key="--opponent")
+    return named
+
+
+# --- Playing ---------------------------------------------------------------------------------------------------------
+
+
+class _Games:
+    """The games of a match: who sits where, and the returns.
+
+    Args:
+        agents: of the env.
+        sides: of the game.
+        players: with the sides that each can take.
+    """
+
+    def __init__(self, agents: Sequence[AgentID], sides: Sides, players: Sequence[Player]) -> None:
+        self._agents, self._sides, self._players = list(agents), sides, players
+        numbers, seatings = range(len(players)), dict[tuple[int, ...], None]()
+        for one, other in product(numbers, numbers):
+            for side in sides:
+                seating = tuple(one if name == side else other for name in sides)
+                if all(name in players[who].sides for name, who in zip(sides, seating, strict=True)):
+                    seatings[seating] = None
+        self.seatings = list(seatings)  # the player on each side; with two sides, each is one of two orders
+        # By seating: each agent's return in each episode, (n, A), in the order of their seeds; NaN where it has none.
+        self._returns: dict[tuple[int, ...], Array] = {}
+        self._same: list[tuple[int, ...]] = []  # in which all episodes were one and the same
+
+    def play(
+        self,
+        env: MultiAgentVecEnv,
+        episodes: int,
+        deterministic: bool | None,
+        seed: int,
+        on_episode: Callable[[Any], None],
+    ) -> None:
+        """Play all games, each with the same seeds."""
+        for seating in self.seatings:
+            digests = EpisodeDigests()
+            played = play_episodes(
+                env=env,
+                n_episodes=episodes,
+                seed=seed,
+                on_episode=on_episode,
+                watchers=[digests],
+                **self._who_plays(seating, deterministic),
+            )
+            # Those of an env are in order, and each env has played as many in all games.
+            in_order = sorted(played.episodes, key=lambda episode: episode.env_index)
+            paid = [[each.agent_returns.get(agent, np.nan) for agent in self._agents] for each in in_order]
+            returns = np.array(paid, dtype=np.float64)
+            if episodes > 1 and len(digests.finished[-1]) == 1:
+                self._same.append(seating)
+            self._returns[seating] = returns
+
+    def _who_plays(self, seating: tuple[int, ...], deterministic: bool | None) -> dict[str, Any]:
+        """Return the arguments of `play_episodes` for a game; at most two players sit in it."""
+        bundles = {who: bundle for who in seating if (bundle := bundle_of(self._players[who].plays)) is not None}
+        acting = self._seats(seating, next(iter(bundles), None))
+        code = {
+            agent: self._players[who].plays
+            for who in seating
+            if who not in bundles
+            for agent in self._seats(seating, who)
+        }
+        first, *others = bundles.values() or [_NOBODY]
+        how = by_policy(first.evaluation_deterministic, first.policies) if deterministic is None else deterministic
+        return {"algo": first, "acting": acting, "against": others[0] if others else code, "deterministic": how}
+
+    def _seats(self, seating: tuple[int, ...], player: int | None) -> list[AgentID]:
+        """The agents of a player in a game."""
+        held = [side for side, who in zip(self._sides.values(), seating, strict=True) if who == player]
+        return [agent for side in held for agent in side]
+
+    def _mean_return(self, seating: tuple[int, ...], agents: Sequence[AgentID]) -> Array:
+        """The mean return of some agents in each episode, (n,); NaN where none has one."""
+        columns = self._returns[seating][:, [self._agents.index(agent) for agent in agents]]
+        known = ~np.isnan(columns)
+        sums = np.where(known, columns, 0.0).sum(axis=1)
+        return np.where(known.any(axis=1), sums / np.maximum(1, known.sum(axis=1)), np.nan)
+
+    # --- What came of it ---------------------------------------------------------------------------------------------
+
+    def result(self, env: str, episodes: int, seed: int, notes: Sequence[str]) -> Match:
+        """Return the numbers."""
+        (opposed, doubt), numbers = self._opposed(), range(len(self._players))
+        outcomes = {} if opposed is None else {pair: self._outcomes(*pair) for pair in product(numbers, numbers)}
+        unrated = self._unrated(opposed, doubt)
+        points = [[self._points(outcomes.get((one, two), ())) for two in numbers] for one in numbers]
+        if unrated is not None:
+            points = [[None for _ in numbers] for _ in numbers]
+        rated = ratings(np.array([[0.0 if p is None else p.won + p.drawn / 2 for p in row] for row in points]))
+        returns = {
+            side: [[self._stats(self._returns_of(side, one, two)) for two in numbers] for one in numbers]
+            for side in self._sides
+        }
+        entrants = [
+            Entrant(
+                player.name,
+                player.source,
+                player.checkpoint,
+                list(player.sides),
+                rated[number],
+                {side: stats for side in self._sides if (stats := returns[side][number][number]) is not None},
+                {side: stats for side in self._sides if (stats := self._against_others(side, number)) is not None},
+            )
+            for number, player in enumerate(self._players)
+        ]
+        return Match(
+            env,
+            {name: list(agents) for name, agents in self._sides.items()},
+            episodes,
+            seed,
+            entrants,
+            opposed,
+            unrated,
+            points,
+            returns,
+            _cycles(entrants, points),
+            [*notes, *self._repeated(episodes)],
+        )
+
+    def _opposed(self) -> tuple[str | None, str | None]:
+        """Say how returns oppose each other, in all games together, and if they do not, why that is not certain."""
+        everything = np.concatenate(list(self._returns.values()))
+        sums, close = everything.sum(axis=1), _ROUNDING * max(1.0, float(np.nanmax(np.abs(everything), initial=0.0)))
+        if np.isfinite(sums).all() and np.ptp(sums) <= close and (abs(sums[0]) <= close or np.ptp(everything) > close):
+            total = round(float(sums[0]), 3) + 0.0
+            return f"the agents' returns oppose each other: their sum is always about {total:.4g}", None
+        found = Opposition(self._agents, {agent: name for name, side in self._sides.items() for agent in side})
+        for returns in self._returns.values():
+            for row in returns[: len(returns) // 2 * 2].tolist():  # pairs of episodes are of one game
+                paid = zip(self._agents, row, strict=True)
+                found.add({agent: None if math.isnan(value) else value for agent, value in paid})
+        return found.words(), found.doubt()
+
+    def _outcomes(self, one: int, two: int) -> Array:
+        """Return 1, 0.5 or 0 for each episode of two players, whether the first has won, drawn or lost."""
+        if one == two:
+            return np.empty(0)
+        margins = [
+            self._mean_return(seating, self._seats(seating, one))
+            - self._mean_return(seating, self._seats(seating, two))
+            for seating in self.seatings
+            if {*seating} == {one, two}
+        ]
+        together = np.concatenate(margins) if margins else np.empty(0)
+        together = together[~np.isnan(together)]
+        close = _ROUNDING * max(1.0, float(np.abs(together).max(initial=0.0)))
+        return np.where(np.abs(together) <= close, 0.5, (together > 0).astype(np.float64))
+
+    @staticmethod
+    def _points(outcomes: Sequence[float] | Array) -> Points | None:
+        if not len(outcomes):
+            return None
+        values = [float(value) for value in outcomes]
+        stats = share_stats(values)
+        assert stats.mean is not None
+        assert stats.ci95 is not None
+        return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
+
+    def _unrated(self, opposed: str | None, doubt: str | None) -> str | None:
+        instead = "so that nobody is rated: the mean returns of each side tell how good the players are"
+        if opposed is None:
+            return f"{doubt or 'no side wins what the others lose'}, {instead}"
+        if len(self._sides) != 2:
+            return None
+        first, second = self._sides.values()
+        margins = [
+            self._mean_return(seating, first) - self._mean_return(seating, second)
+            for seating in self.seatings
+            if len({*seating}) > 1
+        ]
+        signs = {float(sign) for each in margins for sign in np.sign(each) if sign}
+        if len(margins) > 1 and len(signs) == 1:
+            winner = list(self._sides)[0 if signs == {1.0} else 1]
+            return f"{winner} won each episode that anybody won, whoever played it, {instead}"
+        return None
+
+    def _returns_of(self, side: str, one: int, two: int) -> Array:
+        """Return the mean return of a side in each episode, with one player on it, and another on all others."""
+        seating = tuple(one if name == side else two for name in self._sides)
+        return self._mean_return(seating, self._sides[side]) if seating in self._returns else np.empty(0)
+
+    def _against_others(self, side: str, player: int) -> SampleStats | None:
+        """The mean over all other players in each episode: episodes of the same seed are alike."""
+        found = [self._returns_of(side, player, other) for other in range(len(self._players)) if other != player]
+        found = [each for each in found if len(each)]
+        n = max(map(len, found), default=0)
+        return self._stats(np.mean([np.resize(each, n) for each in found], axis=0)) if n else None
+
+    @staticmethod
+    def _stats(values: Array) -> SampleStats | None:
+        known = values[~np.isnan(values)].tolist()
+        return sample_stats(known) if known else None
+
+    def _repeated(self, episodes: int) -> Iterator[str]:
+        if self._same:
+            n, of = len(self._same), len(self.seatings)
+            words = (
+                f"in {'all games' if n == of else f'{n} of {of} games'}, the {episodes} episodes are one and the same"
+            )
+            yield f"{words}: nothing in them is drawn at random; --stochastic (deterministic=False) samples actions"
+
+
+def _cycles(players: Sequence[Entrant], points: Sequence[Sequence[Points | None]]) -> list[Cycle]:
+    """Find the cycles of three among the best players, those that are certain first."""
+    strength = [each.rating.rating if each.rating is not None else -np.inf for each in players]
+    best = sorted(sorted(range(len(players)), key=lambda number: -strength[number])[:_BEST])
+    found = []
+    for one, two, three in combinations(best, 3):
+        for ring in ((one, two, three), (one, three, two)):
+            won = [points[a][b] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)]
+            if all(each is not None and each.share > 0.5 for each in won):
+                certain = all(each is not None and each.ci95[0] > 0.5 for each in won)
+                found.append(Cycle([players[number].name for number in ring], certain))
+    return sorted(found, key=lambda cycle: not cycle.certain)

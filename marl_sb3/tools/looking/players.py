@@ -1,0 +1,293 @@
+"""Who plays a match, in which env, and which of its sides each can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.config import EXTERNAL, file_names, shown
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import Against, bundle_of, combine_policies, opponent_name, opponents_of, seat_name
+from marl_sb3.extensions.store import RUN_CONFIG, load_policies
+from marl_sb3.files import is_regular, read_regular, require_folder
+from marl_sb3.runs import SavedRun, TrainConfig, find_run, load_config
+from marl_sb3.types import AgentID
+
+Sides: TypeAlias = Mapping[str, tuple[AgentID, ...]]  # by name, in the order of the env's agents
+
+
+@dataclass(frozen=True)
+class Player:
+    """One that plays against others."""
+
+    name: str
+    source: str  # the path of its files, or MODULE:CLASS
+    plays: Against  # policies, or code
+    checkpoint: str | None = None  # which its policies were loaded from
+    policy_id: str | None = None  # the only one of them that plays; None: all do
+    sides: tuple[str, ...] = ()  # those that it can take
+
+
+# --- The game --------------------------------------------------------------------------------------------------------
+
+
+def runs_of(paths: Iterable[Path], env: str | None) -> dict[Path, SavedRun]:
+    """Return the runs of those paths that are runs or parts of one.
+
+    Args:
+        env: what the user has named.
+
+    Raises:
+        ConfigError: there is nothing at a path.
+    """
+    return {path: SavedRun.open(run, env) for path in paths if (run := _run_around(path)) is not None}
+
+
+def _run_around(path: Path) -> Path | None:
+    """Return the run folder at a path, or the one that the path is in: a checkpoint, or a member of its league."""
+    around = [path, *(path.absolute().parents[:2] if not (path / RUN_CONFIG).exists() else ())]
+    for folder in around:
+        if is_regular(folder / RUN_CONFIG):
+            return folder
+    try:
+        return find_run(path)
+    except ConfigError:
+        if path.exists():  # such as what an algorithm has saved, which is no run
+            return None
+        raise
+
+
+def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration of the first run, in whose env all play, and notes on those of the others.
+
+    Args:
+        env: what the user has named.
+
+    Raises:
+        ConfigError: the runs have different envs, or there is none, and no env is named.
+    """
+    if not runs:
+        if env is None:
+            words = "no player is a run, whose env could be taken; accepted: --env ENV (env=)"
+            raise ConfigError(words, key="env")
+        return load_config(env), []
+    (first_path, first), *others = ((path, run.config) for path, run in runs.items())
+    if first.env == EXTERNAL:
+        words = "clients step the env of this run, so that no episode can be played in it"
+        raise ConfigError(f"{first_path}: {words}; accepted: --env ENV, with the same agents and spaces", key="env")
+    notes = []
+    for path, config in others:
+        if config.env != first.env:
+            words = f"{path} was trained in {shown(config.env)}, {first_path} in {shown(first.env)}"
+            raise ConfigError(f"{words}; accepted: runs of one env, or --env with one that all can play", key="run")
+        names = [*first.env_kwargs, *(name for name in config.env_kwargs if name not in first.env_kwargs)]
+        differ = [name for name in names if first.env_kwargs.get(name) != config.env_kwargs.get(name)]
+        if differ:
+            named = ", ".join(f"env.{name}" for name in differ)
+            notes.append(f"{path} was trained with other values of {named} than those of {first_path}, which are used")
+    return first, notes
+
+
+def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: Sequence[Sequence[AgentID]]) -> Sides:
+    """Return the sides of a game.
+
+    Args:
+        bundles: the policies of all players.
+        agents: of the env.
+        asked: agents that are sides; those that are left are one more. None: the agents that one policy plays in a run
+            with several policies, and if the runs differ, with the fewest; else each agent alone.
+
+    Raises:
+        ConfigError: there is one side alone, an agent is unknown or in two sides, or runs share agents differently.
+    """
+    if len(agents) < 2:
+        words = f"the env has one agent, {shown(agents[0])}"
+        raise ConfigError(f"{words}: there is nobody to play against; accepted: an env with several", key="env")
+    if asked:
+        listed = [agent for side in asked for agent in side]
+        wrong = [agent for agent in listed if agent not in agents or listed.count(agent) > 1]
+        left = tuple(agent for agent in agents if agent not in listed)
+        sides = [tuple(side) for side in asked] + ([left] if left else [])
+        if wrong or len(sides) < 2:
+            why = f"{shown(wrong[0])} is no agent, or in two sides" if wrong else "there is one side alone"
+            words = f"accepted: some of {', '.join(agents)} for each side, and each agent in one of them"
+            raise ConfigError(f"--agents: {why}; {words}", key="--agents")
+        return {seat_name(side): side for side in sides}
+    shared = [split for bundle in bundles if len(split := _by_policy(bundle, agents)) > 1]
+    if not shared:
+        return {agent: (agent,) for agent in agents}
+    fewest = min(shared, key=len)
+    other = next((each for each in shared if len(each) == len(fewest) and {*each.values()} != {*fewest.values()}), None)
+    if other is not None:
+        one, two = (" against ".join(map(seat_name, split.values())) for split in (fewest, other))
+        words = f"the policies of the runs share the agents differently: {one}, and {two}"
+        raise ConfigError(f"{words}; accepted: --agents A,B with the agents of one side", key="--agents")
+    return {name if len(side) > 1 else side[0]: side for name, side in fewest.items()}
+
+
+def _by_policy(bundle: PolicyBundle, agents: Sequence[AgentID]) -> dict[str, tuple[AgentID, ...]]:
+    """Return the agents of each policy; nothing if the policies do not play all agents."""
+    if not set(agents) <= set(bundle.policy_of):
+        return {}
+    split: dict[str, list[AgentID]] = {}
+    for agent in agents:
+        split.setdefault(bundle.policy_of[agent], []).append(agent)
+    return {policy_id: tuple(own) for policy_id, own in split.items()}
+
+
+def seated(player: Player, env: MultiAgentVecEnv, sides: Sides) -> tuple[Player, Mapping[str, str]]:
+    """Find out which sides a player can take: those whose agents have the spaces that its policies were trained with.
+
+    Returns:
+        The player with its sides, and why it cannot take each of the others.
+
+    Raises:
+        ConfigError: it can take none of them; or an opponent of code cannot be made.
+    """
+    bundle = bundle_of(player.plays)
+    if bundle is None:
+        opponents_of(player.plays, env, env.agents)
+        return replace(player, sides=tuple(sides)), {}
+    if (only := player.policy_id) is not None:
+        bundle = combine_policies(dict.fromkeys(bundle.agents_of(only), (bundle, only)))
+    faults = {name: fault for name, side in sides.items() if (fault := _fault(bundle, env, side)) is not None}
+    able = tuple(name for name in sides if name not in faults)
+    if not able:
+        fault = next(iter(faults.values()))
+        words = f"{player.name} can play no side of this game: {fault}"
+        raise ConfigError(f"{words}; accepted: policies that were trained for the env", key="run")
+    if faults:  # its policies are not asked about agents that they do not know
+        bundle = combine_policies({agent: bundle for name in able for agent in sides[name]})
+    return replace(player, plays=bundle, sides=able), faults
+
+
+def _fault(bundle: PolicyBundle, env: MultiAgentVecEnv, side: Sequence[AgentID]) -> str | None:
+    of_env = {
+        agent: PolicySpaces(group.observation_space, group.action_space)
+        for group in env.groups
+        for agent in group.agents
+    }
+    for agent in side:
+        if agent not in bundle.policy_of:
+            return f"no policy of it is for agent {agent}, but for {', '.join(bundle.policy_of)}"
+        for what, ours, theirs in zip(
+            ("observations", "actions"), of_env[agent], bundle.spaces[bundle.policy_of[agent]], strict=True
+        ):
+            if ours != theirs:
+                return f"agent {agent} has {what} in {ours}, its policy was trained with {theirs}"
+    return None
+
+
+# --- The players -----------------------------------------------------------------------------------------------------
+
+
+def players_of(
+    named: Mapping[str, Any], runs: Mapping[Path, SavedRun], checkpoints: str | None, env: MultiAgentVecEnv
+) -> list[Player]:
+    """Load the players.
+
+    Args:
+        named: by label: paths, runs, policies, or opponents of code.
+        runs: those of the paths.
+        checkpoints: which of each run; see `match`.
+        env: in which they play.
+
+    Raises:
+        ConfigError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+    """
+    found: list[Player] = []
+    for label, given in named.items():
+        if (bundle := bundle_of(given)) is not None:
+            folder = getattr(given, "folder", None)
+            found.append(Player(label, label if folder is None else str(folder), bundle, bundle.checkpoint))
+        elif isinstance(given, Path):
+            found += _from_files(label, given, runs.get(given), checkpoints, env)
+        else:
+            found.append(Player(label, opponent_name(given), given))
+    names = [player.name for player in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"player {shown(twice)} is given twice; accepted: different ones", key="run")
+    if len(found) < 2:
+        words = f"{', '.join(names) or 'nobody'} alone: a match needs two players; accepted: more runs, "
+        raise ConfigError(f"{words}--opponent random or MODULE:CLASS, or --checkpoints all", key="run")
+    return found
+
+
+def _from_files(
+    label: str, path: Path, run: SavedRun | None, checkpoints: str | None, env: MultiAgentVecEnv
+) -> Iterator[Player]:
+    members = {} if run is None else _members_of(run.files.path)
+    if run is None or run.files.path in path.absolute().parents:  # a checkpoint itself is named
+        if (named := members.get(path.absolute())) is not None:
+            yield _member(label, path, named.policy, env)
+            return
+        bundle = load_policies(path, env=env)
+        yield Player(label, str(path), bundle, bundle.checkpoint)
+        return
+    rated = {folder: each.rating for folder, each in members.items() if each.rating is not None}
+    if checkpoints == "best" and rated:  # a sum of returns does not say how good a member is
+        best = max(rated, key=rated.__getitem__)
+        yield _member(f"{label}/{best.name}", best, members[best].policy, env)
+        return
+    which = [checkpoints]
+    if checkpoints == "all":
+        which = [str(int(name.removeprefix("ckpt-"))) for name in run.files.checkpoints.names()] or [None]
+    elif checkpoints is not None:
+        which = [*checkpoints.split(",")]
+    for each in which:
+        bundle = run.policies(each, env)
+        name = f"{label}@{int((bundle.checkpoint or '').removeprefix('ckpt-'))}" if len(which) > 1 else label
+        yield Player(name, str(run.files.shown), bundle, bundle.checkpoint)
+    if checkpoints == "all":
+        for folder, each_member in members.items():
+            yield _member(f"{label}/{folder.name}", folder, each_member.policy, env)
+
+
+class _Member(msgspec.Struct):
+    """What `league/members.json` says of one member."""
+
+    policy: str
+    iteration: int
+    rating: float | None = None
+
+
+def _members_of(run: Path) -> dict[Path, _Member]:
+    """Return the members of a run's league by their folders, which are checkpoints; none if it has no league.
+
+    Raises:
+        ConfigError: their list is damaged.
+    """
+    league = run / "league"
+    if not is_regular(league / "members.json"):
+        return {}
+    require_folder(league)
+    try:
+        listed = msgspec.json.decode(read_regular(league / "members.json"), type=list[_Member])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"{league / 'members.json'} is no list of members: {error}", key="run") from error
+    return {league / file_names([each.policy], f"@{each.iteration}")[each.policy]: each for each in listed}
+
+
+def _member(label: str, folder: Path, policy_id: str, env: MultiAgentVecEnv) -> Player:
+    bundle = load_policies(folder, env=env)
+    if policy_id not in bundle.policies:
+        words = f"{folder} has no policy {shown(policy_id)}, whose member it is"
+        raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
+    return Player(label, str(folder), bundle, folder.name, policy_id)
+
+
+def labels(paths: Sequence[str | Path]) -> dict[str, Path]:
+    """Return paths by what they are called: their names, without the folder that all are in."""
+    given = [Path(path) for path in paths]
+    is_flat = len({path.absolute().parent for path in given}) == 1
+    named = {path.name or str(path) if is_flat else path.as_posix(): path for path in given}
+    if len(named) < len(given):
+        raise ConfigError("a player is given twice; accepted: different ones", key="run")
+    return named

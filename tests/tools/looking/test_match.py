@@ -1,0 +1,338 @@
+"""Matches: who plays whom, hand-worked returns and points, cycles, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from small_runs import start
+
+import marl_sb3
+from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.errors import CheckpointError, ConfigError, HookError
+from marl_sb3.match import main
+from marl_sb3.report import main as report
+from marl_sb3.tools.looking.matching import Match
+
+PAY = {
+    # The highest number wins what the others lose.
+    "duel": lambda numbers, drawn: numbers - numbers.mean(),
+    # What the env draws, and ten times the own number on the first side; the others get their number.
+    "apart": lambda numbers, drawn: drawn + numbers * ([10.0] + [1.0] * (len(numbers) - 1)),
+    "first wins": lambda numbers, drawn: np.array([1.0, -1.0]),
+}
+
+
+class Numbers(ParallelEnv):
+    """One step, in which each agent chooses a number below its limit."""
+
+    metadata: ClassVar = {"name": "numbers"}
+
+    def __init__(self, pay: str = "duel", limits: dict[str, int] | None = None) -> None:
+        self.possible_agents = list(limits or {"left": 10, "right": 10})
+        self.pay, self.limits = PAY[pay], limits or {"left": 10, "right": 10}
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(0.0, 100.0, (1,))
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(self.limits[agent])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = list(self.possible_agents)
+        self.drawn = float(np.random.default_rng(seed).integers(100))
+        return self._shown(), {agent: {} for agent in self.agents}
+
+    def _shown(self) -> dict[str, Any]:
+        return {agent: np.array([self.drawn], np.float32) for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        numbers = np.array([float(actions[agent]) for agent in self.agents])
+        rewards = dict(zip(self.agents, self.pay(numbers, self.drawn).tolist(), strict=True))
+        shown, ended, agents = self._shown(), dict.fromkeys(self.agents, True), self.agents
+        self.agents = []
+        return shown, rewards, ended, dict.fromkeys(agents, False), {agent: {} for agent in agents}
+
+
+class Always:
+    """Takes one number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def act(self, observation: Any, mask: Any, rng: np.random.Generator) -> int:
+        return self.number
+
+
+class Fails:
+    """Raises an exception."""
+
+    def act(self, observation: Any, mask: Any, rng: np.random.Generator) -> int:
+        raise KeyError("wheel")
+
+
+THREE = {"weak": Always(0), "strong": Always(9), "middle": Always(5)}
+
+
+def played(players: Any = THREE, pay: str = "duel", limits: dict[str, int] | None = None, **how: Any) -> Match:
+    return marl_sb3.match(players, env=lambda: Numbers(pay, limits), **{"episodes": 6, "n_envs": 4, **how})
+
+
+def means(table: list[list[Any]]) -> list[list[float | None]]:
+    return [[None if cell is None else cell.mean for cell in row] for row in table]
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_stronger_player_wins_on_both_sides_and_is_rated_higher() -> None:
+    found = played()
+    weak, strong, middle = (each.rating for each in found.players)
+    assert weak is not None
+    assert strong is not None
+    assert middle is not None
+    assert strong.rating > middle.rating > weak.rating
+    assert found.points[0][0] is None
+    points = found.points[1][2]
+    assert points is not None
+    assert (points.won, points.drawn, points.lost, points.share) == (12, 0, 0, 1.0)  # 6 in each order
+    n, z2 = 12, 1.959964**2
+    assert points.ci95 == pytest.approx((n / (n + z2), 1.0))  # Wilson's for a share of 1
+    assert means(found.returns["left"]) == [[0.0, -4.5, -2.5], [4.5, 0.0, 2.0], [2.5, -2.0, 0.0]]
+    assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
+    assert found.unrated is None
+    assert found.cycles == []
+
+
+def test_equal_numbers_are_a_draw() -> None:
+    points = played({"one": Always(3), "two": Always(3), "zero": Always(0)}).points[0][1]
+    assert points is not None
+    assert (points.won, points.drawn, points.lost, points.share) == (0, 12, 0, 0.5)
+
+
+def test_each_player_takes_each_side_in_the_same_episodes() -> None:
+    """The env draws a number for each episode, which is a part of every return."""
+    found = played({"low": Always(1), "high": Always(4)}, "apart")
+    drawn = found.returns["right"][0][0]
+    assert drawn is not None
+    mean = drawn.mean - 1
+    assert mean > 0
+    assert means(found.returns["left"]) == [[mean + 10, mean + 10], [mean + 40, mean + 40]]
+    assert means(found.returns["right"]) == [[mean + 1, mean + 1], [mean + 4, mean + 4]]
+    low, high = found.players
+    assert (low.own["left"].mean, low.against_others["left"].mean) == (mean + 10, mean + 10)
+    assert high.against_others["right"].sd == pytest.approx(drawn.sd)  # by episodes of the same seed
+    assert low.rating is None
+    assert "so that nobody is rated" in (found.unrated or "")
+    again, other = (played({"low": Always(1), "high": Always(4)}, "apart", seed=seed) for seed in (0, 1))
+    assert again == found
+    assert means(other.returns["left"]) != means(found.returns["left"])
+
+
+def test_one_of_three_sides_is_taken_against_two() -> None:
+    limits = {"a": 10, "b": 10, "c": 10}
+    found = played({"weak": Always(0), "strong": Always(9)}, limits=limits)
+    assert list(found.sides) == ["a", "b", "c"]
+    assert means(found.returns["b"]) == [[0.0, -6.0], [6.0, 0.0]]  # 0 - (0 + 9 + 9) / 3, 9 - (9 + 0 + 0) / 3
+    points = found.points[1][0]
+    assert points is not None
+    assert (points.won, points.lost) == (36, 0)  # alone on each side, and on two against each
+    together = played({"weak": Always(0), "strong": Always(9)}, limits=limits, sides=[["a", "c"]])
+    assert together.sides == {"a,c": ["a", "c"], "b": ["b"]}
+    assert means(together.returns["a,c"]) == [[0.0, -3.0], [3.0, 0.0]]
+
+
+def test_a_game_that_one_side_always_wins_rates_nobody() -> None:
+    found = played(pay="first wins")
+    assert (found.unrated or "").startswith("left won each episode that anybody won, whoever played it")
+    assert all(each.rating is None for each in found.players)
+
+
+def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """The random player wins as often as it loses, and is part of no certain cycle."""
+    players = {"rock": Always(0), "paper": Always(1), "scissors": Always(2)}
+    found = marl_sb3.match(players, opponents=["random"], env="classic/rps-v2", episodes=20, n_envs=20)
+    certain = [cycle.players for cycle in found.cycles if cycle.certain]
+    assert certain == [["rock", "scissors", "paper"]]
+    assert [cycle.certain for cycle in found.cycles] == sorted((c.certain for c in found.cycles), reverse=True)
+    ratings = [each.rating.rating for each in found.players if each.rating is not None]
+    assert max(ratings) - min(ratings) < 100
+    from marl_sb3.tools.looking import show_match
+
+    show_match(found)
+    shown = capsys.readouterr().out
+    assert "cycle: rock > scissors > paper > rock: each wins against the next one" in shown
+    assert "in 9 of 16 games, the 20 episodes are one and the same" in shown
+
+
+# --- Players ---------------------------------------------------------------------------------------------------------
+
+
+def saved(path: Path, limits: dict[str, int] | None = None, **how: Any) -> Path:
+    env = make_vec_env(lambda: Numbers(limits=limits), n_envs=2, seed=0)
+    algo = MultiAgentAlgorithm(env, seed=0, n_steps=8, batch_size=8, **how)
+    algo.save(path)
+    env.close()
+    return path
+
+
+def test_saved_policies_play_and_one_that_sees_who_it_is_takes_each_side(tmp_path: Path) -> None:
+    spec = {"one": PolicySpec(PPO, agent_indicator=True, policy_kwargs={"net_arch": [4]})}
+    path = saved(tmp_path / "saved", policies=spec, policy_mapping_fn=dict.fromkeys(("left", "right"), "one"))
+    found = played({"saved": path, "bundle": marl_sb3.load_policies(path), "strong": Always(9)})
+    assert [each.sides for each in found.players] == [["left", "right"]] * 3
+    assert means(found.returns["left"])[0][:2] == means(found.returns["left"])[1][:2]
+    assert found.players[0].checkpoint == found.players[1].checkpoint
+
+
+def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path: Path) -> None:
+    path = saved(tmp_path / "saved", policies="per_agent")
+    found = played({"run": path, "zero": Always(0)}, limits={"left": 10, "right": 5})
+    assert found.players[0].sides == ["left"]
+    words = "agent right has actions in Discrete(5), its policy was trained with Discrete(10)"
+    assert found.notes[0] == f"run cannot play right: {words}"
+    assert means(found.returns["right"])[0] == [None, None]
+    assert found.players[0].own == {}
+    shared = saved(tmp_path / "shared")
+    with pytest.raises(ConfigError, match=r"^shared can play no side of this game: agent left has actions in Disc"):
+        played([shared, path], limits={"left": 7, "right": 5})
+    others = saved(tmp_path / "others", limits={"a": 10, "b": 10})
+    with pytest.raises(
+        ConfigError, match=r"others can play no side .* no policy of it is for agent left, but for a, b"
+    ):
+        played([others, path])
+
+
+def test_policies_that_share_agents_differently_need_the_sides(tmp_path: Path) -> None:
+    limits = {"a": 10, "b": 10, "c": 10}
+    spec = {name: PolicySpec(PPO, policy_kwargs={"net_arch": [4]}) for name in ("x", "y")}
+    pairs = [{"a": "x", "b": "x", "c": "y"}, {"a": "x", "b": "y", "c": "y"}]
+    paths = [
+        saved(tmp_path / str(number), limits, policies=spec, policy_mapping_fn=mapping)
+        for number, mapping in enumerate(pairs)
+    ]
+    with pytest.raises(ConfigError, match=r"differently: a,b against c, and a against b,c; accepted: --agents A,B"):
+        played(paths, limits=limits)
+    found = played({"one": paths[0], "zero": Always(0)}, limits=limits)
+    assert found.sides == {"x": ["a", "b"], "c": ["c"]}
+
+
+# --- Runs and the command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints, and a league of two members."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    start(str(folder), 4, policies="per_agent").close()
+    listed = []
+    for iteration, rating in ((2, 10.0), (4, -10.0)):
+        name = f"agent1@{iteration}"
+        shutil.copytree(folder / "checkpoints" / f"ckpt-{iteration:06d}", folder / "league" / name)
+        listed.append({"name": name, "policy": "agent1", "iteration": iteration, "rating": rating})
+    (folder / "league" / "members.json").write_text(json.dumps(listed))
+    return folder
+
+
+def test_all_checkpoints_and_members_play_and_the_report_shows_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run / "match.json"
+    assert main([str(run), "--checkpoints", "all", "--episodes", "2", "--json", "--out", str(out)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(out.read_text())
+    found = Match.from_json(out.read_bytes())
+    assert json.loads(json.dumps(found.to_plain())) == printed
+    assert [each.name for each in found.players] == ["run@2", "run@4", "run/agent1@2", "run/agent1@4"]
+    assert [each.sides for each in found.players] == [["agent1", "agent2"]] * 2 + [["agent1"]] * 2
+    assert found.returns["agent1"][0][0] is not None
+    assert found.returns["agent1"][0] == [*found.returns["agent1"][0][:2], None, None]
+    assert means(found.returns["agent1"])[2][:2] == means(found.returns["agent1"])[0][:2]  # the same policy
+    page = found.write(run.parent / "match.html").read_text()
+    assert "<h2>Mean return of agent1</h2>" in page
+    assert report([str(run), "--out", str(run.parent / "report.html")]) == 0
+    assert "<h2>Match: Mean return of agent1</h2>" in (run.parent / "report.html").read_text()
+    out.write_text(out.read_text().replace('"seed"', '"sead"'))
+    assert report([str(run), "--out", str(run.parent / "report.html")]) == 0
+    assert (
+        "match.json is no result of a match: Object missing required field" in (run.parent / "report.html").read_text()
+    )
+    out.unlink()
+
+
+def test_the_best_of_a_league_is_the_member_with_the_highest_rating(run: Path) -> None:
+    found = marl_sb3.match([run, run / "league" / "agent1@4"], checkpoints="best", opponents=["random"], episodes=1)
+    assert found.players[0].name.endswith("agent1@2")
+    assert [each.sides for each in found.players] == [["agent1"], ["agent1"], ["agent1", "agent2"]]
+
+
+def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
+    found = played()
+    players = [
+        replace(each, source="run", checkpoint=f"ckpt-{number:06d}") for number, each in enumerate(found.players)
+    ]
+    page = replace(found, players=players, env="<b>").write(tmp_path / "x.html").read_text()
+    assert "<h2>Did it get better?</h2>" in page
+    assert "Match in &lt;b&gt;" in page
+    assert "<h2>Points of the row against the column, %</h2>" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("RUN", "run alone: a match needs two players; accepted: more runs, --opponent random"),
+        ("RUN RUN", "a player is given twice; accepted: different ones"),
+        ("RUN --opponent random --opponent random", "an opponent is given twice"),
+        ("RUN --checkpoints 7,2", r"has no checkpoint '7'; accepted: best, latest, or one of 2, 4"),
+        ("RUN MISSING", "missing is not a run folder: it does not exist"),
+        ("--opponent random", r"no player is a run, whose env could be taken; accepted: --env ENV"),
+        ("RUN --opponent random --agents agent1,x", "--agents: 'x' is no agent, or in two sides; accepted: some of"),
+        ("RUN --opponent random --agents agent1,agent2", "--agents: there is one side alone"),
+        ("RUN --opponent nobody", "opponent 'nobody'; accepted: random, or MODULE:CLASS"),
+        ("RUN --opponent random --out x.txt", "--out is x.txt; accepted: a file that ends with .html or .json"),
+        ("RUN --opponent random --stochastic --deterministic", "are given; accepted: one of them"),
+        ("RUN --opponent random --episodes 0", "--episodes is 0; accepted"),
+        ("--env CartPole-v1 --opponent random --opponent test_match:Fails", "the env has one agent, 'agent': there is"),
+        ("RUN RUN/DAMAGED", "damaged: .* has 10 bytes; the manifest says"),
+        ("RUN OTHER", r"other was trained in 'classic/rps-v2', .*run in 'arena'; accepted: runs of one env, or --env"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    run: Path, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, other = run.parent / "damaged", run.parent / "other"
+    if "DAMAGED" in arguments:
+        shutil.copytree(run / "checkpoints" / "ckpt-000002", damaged)
+        next(damaged.glob("*.safetensors")).write_bytes(b"0123456789")
+    if "OTHER" in arguments:
+        other.mkdir()
+        (other / "config.yaml").write_text("classic/rps-v2: {seed: 1}\n")
+    places = {"RUN/DAMAGED": damaged, "RUN": run, "MISSING": run.parent / "missing", "OTHER": other}
+    line = [str(places.get(each, each)) for each in arguments.split()]
+    assert main(line) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_an_opponent_that_fails_is_named_with_its_place() -> None:
+    words = r"opponent test_match:Fails, agent 'right', env 0, episode 1, step 1: it raised KeyError: 'wheel'"
+    with pytest.raises(HookError, match=words):
+        played({"zero": Always(0), "fails": Fails()})
+
+
+def test_a_damaged_list_of_members_is_refused(run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(run, tmp_path / "copied")
+    members = copied / "league" / "members.json"
+    members.write_text('[{"policy": "../../x", "iteration": 2}]')
+    with pytest.raises(CheckpointError, match="is not there"):
+        marl_sb3.match([copied], checkpoints="all", episodes=1)
+    members.write_text('[{"policy": 1}]')
+    with pytest.raises(ConfigError, match=r"members.json is no list of members: Expected `str`, got `int`"):
+        marl_sb3.match([copied], checkpoints="all", episodes=1)
