@@ -174,6 +174,9 @@ def test_an_episode_of_a_function_tells_env_number_identifier_and_random_numbers
     assert (episode.env_index, episode.number) == (3, 7)
     assert episode.id_ == episode.episode_id == hash(episode.id_) == 597845817417302217  # in every process
     assert episode.rng.random(3).tolist() == [same.rng.random() for _ in range(3)]
+    assert all(
+        set(chosen.values()) == {"main", "rival"} for chosen in answers(TESTED["function"]())
+    )  # one draw for both
     ids = [MappedEpisode(*divmod(n, 20), assignment_rng(0, 0, 0)).id_ for n in range(400)]
     assert len(set(ids)) == 400
     assert sum(each % 2 for each in ids) == pytest.approx(200, abs=30)
