@@ -329,7 +329,8 @@ class Assignment(Protocol):
         return None
 
 
-# Makes the runner of envs that a process steps, where an `Assignment` varies who plays; see `setup.local_runner`.
+# Makes the runner of envs that a process steps, where an `Assignment` varies who plays; see `setup.local_runner`. One
+# with an attribute `runner` asks for the runner of this name, which may know others than the policies of the training.
 ASSIGNED_RUNNERS: Door[Callable[..., LocalRunner]] = Door("runner of envs whose agents policies play in turn")
 # Each takes a `policy_mapping_fn`, the policy ids and the groups of agents; makes an `Assignment` of it, or returns it.
 MAPPING_FUNCTIONS: Door[Callable[[Any, Sequence[PolicyID], Sequence[AgentGroup]], Any]] = Door("reader of mappings")

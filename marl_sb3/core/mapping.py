@@ -60,8 +60,9 @@ class PolicyMapping:
 
     @property
     def varied(self) -> Mapping[AgentID, Sequence[PolicyID]]:
-        """The candidates if some agent has more than one; else nothing."""
-        return self.candidates if any(policy_ids[1:] for policy_ids in self.candidates.values()) else {}
+        """The candidates if some agent has more than one, or others may play it; else nothing."""
+        several = any(policy_ids[1:] for policy_ids in self.candidates.values())
+        return self.candidates if several or hasattr(self.assignment, "runner") else {}
 
 
 def policy_mapping(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -312,6 +312,7 @@ class AssignedRunner(LocalRunner):
     """
 
     played: Array
+    _lowest: ClassVar[int] = 0  # the lowest number of who plays an agent
 
     def __init__(
         self,
@@ -350,14 +351,17 @@ class AssignedRunner(LocalRunner):
             env_index, episode = self._first_env + index, int(self._episodes[index])
             rng = assignment_rng(self._seed, env_index, episode)
             chosen = self._assignment.assign(env_index, episode, rng)
-            self._plays[index] = [self._number(agent, chosen, env_index, episode) for agent in self._candidates]
+            self._plays[index] = self._numbers_of(index, chosen, f"assign({env_index}, {episode}, ...)")
             self._episodes[index] += 1
 
-    def _number(self, agent: AgentID, chosen: Any, env_index: int, episode: int) -> int:
+    def _numbers_of(self, index: int, chosen: Any, call: str) -> list[int]:
+        """Return the number of the candidate that plays each agent of an env, as the assignment has chosen."""
+        return [self._number(agent, chosen, call) for agent in self._candidates]
+
+    def _number(self, agent: AgentID, chosen: Any, call: str) -> int:
         policy_id = chosen.get(agent) if isinstance(chosen, Mapping) else None
         if policy_id not in self._candidates[agent]:
-            call = f"{type(self._assignment).__name__}.assign({env_index}, {episode}, ...)"
-            words = f"{call} gives agent {agent!r} the policy {policy_id!r}"
+            words = f"{type(self._assignment).__name__}.{call} gives agent {agent!r} the policy {policy_id!r}"
             raise ConfigError(f"{words}; accepted: {', '.join(self._candidates[agent])}", key="policies")
         return self._candidates[agent].index(policy_id)
 
@@ -367,16 +371,7 @@ class AssignedRunner(LocalRunner):
         plays, played = self._plays == number, self.played == number
         if plays[:, columns].all() and played[:, columns].all():
             return step
-        acted = step.acted & played
-        return replace(
-            step,
-            acted=acted,
-            in_play=acted if step.in_play is step.acted else step.in_play & played,
-            terminated=step.terminated & played,
-            truncated=step.truncated & played,
-            to_act=step.to_act & plays,
-            chosen={place: action for place, action in step.chosen.items() if plays[place]},
-        )
+        return seen_by_players(step, plays, played)
 
     @override
     def _act(self, actor: Actor, step: VecStep, actions: Sequence[Array]) -> Acted:
@@ -432,7 +427,7 @@ class AssignedRunner(LocalRunner):
         """Check the state of the assignment; with another number of envs, episodes are counted from 0 on."""
         state.require_names(["seed", "episodes", "plays", "own"])
         seed, episodes = state.integer("seed"), state.counts("episodes", (num_envs,))
-        plays = state.array("plays", np.int64, (num_envs, len(self._candidates)), 0)
+        plays = state.array("plays", np.int64, (num_envs, len(self._candidates)), self._lowest)
         most = np.array([len(own) for own in self._candidates.values()])
         if (plays >= most).any():
             raise state.error("plays", plays, f"numbers of candidates, of which the agents have {most.tolist()}")
@@ -447,3 +442,22 @@ class AssignedRunner(LocalRunner):
                 self._plays = self.played = plays
 
         return put
+
+
+def seen_by_players(step: VecStep, plays: Array, played: Array) -> VecStep:
+    """Return a step as those see it who play some agents: all others wait.
+
+    Args:
+        plays: (E, A) bool, the agents that they play from now on.
+        played: (E, A) bool, those that they have played in the step.
+    """
+    acted = step.acted & played
+    return replace(
+        step,
+        acted=acted,
+        in_play=acted if step.in_play is step.acted else step.in_play & played,
+        terminated=step.terminated & played,
+        truncated=step.truncated & played,
+        to_act=step.to_act & plays,
+        chosen={place: action for place, action in step.chosen.items() if plays[place]},
+    )

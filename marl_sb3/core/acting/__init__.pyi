@@ -15,6 +15,7 @@ from .policy import Decision as Decision
 from .policy import ExploringPolicy as ExploringPolicy
 from .policy import Policy as Policy
 from .policy import PolicyInputs as PolicyInputs
+from .policy import PredictingPolicy as PredictingPolicy
 from .policy import RolloutPolicy as RolloutPolicy
 from .policy import RowNoise as RowNoise
 from .policy import make_action_noise as make_action_noise

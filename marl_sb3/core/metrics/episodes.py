@@ -142,7 +142,7 @@ class Episode:
     agent_steps: Mapping[AgentID, int]  # number of actions of each agent
     custom: Mapping[str, float]  # the custom metrics that have a value
     duration_s: float  # wall-clock seconds from its first to its last step, including updates in between
-    # agent -> the policy that played it
+    # agent -> the policy that played it, or who else did
     policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)
 
 
@@ -321,8 +321,9 @@ class EpisodeTracker(Stateful):
         }
 
     def _played(self) -> Array:
-        """Return which candidate of each agent has played in the finished episodes, (n, A)."""
-        numbers = [[own.index(e.policy_of[agent]) for agent, own in self._candidates.items()] for e in self.episodes]
+        """Return which candidate of each agent has played in the finished episodes, (n, A); their number: another."""
+        candidates = self._candidates.items()
+        numbers = [[[*own, p := e.policy_of[agent]].index(p) for agent, own in candidates] for e in self.episodes]
         return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
     def _read_finished(self, state: StateReader) -> Commit:
@@ -356,9 +357,9 @@ class EpisodeTracker(Stateful):
     def _policies_of(self, numbers: Sequence[int], state: StateReader) -> Mapping[AgentID, PolicyID]:
         played = list(zip(self._candidates.items(), numbers, strict=True))
         for (_, policies), number in played:
-            if number >= len(policies):
-                raise state.error("played", number, f"the number of a candidate, below {len(policies)}")
-        return {agent: policies[number] for (agent, policies), number in played}
+            if number > len(policies):
+                raise state.error("played", number, f"the number of a candidate, at most {len(policies)}")
+        return {agent: [*policies, ""][number] for (agent, policies), number in played}
 
     def _returns_of_policies(self) -> dict[PolicyID, float | None]:
         """Return the mean return of the agents that each policy has played."""
@@ -367,7 +368,7 @@ class EpisodeTracker(Stateful):
         for episode in self.episodes:
             policy_of = episode.policy_of if self._candidates else self._policy_of
             for agent, paid in episode.agent_returns.items():
-                if agent in policy_of:
+                if policy_of.get(agent) in returns:
                     returns[policy_of[agent]].append(paid)
         return {policy: _mean(paid) for policy, paid in returns.items()}
 

@@ -83,6 +83,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         policies: policy id -> SB3 algorithm.
         policy_of: agent -> policy id; with an `Assignment`, the policy that plays it in evaluations.
         candidates: agent -> all policies that may play it, where an `Assignment` varies that; else empty.
+        assignment: the `Assignment` that does; None without one.
         spaces: policy id -> observation and action space of the env.
         processing: policy id -> processing of observations, rewards and actions.
         num_timesteps: env steps taken.
@@ -143,7 +144,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         bundle = self._setup.bundle
         self.policies, self.policy_of = bundle.policies, bundle.policy_of
         self.spaces, self.processing, self.candidates = bundle.spaces, bundle.processing, bundle.candidates
-        self.n_steps = self._setup.n_steps
+        self.n_steps, self.assignment = self._setup.n_steps, self._setup.mapping.assignment
         self.evaluation_deterministic = evaluation_deterministic
         if seed is not None:
             env.seed(seed)
@@ -242,8 +243,6 @@ class MultiAgentAlgorithm(PolicyByAgent):
             result = self._iterate(joined, total_timesteps)
             if result is None:
                 break
-            for watcher in self._loop.watchers.values():
-                watcher.log(self.logger, self.iteration)
             write = log_interval is not None and self.iteration % log_interval == 0
             if not self._reporter.report(result, joined, self.num_timesteps, write=write):
                 break
@@ -467,7 +466,11 @@ class MultiAgentAlgorithm(PolicyByAgent):
             self.between_iterations = not self._counters.steps_of_iteration
             return None
         self.between_iterations = True
-        return self._result(report)
+        result = self._result(report)
+        for watcher in self._loop.watchers.values():
+            watcher.complete_result(result)
+            watcher.log(self.logger, self.iteration)
+        return result
 
     def _result(self, report: IterationReport) -> Result:
         return iteration_result(report, self.parts, self.env.agents)

@@ -242,8 +242,11 @@ class TrainingWatcher(ActingWatcher, Protocol):
     def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
         """Called after each step of all envs with the episodes that it ended, before callbacks hear of the step."""
 
+    def complete_result(self, result: Result) -> None:
+        """Add metrics to the result of an iteration, which has just been completed; policies may change here."""
+
     def log(self, logger: Logger, iteration: int) -> None:
-        """Record what is to be logged with an iteration, which has just been completed."""
+        """Record what is to be logged with an iteration besides its result."""
 
     def get_state(self) -> State:
         """Return what a checkpoint needs of it, as plain data and arrays."""

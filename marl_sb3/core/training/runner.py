@@ -219,7 +219,7 @@ class LocalRunner(Runner):
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
         self._latest, self._failed = None, True
-        actions, acted_by = list(map(np.array, self._no_actions)), dict[PolicyID, Acted]()
+        actions, acted_by = self._actions_of_others(step), dict[PolicyID, Acted]()
         for actor, experience in self._pairs:
             acted = self._act(actor, step, actions)
             if experience is not None:
@@ -230,6 +230,10 @@ class LocalRunner(Runner):
         self._latest = step = self.env.step(actions)
         self._failed = False
         return step
+
+    def _actions_of_others(self, step: VecStep) -> list[Array]:
+        """Return new arrays for the actions of all groups, with those of agents that none of the policies plays."""
+        return list(map(np.array, self._no_actions))
 
     def _seen_by(self, actor: Actor, step: VecStep) -> VecStep:
         """Return a step as the policy of an actor sees it: the rows that others play now wait."""

@@ -307,14 +307,14 @@ def local_runner(
     warns: bool = True,
     first_env: int = 0,
 ) -> LocalRunner:
-    """Make a `LocalRunner`; one from the door `ASSIGNED_RUNNERS` if an `Assignment` varies who plays.
+    """Make a `LocalRunner`; one from the door `ASSIGNED_RUNNERS` if there is an `Assignment`.
 
     Args:
         first_env: index of the first env among those of all shards.
     """
     if mapping.assignment is None:
         return LocalRunner(env, policies, tracker, warns=warns)
-    make = ASSIGNED_RUNNERS["each episode"]
+    make = ASSIGNED_RUNNERS[getattr(mapping.assignment, "runner", "each episode")]
     return make(mapping, env, policies, tracker, warns=warns, first_env=first_env)
 
 

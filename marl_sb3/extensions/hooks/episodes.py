@@ -42,8 +42,9 @@ def episode_hooks(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> Epi
         name = next(name for name in _OF_STEPS if has_hook(each, name))
         words = f"{type(each).__name__}.{name}() needs every step as it is taken, and shards take theirs elsewhere"
         raise ConfigError(f"{words}; accepted: no --ray, runners and n_shards", key="callback")
-    has_any = with_hook(callback, *_OF_EPISODES)
-    return EpisodeHooks(algorithm.env, algorithm.tracker, callback) if has_any else None
+    if not with_hook(callback, *_OF_EPISODES):
+        return None
+    return EpisodeHooks(algorithm.env, algorithm.tracker, callback)  # type: ignore[abstract]  # one hook has no body
 
 
 class EpisodeHooks(TrainingWatcher):

@@ -65,14 +65,14 @@ class ShardPolicy(Stateful):
     def __init__(self, actor: Actor, experience: Experience | None, processing: Processing) -> None:
         self.actor, self.experience = actor, experience
         self.algorithm: Any = actor.policy.algorithm
-        self._processing = processing
+        self.processing = processing
 
     def begin_round(self, order: PolicyOrder, seed: int) -> None:
         """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
         algorithm = self.algorithm
         read_weights(algorithm, TensorFile("weights of the round", order.weights))()
-        self._processing.read_state(StateReader(order.statistics, "statistics of the round"))()
-        for running in self._processing.statistics.values():
+        self.processing.read_state(StateReader(order.statistics, "statistics of the round"))()
+        for running in self.processing.statistics.values():
             running.begin_recent()
         self.actor.processing.invalidate()
         algorithm.action_space.seed(seed)
@@ -86,7 +86,7 @@ class ShardPolicy(Stateful):
     def finish_round(self) -> PolicyRollout:
         """Return what was recorded in the round."""
         experience = None if self.experience is None else self.experience.recorded()
-        return PolicyRollout(experience, recent_state(self._processing.statistics))
+        return PolicyRollout(experience, recent_state(self.processing.statistics))
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ class ShardedExperience(LearnedExperience):
     def __init__(self, actor: Actor, processing: Processing) -> None:
         self.rows = actor.rows  # the rows of the policy in all shards
         self.algorithm: Any = actor.policy.algorithm
-        self._processing = processing
+        self.processing = processing
 
     def order(self) -> PolicyOrder:
         """Return what the shards need to know in the next round."""
         epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
-        return PolicyOrder(weights(self.algorithm), self._processing.get_state(), epsilon)
+        return PolicyOrder(weights(self.algorithm), self.processing.get_state(), epsilon)
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
         """Take in one round.
@@ -174,7 +174,7 @@ class ShardedExperience(LearnedExperience):
             progress: after each step, from 1 at the start of training to 0 at its end, for schedules.
         """
         for rollout in rollouts:
-            add_recent(self._processing.statistics, rollout.statistics)
+            add_recent(self.processing.statistics, rollout.statistics)
 
     def due_in(self) -> int:
         """See `Experience.due_in`."""

@@ -632,8 +632,8 @@ def test_a_damaged_state_of_who_plays_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"plays is an array .*; accepted: numbers of candidates"):
         algorithm.set_state(checkpoint)
     checkpoint = read_checkpoint(tmp_path / "varied")
-    checkpoint.state["tracker"]["finished"]["played"][0, 0] = 2
-    with pytest.raises(CheckpointError, match="played is 2; accepted: the number of a candidate, below 2"):
+    checkpoint.state["tracker"]["finished"]["played"][0, 0] = 3
+    with pytest.raises(CheckpointError, match="played is 3; accepted: the number of a candidate, at most 2"):
         algorithm.set_state(checkpoint)
 
 
