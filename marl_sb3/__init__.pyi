@@ -45,6 +45,7 @@ from .extensions.hooks.trajectories import Trajectory as Trajectory
 from .extensions.remote.ray import RaySettings as RaySettings
 from .extensions.remote.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 from .extensions.store.load import load_policies as load_policies
+from .league.league import League as League
 from .runs.equilibrium import nash_conv as nash_conv
 from .runs.estimates import OffPolicyEvaluation as OffPolicyEvaluation
 from .runs.estimates import estimate_policies as estimate_policies

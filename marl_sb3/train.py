@@ -103,6 +103,13 @@ class TrainOptions:
         "call a callback of yours, with the arguments that a settings file gives it, else none; may be repeated; "
         "default: those of the settings file, with --trust-file",
     ]
+    against: Annotated[
+        Sequence[str],
+        "--against WHO",
+        "train against an opponent that does not learn: a run or checkpoint, `random`, or MODULE:CLASS; may be "
+        "repeated; default: those of the settings, see league",
+        cli.NEW_RUN,
+    ]
     stop: Annotated[
         Sequence[str],
         "--stop METRIC=VALUE",
@@ -240,6 +247,8 @@ class TrainOptions:
         given = {
             "stop": cli.stop_conditions(self.stop),
             "callbacks": self.callbacks or None,
+            "league.opponents": list(self.against) or None,
+            "league.self_play": 0.0 if self.against else None,
             "trust_file": self.trust_file,
             **cli.settings_in(self),
         }

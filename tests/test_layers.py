@@ -69,6 +69,7 @@ LAYERS = (
     ("evaluation",),
     ("callbacks",),
     ("results",),
+    ("league",),
     ("runs",),
     ("cli",),
     TOOLS,

@@ -10,6 +10,7 @@ from .opponents import Opponent as Opponent
 from .opponents import RandomOpponent as RandomOpponent
 from .opponents import Rival as Rival
 from .opponents import Source as Source
+from .opponents import ask_opponent as ask_opponent
 from .opponents import bundle_of as bundle_of
 from .opponents import combine_policies as combine_policies
 from .opponents import opponent_name as opponent_name

@@ -197,7 +197,9 @@ class OpponentRows:
                 seen = copy.deepcopy(taken(step.observations[seat.group], place))  # envs reuse the memory
                 mask = None if masks is None else masks[place].copy()
                 try:
-                    actions[seat.group][place] = _asked(seat, seen, mask, seat.rngs[env_index])
+                    actions[seat.group][place] = ask_opponent(
+                        seat.opponent, seat.space, seen, mask, seat.rngs[env_index]
+                    )
                 except Exception as error:  # code of the user's
                     where = f"env {env_index}, episode {self._ended[env_index] + 1}"
                     where += f", step {self._lengths[env_index] + 1}"
@@ -212,10 +214,16 @@ def _rngs(entropy: Any, column: int, env: MultiAgentVecEnv) -> list[np.random.Ge
     return [np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key)) for key in keys]
 
 
-def _asked(seat: _Seat, seen: Any, mask: BoolArray | None, rng: np.random.Generator) -> Array:
-    """Ask an opponent, and check its answer."""
-    space, allowed = seat.space, None if mask is None else mask.copy()
-    answer = seat.opponent.act(seen, mask, rng)
+def ask_opponent(
+    opponent: Opponent, space: spaces.Space[Any], seen: Any, mask: BoolArray | None, rng: np.random.Generator
+) -> Array:
+    """Ask an opponent, and check its answer; most arguments are those of `Opponent.act`.
+
+    Raises:
+        HookError: it is no action in the space, or the mask forbids it.
+    """
+    allowed = None if mask is None else mask.copy()
+    answer = opponent.act(seen, mask, rng)
     try:
         given = np.asarray(answer)
         fits = given.dtype.kind in ("iuf" if isinstance(space, spaces.Box) else "iu") and given.shape == space.shape

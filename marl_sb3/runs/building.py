@@ -22,7 +22,7 @@ from marl_sb3.core.learners import (
     parallel_updates,
     resolve_hyperparameters,
 )
-from marl_sb3.core.mapping import policy_mapping, policy_of_agents, resolve_policies
+from marl_sb3.core.mapping import PolicyMapping, policy_mapping, policy_of_agents, resolve_policies
 from marl_sb3.core.metrics import info_metrics
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
@@ -32,6 +32,7 @@ from marl_sb3.envs import named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
 from marl_sb3.extensions.remote import AnyRunners
+from marl_sb3.league import League
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, SWAP, PolicySettings, TrainConfig, names_in, source_of
@@ -283,10 +284,14 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
     policy_ids = resolve_policies(config.policies, env.agents)
     _require_known(config, policy_ids, env)
     _require_unambiguous(config, policy_ids)
+    mapping, specs = _mapping(config, env), {policy_id: policy_spec(config, policy_id) for policy_id in policy_ids}
+    if config.league.is_on:
+        mapping = _league(config, policy_mapping(policy_ids, env, mapping))
+        specs |= {name: specs[mapping.plays_like(name)] for name in mapping.exploiters}
     return MultiAgentAlgorithm(
         env,
-        policies={policy_id: policy_spec(config, policy_id) for policy_id in policy_ids},
-        policy_mapping_fn=_mapping(config, env),
+        policies=specs,
+        policy_mapping_fn=mapping,
         policies_to_train=config.policies_to_train,
         seed=config.seed,
         device=config.device,
@@ -421,3 +426,17 @@ def _listed_agents(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
                 )
             mapping[agent] = policy_id
     return mapping or None
+
+
+def _league(config: TrainConfig, mapping: PolicyMapping) -> League:
+    """Make the league of a run, given the policy of each agent."""
+    if mapping.varied:
+        words = "a league says who plays in each episode, as mapping does; accepted: one of them"
+        raise ConfigError(f"league: {words}", key="mapping")
+    if config.policies_to_train is not None:
+        words = "all policies of a league learn; accepted: null, and opponents that do not learn in league.opponents"
+        raise ConfigError(f"policies_to_train is {config.policies_to_train}: {words}", key="policies_to_train")
+    seats: dict[PolicyID, list[AgentID]] = {}
+    for agent, policy_id in mapping.policy_of.items():
+        seats.setdefault(policy_id, []).append(agent)
+    return League(seats, **{name: getattr(config.league, name) for name in names_in("league")})

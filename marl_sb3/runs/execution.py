@@ -15,8 +15,9 @@ from marl_sb3.core.metrics import Result
 from marl_sb3.core.training import TrainingCallback
 from marl_sb3.errors import EnvRaisedError, HookError, MarlSb3Error, NumericError, WorkerError, note
 from marl_sb3.files import replaced_folder
+from marl_sb3.league import League
 from marl_sb3.results import last_result
-from marl_sb3.runs.folder import RunFolder, write_traceback
+from marl_sb3.runs.folder import LEAGUE_FOLDER, RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.resume import Phase, phases_after
 from marl_sb3.runs.run import Run, SavedRun
@@ -79,6 +80,8 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     If the training fails, the policies are saved in their present state. The run is closed in any case.
     """
     algorithm = run.algorithm
+    if run.config.league.is_on and isinstance(algorithm.assignment, League):
+        algorithm.assignment.folder = run.folder / LEAGUE_FOLDER
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         evaluations = [cleanup.enter_context(closing(evaluation)) for evaluation in evaluations_of(run)]

@@ -41,10 +41,11 @@ _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
+LEAGUE_FOLDER = "league"  # the members of its pool, each as a checkpoint
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
-    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/"),
+    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/", f"{LEAGUE_FOLDER}/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for name in (RUN_CONFIG, IMITATION_FILE))}

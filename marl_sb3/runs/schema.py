@@ -29,6 +29,7 @@ from marl_sb3.core.config import (
 )
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data import DataSettings
+from marl_sb3.league import LeagueSettings
 from marl_sb3.types import AgentID, PolicyID
 
 # --- Where a setting was given ---------------------------------------------------------------------------------------
@@ -228,6 +229,8 @@ class TrainConfig:
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     # when the policies are evaluated, and how
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    # opponents of the policies: earlier ones, and others
+    league: LeagueSettings = field(default_factory=LeagueSettings)
     stop: _Stop = field(default_factory=dict)  # values by metric; the training ends when one metric reaches its value
     # numbers from the env's infos that become metrics, by name; see `InfoMetric`
     custom_metrics: _ByMetric = field(default_factory=dict)

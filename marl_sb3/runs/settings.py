@@ -246,7 +246,7 @@ def name_of_callback(entry: Any) -> str:
 
 
 def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -> None:
-    """Refuse code that only a file names, before it is imported: callbacks, the evaluation function, the mapping.
+    """Refuse code that only a file names, before it is imported: callbacks, functions, opponents of a league.
 
     Args:
         named: the settings that the user has given; None: those that no file has.
@@ -258,6 +258,7 @@ def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -
     of_file = {"callbacks": [name_of_callback(each) for each in config.callbacks or ()]}
     of_file["evaluation.function"] = [] if function is None else [function]
     of_file["mapping"] = [] if config.mapping_code is None else [config.mapping_code]
+    of_file["league.opponents"] = [name for name in config.league.opponents or () if ":" in name]
     for key, names in of_file.items():
         source = config.sources.get(key)
         if names and source is not None and not (source.may_import if named is None else key in named):

@@ -240,9 +240,12 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     """Return the configuration of a run folder, which cannot name code, with settings that the user names."""
     if settings:
         config = load_config(config.env, hparams=parse_value(to_yaml(config)), settings=settings)
-    for key, code in {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}.items():
+    opponents = list(config.league.opponents or ())
+    of_code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
+    of_code["league.opponents"] = opponents if any(":" in each for each in opponents) else None
+    for key, code in of_code.items():
         if code is not None and key not in settings:
-            words = f"accepted with --resume: --set {key}={shlex.quote(code)}"
+            words = f"accepted with --resume: --set {shlex.quote(f'{key}={code}')}"
             raise ConfigError(f"a run folder cannot import its {key}; {words}", key=key)
     return config
 

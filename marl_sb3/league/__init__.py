@@ -1,0 +1,15 @@
+"""Leagues: policies learn against each other, a pool of earlier ones, and opponents from files and from code.
+
+settings     what a run says of its league
+league       who plays whom: the `Assignment`
+pool         the members, their results, and how they are drawn
+runner       steps envs in which members play
+snapshots    snapshots of a policy act in one batch
+watcher      counts results and takes snapshots
+"""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,385 @@
+"""`League`: present policies play each other, a pool of earlier ones, and opponents from files and from code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self, get_type_hints
+
+import numpy as np
+from typing_extensions import override
+
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.config import Fraction, PositiveInt, require, shown
+from marl_sb3.core.metrics import Episode
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.doors import WATCHERS, Assignment
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.store import load_policies
+from marl_sb3.league.pool import (
+    Member,
+    Score,
+    Scores,
+    Weights,
+    drawn,
+    plain_scores,
+    points_matrix,
+    read_member,
+    read_scores,
+    read_weights_of,
+    to_evict,
+)
+from marl_sb3.league.settings import LeagueSettings
+from marl_sb3.types import AgentID, PolicyID
+
+_LEAST_GAMES = 20  # that a threshold of a win rate needs
+
+
+class Exploiter(NamedTuple):
+    """A policy that learns to beat another one."""
+
+    of: PolicyID  # the other policy
+    reset_every: int | None = None  # iterations after which it begins anew
+    reset_above: float = 0.7  # share of points from which on it does
+
+
+class _Side(NamedTuple):
+    """The agents that one player plays together, and the policies that may."""
+
+    agents: tuple[AgentID, ...]
+    policies: tuple[PolicyID, ...]
+
+
+class League(Assignment):
+    """Chooses who plays whom in each episode; an object of it is given as `policy_mapping_fn`.
+
+    In a share of the episodes (`self_play`) the present policies play all sides. In the others one of them, drawn
+    among all that learn, plays one side, and members of the pool play the others. Members only play. Snapshots of one
+    policy act in one batch.
+
+    Args:
+        seats: policy id -> the agents that it may play, for each policy that learns; the first one of an agent plays
+            it in evaluations. A policy plays several agents only where these have the same spaces.
+        folder: where members are written, each as a checkpoint that all commands load. None: they are not.
+        settings: those of `LeagueSettings`.
+
+    Attributes:
+        members: the pool by name: fixed opponents first, then snapshots from the oldest to the newest.
+        scores: policy id -> opponent -> results of games.
+        is_copy: whether it is that of a shard.
+        first_weights: exploiter -> the weights with which it begins anew.
+
+    Raises:
+        ConfigError: a setting is wrong, or there is nobody to play against.
+    """
+
+    runner = "league"  # see `ASSIGNED_RUNNERS`
+
+    def __init__(
+        self, seats: Mapping[PolicyID, Sequence[AgentID]], *, folder: str | Path | None = None, **settings: Any
+    ) -> None:
+        self.settings = _checked(settings)
+        self.folder = None if folder is None else Path(folder)
+        self.seats = {
+            policy_id: (agents,) if isinstance(agents, str) else tuple(agents) for policy_id, agents in seats.items()
+        }
+        self.exploiters = {name: _exploiter(name, given) for name, given in (self.settings.exploiters or {}).items()}
+        for name, exploiter in self.exploiters.items():
+            if exploiter.of not in self.seats or exploiter.of in self.exploiters:
+                mains = ", ".join(p for p in self.seats if p not in self.exploiters)
+                words = f"exploiters.{name}.of is {shown(exploiter.of)}; accepted: {mains}"
+                raise ConfigError(f"league: {words}", key="league.exploiters")
+        for name in self.exploiters:
+            self.seats.setdefault(name, self.seats[self.plays_like(name)])
+        self.bundles: dict[str, PolicyBundle] = {}  # of the fixed opponents that are policies
+        self.members: dict[str, Member] = {}
+        self.opponents = _named(self.settings.opponents or ())  # name -> path, MODULE:CLASS or `random`
+        for name, source in self.opponents.items():
+            self.members[name] = Member(name)
+            if source != "random" and ":" not in source:
+                self.bundles[name] = load_policies(source)
+        self.scores: dict[PolicyID, Scores] = {policy_id: {} for policy_id in self.seats}
+        self._means: dict[PolicyID, float] = {}  # the mean return of its side in all games, those of long ago less
+        self._begun: dict[PolicyID, int] = dict.fromkeys(self.exploiters, 0)  # the iteration in which it began anew
+        self.first_weights: dict[PolicyID, Weights] = {}
+        self._sides: tuple[_Side, ...] = ()
+        self.is_copy = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy for a shard, or for checks: its state has no weights, and those that it has do not change."""
+        copied = copy.copy(self)
+        copied.members, copied.is_copy = dict(self.members), True
+        copied.scores = {policy_id: dict(scores) for policy_id, scores in self.scores.items()}
+        return copied
+
+    def plays_like(self, exploiter: PolicyID) -> PolicyID:
+        """Return the policy whose agents an exploiter plays: the one that it is to beat, or that one's only rival."""
+        of = self.exploiters[exploiter].of
+        rivals = [policy_id for policy_id in self.mains if policy_id != of]
+        if len(rivals) > 1:
+            words = f"exploiters.{exploiter}: several policies play against {of}: {', '.join(rivals)}"
+            raise ConfigError(f"league: {words}; accepted: a league of one or two", key="league.exploiters")
+        return rivals[0] if rivals else of
+
+    @property
+    def mains(self) -> list[PolicyID]:
+        """The policies that learn and are no exploiters."""
+        return [policy_id for policy_id in self.seats if policy_id not in self.exploiters]
+
+    # --- Who plays ---------------------------------------------------------------------------------------------------
+
+    @override
+    def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:
+        """Return the policies that learn, by agent; the sides follow from them.
+
+        Raises:
+            ConfigError: sides or seats do not fit the agents, or nobody has an opponent.
+        """
+        for policy_id, seats in self.seats.items():
+            unknown = [agent for agent in seats if agent not in agents]
+            if unknown:
+                words = f"policy {policy_id!r} is to play agent {unknown[0]!r}; the env has {', '.join(agents)}"
+                raise ConfigError(f"league: {words}", key="league")
+        of_agents = {agent: [p for p, seats in self.seats.items() if agent in seats] for agent in agents}
+        self._sides = tuple(_Side(side, self._may_play(side)) for side in self._split(agents, of_agents))
+        if len(self._sides) < 2:
+            words = f"there is one side, {', '.join(agents)}: nobody plays against it"
+            raise ConfigError(f"league: {words}; accepted: sides of an env with several agents", key="league.sides")
+        for name, bundle in self.bundles.items():
+            if not any(self._can_play(self.members[name], side) for side in self._sides):
+                words = f"opponent {name} plays {', '.join(bundle.policy_of)}; the env has {', '.join(agents)}"
+                raise ConfigError(f"league: {words}: it plays no side", key="league.opponents")
+        return of_agents
+
+    def _split(
+        self, agents: Sequence[AgentID], of_agents: Mapping[AgentID, Sequence[PolicyID]]
+    ) -> list[tuple[AgentID, ...]]:
+        """Return the agents of each side."""
+        if self.settings.sides is None:
+            if len(self.mains) < 2:
+                return [(agent,) for agent in agents]
+            firsts = [own[0] for own in of_agents.values() if own]
+            return [tuple(a for a in agents if of_agents[a][:1] == [first]) for first in dict.fromkeys(firsts)]
+        sides = [tuple(side) for side in self.settings.sides]
+        listed = [agent for side in sides for agent in side]
+        if sorted(listed) != sorted(agents):
+            words = f"sides is {shown([list(side) for side in sides])}; accepted: each of {', '.join(agents)} once"
+            raise ConfigError(f"league: {words}", key="league.sides")
+        return sides
+
+    def _may_play(self, agents: Sequence[AgentID]) -> tuple[PolicyID, ...]:
+        able = tuple(policy_id for policy_id, seats in self.seats.items() if set(agents) <= set(seats))
+        if not set(able) & set(self.mains):
+            words = f"no policy plays all of {', '.join(agents)}, which are one side"
+            raise ConfigError(f"league: {words}; accepted: sides whose agents a policy plays", key="league.sides")
+        return able
+
+    def _can_play(self, member: Member, side: _Side) -> bool:
+        if member.policy_id is not None:
+            return member.policy_id in side.policies
+        bundle = self.bundles.get(member.name)
+        return bundle is None or set(side.agents) <= set(bundle.policy_of)
+
+    @override
+    def assign(self, env_index: int, episode: int, rng: np.random.Generator) -> Mapping[AgentID, PolicyID]:
+        """Return the policy, or the member of the pool, that plays each agent."""
+        present = [next(p for p in side.policies if p not in self.exploiters) for side in self._sides]
+        players = [policy_id for policy_id in self.seats if policy_id in present or policy_id in self.exploiters]
+        learner = players[int(rng.integers(len(players)))]
+        number = int(rng.choice([n for n, side in enumerate(self._sides) if learner in side.policies]))
+        chosen = list[str](present)
+        if learner in self.exploiters:
+            chosen[number] = learner
+        elif rng.random() >= self.settings.self_play:
+            chosen = [own if n == number else self._opponent(learner, n, rng, own) for n, own in enumerate(present)]
+        return {agent: player for side, player in zip(self._sides, chosen, strict=True) for agent in side.agents}
+
+    def _opponent(self, learner: PolicyID, side: int, rng: np.random.Generator, present: PolicyID) -> str:
+        """Draw who plays a side against a policy; a present policy as long as the pool has nobody."""
+        able = [member for member in self.members.values() if self._can_play(member, self._sides[side])]
+        fixed, share = [m for m in able if m.policy_id is None], self.settings.opponents_share
+        snapshots = [m for m in able if m.policy_id is not None]
+        if share is not None and fixed and snapshots:
+            able = fixed if rng.random() < share else snapshots
+        if not able:
+            return present
+        return drawn(rng, [member.name for member in able], self.scores[learner], self.settings.sampling)
+
+    # --- Results -----------------------------------------------------------------------------------------------------
+
+    def record(self, episode: Episode) -> None:
+        """Count an episode in which a policy that learns played against a member, or an exploiter."""
+        paid = {side: _mean_return(episode, side.agents) for side in self._sides}
+        players = {side: episode.policy_of.get(side.agents[0], "") for side in self._sides}
+        for side, player in players.items():
+            own = paid[side]
+            if player not in self.seats or own is None:
+                continue
+            others = [other for other in self._sides if other is not side and paid[other] is not None]
+            against = [other for other in others if self._counts(player, players[other])]
+            if not against:
+                continue
+            mean = self._means.get(player, own)
+            for other in against:
+                theirs = mean if self._by_own_mean else paid[other]
+                outcome = int(np.sign(own - (0.0 if theirs is None else theirs)))
+                score = self.scores[player].get(players[other], Score())
+                self.scores[player][players[other]] = score.after(outcome, own)
+            self._means[player] = mean + 0.01 * (own - mean)
+
+    def _counts(self, player: PolicyID, other: str) -> bool:
+        return other in self.members or (
+            player != other and {player, other} <= self.seats.keys() and self._is_hunt(player, other)
+        )
+
+    def _is_hunt(self, player: PolicyID, other: PolicyID) -> bool:
+        """Whether one of them is the exploiter of the other."""
+        pairs = ((player, other), (other, player))
+        return any(one in self.exploiters and self.exploiters[one].of == of for one, of in pairs)
+
+    @property
+    def _by_own_mean(self) -> bool:
+        outcome = self.settings.outcome
+        return outcome == "own_mean" or (outcome == "auto" and len(self.mains) > 1)
+
+    def share_of_points(self, policy_id: PolicyID, others: Sequence[str]) -> float | None:
+        """Return the share of points of a policy against some others together; None if it has played few games."""
+        scores = [self.scores[policy_id][other] for other in others if other in self.scores[policy_id]]
+        games = sum(score.games for score in scores)
+        return sum(score.points for score in scores) / games if games >= _LEAST_GAMES else None
+
+    def ratings(self) -> dict[str, float | None]:
+        """Return the rating of each policy that learns and of each member, on Elo's scale; None: no games yet."""
+        from marl_sb3.results import ratings
+
+        names = [*self.seats, *self.members]
+        scores_of = {**{name: member.scores for name, member in self.members.items()}, **self.scores}
+        rated = zip(names, ratings(points_matrix(names, scores_of)), strict=True)
+        return {name: None if found is None else found.rating for name, found in rated}
+
+    # --- The pool ----------------------------------------------------------------------------------------------------
+
+    def is_due(self, policy_id: PolicyID, iteration: int) -> bool:
+        """Whether a snapshot of a policy is to be taken after an iteration."""
+        every, above = self.settings.snapshot_every, self.settings.snapshot_above
+        if every and iteration % every == 0:
+            return True
+        newest = max((m.iteration for m in self.members.values() if m.policy_id == policy_id), default=0)
+        if above is None or iteration == newest:
+            return False
+        share = self.share_of_points(policy_id, list(self.members))
+        return share >= above if share is not None else newest == 0 and not self.members
+
+    def ends(self, name: PolicyID, iteration: int) -> bool:
+        """Whether an exploiter is to begin anew after an iteration."""
+        exploiter = self.exploiters[name]
+        share = self.share_of_points(name, [exploiter.of])
+        is_old = exploiter.reset_every is not None and iteration - self._begun[name] >= exploiter.reset_every
+        return is_old or (share is not None and share >= exploiter.reset_above)
+
+    def begin_anew(self, name: PolicyID, iteration: int) -> None:
+        """Forget the results of an exploiter, which begins anew."""
+        self._begun[name] = iteration
+        self.scores[name] = {}
+        for scores in self.scores.values():
+            scores.pop(name, None)
+
+    def add(self, member: Member) -> None:
+        """Add a snapshot to the pool, with the results of its policy so far; from a full one another leaves."""
+        own = self.scores[str(member.policy_id)]
+        self.members[member.name] = replace(member, scores=dict(own))
+        alike = [each for each in self.members.values() if each.policy_id == member.policy_id]
+        if len(alike) > self.settings.pool_size:
+            for name in to_evict(alike, self.settings.pool_size, self.ratings()):
+                del self.members[name]
+                for scores in self.scores.values():
+                    scores.pop(name, None)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    @override
+    def get_state(self) -> State:
+        """Return the pool and the results; that of a copy has no weights."""
+        snapshots = {
+            n: m.to_plain(complete=not self.is_copy) for n, m in self.members.items() if n not in self.opponents
+        }
+        return {
+            "members": snapshots,
+            "scores": {policy_id: plain_scores(scores) for policy_id, scores in self.scores.items()},
+            "means": dict(self._means),
+            "begun": dict(self._begun),
+            "first_weights": {} if self.is_copy else {name: dict(own) for name, own in self.first_weights.items()},
+        }
+
+    @override
+    def set_state(self, state: StateReader) -> None:
+        members, scores = state.fields("members"), state.fields("scores")
+        means, begun = state.fields("means"), state.fields("begun")
+        scores.require_names(list(self.seats))
+        begun.require_names(list(self.exploiters))
+        read = {name: read_member(name, members.fields(name), self.members.get(name)) for name in members.names()}
+        strange = [name for name, member in read.items() if member.policy_id not in self.seats]
+        if strange:
+            raise members.error(strange[0], read[strange[0]].policy_id, f"a snapshot of {', '.join(self.seats)}")
+        own = {policy_id: read_scores(scores.fields(policy_id)) for policy_id in self.seats}
+        of_means = {name: means.number(name) for name in means.names()}
+        since = {name: begun.integer(name) for name in self.exploiters}
+        first = state.fields("first_weights")
+        self.first_weights |= {name: read_weights_of(first.fields(name)) for name in first.names()}
+        self.members = {**{name: Member(name) for name in self.opponents}, **read}
+        self.scores, self._means, self._begun = own, of_means, since
+
+
+def _checked(settings: Mapping[str, Any]) -> LeagueSettings:
+    """Return the settings of a league from arguments.
+
+    Raises:
+        ConfigError: there is no such setting, or a value is not accepted.
+    """
+    kinds = get_type_hints(LeagueSettings, include_extras=True)
+    for name, value in settings.items():
+        if name not in kinds:
+            raise ConfigError(f"league: unknown setting {name!r}; accepted: {', '.join(kinds)}", key="league")
+        require(f"league.{name}", value, kinds[name])
+    checked = LeagueSettings(**settings)
+    if not checked.is_on:
+        words = "there are no opponents; accepted: snapshot_every, snapshot_above or opponents"
+        raise ConfigError(f"league: {words}", key="league")
+    return checked
+
+
+_EXPLOITER = {"of": str, "reset_every": PositiveInt | None, "reset_above": Fraction}
+
+
+def _exploiter(name: PolicyID, given: Any) -> Exploiter:
+    where = f"league.exploiters.{name}"
+    if not isinstance(given, Mapping) or "of" not in given or not set(given) <= set(_EXPLOITER):
+        words = "{of: POLICY, reset_every: ITERATIONS or null, reset_above: SHARE}"
+        raise ConfigError(f"{where} is {shown(given)}; accepted: {words}", key="league.exploiters")
+    return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
+
+
+def _named(sources: Sequence[str]) -> dict[str, str]:
+    """Name fixed opponents: a file by its last part, code by its place; of equal names, the later ones get a number."""
+    named: dict[str, str] = {}
+    for source in sources:
+        path = Path(source)
+        # Of a member of another league, the name alone could be that of a snapshot of this one.
+        name = base = source if ":" in source else f"{path.parents[1].name}.{path.name}" if "@" in source else path.name
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}-{number}"
+        named[name] = source
+    return named
+
+
+def _mean_return(episode: Episode, agents: Sequence[AgentID]) -> float | None:
+    """Return the mean return of those of these agents that have one."""
+    paid = [episode.agent_returns[agent] for agent in agents if agent in episode.agent_returns]
+    return sum(paid) / len(paid) if paid else None
+
+
+WATCHERS.add("league", "marl_sb3.league.watcher:league_watcher")  # here, so that only those who use it load it

@@ -1,0 +1,165 @@
+"""The pool of a league: its members, who plays whom in an episode, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.types import Array, PolicyID
+
+Weights = Mapping[str, Array]  # of one policy, by name, as a checkpoint holds them
+
+_MEMORY = 0.99  # share of what was counted that stays with each further game: about 100 games count
+_WON, _DRAWN, _LOST = 1, 0, -1
+
+
+def _hard(won: Array) -> Array:
+    return (1.0 - won) ** 2
+
+
+def _even(won: Array) -> Array:
+    return won * (1.0 - won)
+
+
+# Weights of opponents given the probability of winning against each, oldest first. `hard` and `even` are the two of
+# prioritised fictitious self-play: Vinyals et al., Nature 575, 2019, methods.
+SAMPLING: Mapping[str, Callable[[Array], Array]] = {
+    "uniform": np.ones_like,
+    "recent": lambda won: 0.5 ** np.arange(len(won) - 1, -1, -1.0),
+    "hard": _hard,
+    "even": _even,
+}
+
+
+class Score(NamedTuple):
+    """Results of games against one opponent; those of long ago count less."""
+
+    games: float = 0.0  # how many count
+    won: float = 0.0
+    drawn: float = 0.0
+    paid: float = 0.0  # sum of the mean returns of the own side's agents
+    played: int = 0  # how many there were
+
+    def after(self, outcome: int, paid: float) -> Score:
+        """Return the results with those of one more game."""
+        games, won, drawn, total = (_MEMORY * number for number in self[:4])
+        return Score(games + 1, won + (outcome == _WON), drawn + (outcome == _DRAWN), total + paid, self.played + 1)
+
+    @property
+    def points(self) -> float:
+        """A win counts 1, a draw 0.5."""
+        return self.won + self.drawn / 2
+
+    @property
+    def rate(self) -> float:
+        """Estimate of the points of a game; half a point before the first one."""
+        return (self.points + 0.5) / (self.games + 1)
+
+
+Scores = dict[str, Score]  # opponent -> results
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of the pool."""
+
+    name: str  # `main@120` for a snapshot of `main` after iteration 120; of others, what the settings call them
+    policy_id: PolicyID | None = None  # of whom it is a snapshot; None: it comes from a file or from code
+    iteration: int = 0  # after which the snapshot was taken
+    weights: Weights | None = field(default=None, repr=False)  # of a snapshot; None: they have yet to come
+    statistics: State = field(default_factory=dict, repr=False)  # by which a snapshot normalises observations
+    scores: Scores = field(default_factory=dict, repr=False)  # of the policy when the snapshot was taken
+
+    def to_plain(self, *, complete: bool) -> State:
+        """Return it as plain data; without the weights if not `complete`."""
+        more = {"weights": dict(self.weights or {}), "statistics": self.statistics} if complete else {}
+        return {"policy": self.policy_id, "iteration": self.iteration, "scores": plain_scores(self.scores), **more}
+
+
+def read_member(name: str, state: StateReader, before: Member | None) -> Member:
+    """Read what `to_plain` returned; what it left out is that of the same member as it was before."""
+    weights, statistics = (None, {}) if before is None else (before.weights, before.statistics)
+    if "weights" in state:
+        weights = read_weights_of(state.fields("weights"))
+        statistics = dict(state.fields("statistics").values())
+    scores, policy = read_scores(state.fields("scores")), state.string("policy")
+    return Member(name, policy, state.integer("iteration"), weights, statistics, scores)
+
+
+def read_weights_of(state: StateReader) -> Weights:
+    """Read weights by their names."""
+    weights = dict(state.values())
+    for name, array in weights.items():
+        if not isinstance(array, np.ndarray):
+            raise state.error(name, array, "an array")
+    return weights
+
+
+def plain_scores(scores: Mapping[str, Score]) -> State:
+    """Return results as plain data."""
+    return {name: list(score) for name, score in scores.items()}
+
+
+def read_scores(state: StateReader) -> Scores:
+    """Read what `plain_scores` returned."""
+    read: Scores = {}
+    for name in state.names():
+        numbers = state.listed(name, len(Score._fields))
+        counts = [numbers.number(key, 0.0) for key in list(numbers)[:3]]
+        *_, paid, played = list(numbers)
+        read[name] = Score(counts[0], counts[1], counts[2], numbers.number(paid), numbers.integer(played))
+    return read
+
+
+def drawn(rng: np.random.Generator, names: Sequence[str], scores: Mapping[str, Score], sampling: str) -> str:
+    """Draw one of several opponents.
+
+    Args:
+        names: of the opponents, oldest first.
+        scores: against those that there were games with.
+        sampling: one of `SAMPLING`.
+    """
+    won = np.array([scores.get(name, Score()).rate for name in names])
+    weights = SAMPLING[sampling](won) + 1e-9  # all may be beaten for certain
+    return names[int(rng.choice(len(names), p=weights / weights.sum()))]
+
+
+def points_matrix(names: Sequence[str], scores_of: Mapping[str, Mapping[str, Score]]) -> Array:
+    """Return (n, n): the points that each player has won against each other one.
+
+    Args:
+        scores_of: player -> its results; those that both report are counted once, those of the later one.
+    """
+    points = np.zeros((len(names), len(names)))
+    place = {name: number for number, name in enumerate(names)}
+    for name in names:
+        for other, score in scores_of.get(name, {}).items():
+            if other in place and other != name:
+                points[place[name], place[other]] = score.points
+                points[place[other], place[name]] = score.games - score.points
+    return points
+
+
+def to_evict(snapshots: Sequence[Member], size: int, ratings: Mapping[str, float | None]) -> list[str]:
+    """Return the snapshots that leave a full pool: of the older half, those with the lowest ratings.
+
+    Args:
+        snapshots: oldest first.
+        size: how many the pool holds.
+    """
+    left, leaving = list(snapshots), list[str]()
+    while len(left) > size:
+        older = left[: max(1, len(left) // 2)]
+        worst = min(older, key=lambda member: _known(ratings.get(member.name)))
+        left.remove(worst)
+        leaving.append(worst.name)
+    return leaving
+
+
+def _known(rating: float | None) -> float:
+    return -math.inf if rating is None else rating

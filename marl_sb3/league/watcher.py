@@ -1,0 +1,121 @@
+"""Watch a training with a league: count results, take snapshots, and report metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from typing_extensions import override
+
+from marl_sb3.core.config import file_names
+from marl_sb3.core.metrics import Episode, Result
+from marl_sb3.core.sb3 import read_weights, reset_optimizers, weights
+from marl_sb3.core.state import TensorFile, store_of
+from marl_sb3.core.training import MultiAgentAlgorithm, TrainingWatcher
+from marl_sb3.core.vec_env import VecStep
+from marl_sb3.files import write_whole
+from marl_sb3.league.league import League
+from marl_sb3.league.pool import Member, Score
+from marl_sb3.types import PolicyID
+
+
+def league_watcher(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> LeagueWatcher | None:
+    """Return what watches a training with a `League`; see `WatcherMaker`."""
+    assignment = algorithm.assignment
+    if not isinstance(assignment, League):
+        return None
+    return LeagueWatcher(algorithm, assignment)  # type: ignore[abstract]  # hooks without a body do nothing
+
+
+class LeagueWatcher(TrainingWatcher):
+    """Counts the results of episodes, and changes the pool between iterations.
+
+    Args:
+        algorithm: the training.
+        league: says who plays in it.
+    """
+
+    def __init__(self, algorithm: MultiAgentAlgorithm, league: League) -> None:
+        self._algorithm, self._league = algorithm, league
+        for name in league.exploiters:
+            league.first_weights.setdefault(name, weights(algorithm.policies[name]))
+
+    @override
+    def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
+        for episode in finished:
+            self._league.record(episode)
+
+    @override
+    def complete_result(self, result: Result) -> None:
+        league, iteration = self._league, int(result["iteration"])
+        result["league"] = self._metrics()
+        for name in league.mains:
+            if league.is_due(name, iteration):
+                self._add(name, iteration)
+        for name in league.exploiters:
+            if league.ends(name, iteration):
+                self._add(name, iteration)
+                self._begin_anew(name, iteration)
+
+    def _metrics(self) -> Result:
+        league = self._league
+        members = {
+            policy_id: {name: _numbers(score) for name, score in scores.items()}
+            for policy_id, scores in league.scores.items()
+        }
+        shares = {policy_id: league.share_of_points(policy_id, list(league.members)) for policy_id in league.seats}
+        return {
+            "pool_size": len(league.members),
+            "ratings": league.ratings(),
+            "points_mean": shares,
+            "against": members,
+        }
+
+    # --- Snapshots ---------------------------------------------------------------------------------------------------
+
+    def _add(self, policy_id: PolicyID, iteration: int) -> None:
+        algorithm, league = self._algorithm, self._league
+        own, statistics = weights(algorithm.policies[policy_id]), algorithm.processing[policy_id].get_state()
+        member = Member(f"{policy_id}@{iteration}", policy_id, iteration, own, statistics)
+        league.add(member)
+        if league.folder is not None:
+            self._write(member)
+
+    def _write(self, member: Member) -> None:
+        """Write all present policies as a checkpoint without optimizers and envs; commands load it like another."""
+        league, algorithm = self._league, self._algorithm
+        assert league.folder is not None
+        policy_id = str(member.policy_id)
+        name = file_names([policy_id], f"@{member.iteration}")[policy_id]
+        store, place = store_of(league.folder), league.folder / name
+        state, tensors = algorithm.get_state()
+        files = {name: own if name.startswith("policy-") else {} for name, own in tensors.items()}
+        kept = {name: value for name, value in state.items() if name not in ("env", "tracker", "callbacks", "random")}
+        store.write(place, kept, files, algorithm.about())
+        ratings = league.ratings()
+        listed = [
+            {"name": each.name, "policy": each.policy_id, "iteration": each.iteration, "rating": ratings[each.name]}
+            for each in league.members.values()
+        ]
+        write_whole(league.folder / "members.json", json.dumps(listed, indent=1) + "\n")
+
+    def _begin_anew(self, name: PolicyID, iteration: int) -> None:
+        algorithm: Any = self._algorithm.policies[name]
+        read_weights(algorithm, TensorFile("the first weights", self._league.first_weights[name]))()
+        reset_optimizers(algorithm)
+        self._league.begin_anew(name, iteration)
+
+
+def _numbers(score: Score) -> Result:
+    """Return the results against one opponent: shares of games, the mean return, and how many games there were."""
+    games = score.games
+    lost = games - score.won - score.drawn
+    return {
+        "won": score.won / games,
+        "drawn": score.drawn / games,
+        "lost": lost / games,
+        "return_mean": score.paid / games,
+        "num_games": score.played,
+    }
