@@ -31,6 +31,8 @@ from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone
 from .jobs import Pool as Pool
 from .jobs import SeedRuns as SeedRuns
+from .rivals import LEAGUE as LEAGUE
+from .rivals import members_of as members_of
 from .rivals import named_apart as named_apart
 from .rivals import read_at as read_at
 from .rivals import rival_of as rival_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import shown
+from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import RANDOM, Rival
@@ -29,7 +30,8 @@ _ACCEPTED = f"a run folder, a checkpoint, a member of a league, {RANDOM}, or MOD
 class Member(Struct):
     """A member of a league, as `members.json` lists it."""
 
-    name: str
+    policy: str | None = None  # whose snapshot it is; None: an opponent from elsewhere, which has no folder there
+    iteration: int | None = None
     rating: float | None = None
 
 
@@ -48,6 +50,29 @@ def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBun
         CheckpointError: it is damaged, or does not fit the run's configuration.
     """
     return with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
+
+
+def members_of(run: Path) -> dict[str, Member]:
+    """Return the snapshots that the list of a run's league names, by their folders; none if it has no league.
+
+    Raises:
+        ConfigError: the list is damaged.
+    """
+    file = run / LEAGUE / MEMBERS_FILE
+    if not is_regular(file):
+        return {}
+    with path_is_usable("cannot read", file, "run"):
+        require_folder(file.parent)
+        text = read_regular(file)
+    try:
+        listed = msgspec.json.decode(text, type=list[Member])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"{file} is no list of members: {error}", key="run") from error
+    return {
+        file_names([member.policy], f"@{member.iteration}")[member.policy]: member
+        for member in listed
+        if member.policy is not None and member.iteration is not None
+    }
 
 
 def _opened(folder: Path) -> SavedRun:
@@ -96,7 +121,10 @@ def rivals_in(run: SavedRun) -> list[Rival]:
     Raises:
         CheckpointError: the folder of one of them cannot be read.
     """
-    league, ratings = run.files.path / LEAGUE, _ratings(run.files.path / LEAGUE)
+    league, listed = run.files.path / LEAGUE, dict[str, Member]()
+    with suppress(ConfigError):  # its members are there without their ratings
+        listed = members_of(run.files.path)
+    ratings = {name: member.rating for name, member in listed.items()}
     named = {f"{LEAGUE}/{name}": (league / name, ratings.get(name)) for name in _members(league)}
     which = ["latest", "best", *(str(int(name.rpartition("-")[2])) for name in run.files.checkpoints.names()[::-1])]
     return [
@@ -116,15 +144,6 @@ def _members(league: Path) -> list[str]:
     except OSError as error:
         raise CheckpointError(f"cannot read {league}: {error.strerror}") from error
     return sorted(found, key=lambda name: [part.zfill(12) for part in re.split(r"(\d+)", name)])
-
-
-def _ratings(league: Path) -> dict[str, float | None]:
-    """Return member -> its rating; nothing if there is no list of them, or it is not valid."""
-    try:
-        listed = msgspec.json.decode(read_regular(league / MEMBERS_FILE), type=list[Member])
-    except (OSError, msgspec.MsgspecError, RecursionError):
-        return {}
-    return {member.name: member.rating for member in listed}
 
 
 def _about(rating: float | None) -> str:

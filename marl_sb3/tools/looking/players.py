@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
-
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import EXTERNAL, file_names, shown
+from marl_sb3.core.config import EXTERNAL, shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import Against, bundle_of, combine_policies, opponent_name, opponents_of, seat_name
-from marl_sb3.extensions.store import RUN_CONFIG, load_policies
-from marl_sb3.files import is_regular, read_regular, require_folder
-from marl_sb3.runs import SavedRun, TrainConfig, find_run, load_config
+from marl_sb3.extensions.store import MANIFEST, load_policies
+from marl_sb3.runs import LEAGUE, SavedRun, TrainConfig, load_config, members_of, read_at, run_around
 from marl_sb3.types import AgentID
 
 Sides: TypeAlias = Mapping[str, tuple[AgentID, ...]]  # by name, in the order of the env's agents
@@ -38,29 +35,20 @@ class Player:
 
 
 def runs_of(paths: Iterable[Path], env: str | None) -> dict[Path, SavedRun]:
-    """Return the runs of those paths that are runs or parts of one.
+    """Return the runs of those paths that are runs, or parts of one: checkpoints, members of its league.
 
     Args:
         env: what the user has named.
 
     Raises:
-        ConfigError: there is nothing at a path.
+        ConfigError: a path is no run, and no checkpoint.
     """
-    return {path: SavedRun.open(run, env) for path in paths if (run := _run_around(path)) is not None}
-
-
-def _run_around(path: Path) -> Path | None:
-    """Return the run folder at a path, or the one that the path is in: a checkpoint, or a member of its league."""
-    around = [path, *(path.absolute().parents[:2] if not (path / RUN_CONFIG).exists() else ())]
-    for folder in around:
-        if is_regular(folder / RUN_CONFIG):
-            return folder
-    try:
-        return find_run(path)
-    except ConfigError:
-        if path.exists():  # such as what an algorithm has saved, which is no run
-            return None
-        raise
+    runs = {}
+    for path in paths:
+        around = run_around(path)
+        if around is not None or not (path / MANIFEST).exists():  # else it is of an algorithm, without a run
+            runs[path] = SavedRun.open(path if around is None else around, env)
+    return runs
 
 
 def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig, list[str]]:
@@ -223,18 +211,19 @@ def players_of(
 def _from_files(
     label: str, path: Path, run: SavedRun | None, checkpoints: str | None, env: MultiAgentVecEnv
 ) -> Iterator[Player]:
-    members = {} if run is None else _members_of(run.files.path)
-    if run is None or run.files.path in path.absolute().parents:  # a checkpoint itself is named
-        if (named := members.get(path.absolute())) is not None:
-            yield _member(label, path, named.policy, env)
-            return
+    if run is None:
         bundle = load_policies(path, env=env)
         yield Player(label, str(path), bundle, bundle.checkpoint)
         return
-    rated = {folder: each.rating for folder, each in members.items() if each.rating is not None}
+    members, folder = members_of(run.files.path), path.absolute()
+    if run.files.path in folder.parents:  # a checkpoint itself is named
+        is_member = folder.parent.name == LEAGUE and folder.name in members
+        yield _at(label, run, folder, members[folder.name].policy if is_member else None, env)
+        return
+    rated = {name: each.rating for name, each in members.items() if each.rating is not None}
     if checkpoints == "best" and rated:  # a sum of returns does not say how good a member is
         best = max(rated, key=rated.__getitem__)
-        yield _member(f"{label}/{best.name}", best, members[best].policy, env)
+        yield _at(f"{label}/{best}", run, run.files.path / LEAGUE / best, members[best].policy, env)
         return
     which = [checkpoints]
     if checkpoints == "all":
@@ -246,41 +235,17 @@ def _from_files(
         name = f"{label}@{int((bundle.checkpoint or '').removeprefix('ckpt-'))}" if len(which) > 1 else label
         yield Player(name, str(run.files.shown), bundle, bundle.checkpoint)
     if checkpoints == "all":
-        for folder, each_member in members.items():
-            yield _member(f"{label}/{folder.name}", folder, each_member.policy, env)
+        for name, member in members.items():
+            yield _at(f"{label}/{name}", run, run.files.path / LEAGUE / name, member.policy, env)
 
 
-class _Member(msgspec.Struct):
-    """What `league/members.json` says of one member."""
-
-    policy: str
-    iteration: int
-    rating: float | None = None
-
-
-def _members_of(run: Path) -> dict[Path, _Member]:
-    """Return the members of a run's league by their folders, which are checkpoints; none if it has no league.
-
-    Raises:
-        ConfigError: their list is damaged.
-    """
-    league = run / "league"
-    if not is_regular(league / "members.json"):
-        return {}
-    require_folder(league)
-    try:
-        listed = msgspec.json.decode(read_regular(league / "members.json"), type=list[_Member])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{league / 'members.json'} is no list of members: {error}", key="run") from error
-    return {league / file_names([each.policy], f"@{each.iteration}")[each.policy]: each for each in listed}
-
-
-def _member(label: str, folder: Path, policy_id: str, env: MultiAgentVecEnv) -> Player:
-    bundle = load_policies(folder, env=env)
-    if policy_id not in bundle.policies:
+def _at(label: str, run: SavedRun, folder: Path, policy_id: str | None, env: MultiAgentVecEnv) -> Player:
+    """Load a checkpoint in a run folder; a member of a league plays by one of its policies."""
+    bundle = read_at(run, folder, env)
+    if policy_id is not None and policy_id not in bundle.policies:
         words = f"{folder} has no policy {shown(policy_id)}, whose member it is"
         raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
-    return Player(label, str(folder), bundle, folder.name, policy_id)
+    return Player(label, str(run.files.as_shown(folder)), bundle, folder.name, policy_id)
 
 
 def labels(paths: Sequence[str | Path]) -> dict[str, Path]:

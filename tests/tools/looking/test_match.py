@@ -334,5 +334,5 @@ def test_a_damaged_list_of_members_is_refused(run: Path, tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="is not there"):
         marl_sb3.match([copied], checkpoints="all", episodes=1)
     members.write_text('[{"policy": 1}]')
-    with pytest.raises(ConfigError, match=r"members.json is no list of members: Expected `str`, got `int`"):
+    with pytest.raises(ConfigError, match=r"members.json is no list of members: Expected `str \| null`, got `int`"):
         marl_sb3.match([copied], checkpoints="all", episodes=1)
