@@ -57,7 +57,9 @@ def show_match(found: Match) -> None:
     console = standard_console()
     console.print(_how(found), soft_wrap=True, markup=False)
     for title, head, rows in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
-        printed = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+        if title:
+            console.print(title, style="italic", soft_wrap=True, markup=False)
+        printed = Table(box=None, pad_edge=False, header_style="bold")
         for place, name in enumerate(head):
             printed.add_column(one_line(name), overflow="fold", justify="left" if place == 1 else "right")
         for row in rows:
@@ -70,7 +72,14 @@ def show_match(found: Match) -> None:
 def sentences(found: Match) -> list[str]:
     """What was found, in words."""
     lines = [] if found.opposed is None else [found.opposed]
-    lines += [] if found.unrated is None else [found.unrated]
+    if found.opposed is None:
+        why = found.doubt or "no side wins what the others lose"
+        lines.append(f"{why}, so that nobody is rated: the mean returns of each side tell how good the players are")
+    if found.unfair is not None:
+        words = f"side {_side(found.unfair)} has won nearly every episode that anybody won, whoever played it"
+        lines.append(
+            f"{words}: who wins here has the higher sum of mean returns over both sides, in the two episodes of a seed"
+        )
     for cycle in found.cycles[:_MOST_CYCLES]:
         ring = " > ".join([*cycle.players, cycle.players[0]])
         lines.append(f"cycle: {ring}: {'each wins' if cycle.certain else 'perhaps, each has won'} against the next one")
@@ -97,11 +106,12 @@ def _side(name: str) -> str:
 
 
 def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
-    """The tables of a match: the players, the strongest first; points; where nobody is rated, returns of each side."""
+    """The tables of a match: the players, the strongest first; points; where these do not tell all, mean returns."""
     order = _order(found)
-    yield "", *_players(found, order, () if found.unrated is None else found.sides)
+    shows_returns = found.opposed is None or found.unfair is not None
+    yield "", *_players(found, order, found.sides if shows_returns else ())
     numbers = [str(place + 1) for place in order]
-    if found.unrated is None:
+    if found.opposed is not None:
         rows = [
             [str(one + 1), found.players[one].name]
             + [
@@ -111,6 +121,7 @@ def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
             for one in order
         ]
         yield "points of the row against the column, %", ["", "player", *numbers], rows
+    if not shows_returns:
         return
     for side, returns in found.returns.items():
         rows = [
@@ -122,7 +133,7 @@ def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
 
 
 def _order(found: Match) -> list[int]:
-    """The players, the strongest first; where nobody is rated, as they were given."""
+    """The players, the strongest first; those without a rating in the order in which they were given."""
     ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
     return sorted(range(len(ratings)), key=lambda place: -ratings[place])
 
@@ -182,7 +193,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     if progress.panels:
         text = "Ratings of the checkpoints of a run against each other and the other players, with 95 % intervals."
         yield "Did it get better?", [plotly_html(page, progress), note(text)]
-    if found.unrated is None:
+    if found.opposed is not None:
         shares = [[None if (cell := found.points[a][b]) is None else cell.share * 100 for b in order] for a in order]
         hints = [
             [

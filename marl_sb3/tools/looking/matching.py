@@ -29,13 +29,14 @@ from marl_sb3.tools.looking.players import Player, Sides, game_of, labels, playe
 from marl_sb3.types import AgentID, Array
 
 _ROUNDING = 1e-4  # of returns: rewards are float32
+_UNFAIR = 0.95  # share of the episodes that anybody won, above which a side wins by itself
 _BEST = 10  # players among whom cycles are looked for
 _NOBODY = PolicyBundle({}, {}, {}, {})
 
 
 @dataclass(frozen=True)
 class Points:
-    """What a player has won against another: 1 point for each win, 0.5 for each draw."""
+    """What a player has won against another: 1 point for each win, 0.5 for each draw; see `Match.unfair`."""
 
     won: int
     drawn: int
@@ -52,7 +53,7 @@ class Entrant:
     source: str  # the path of its files, or MODULE:CLASS
     checkpoint: str | None  # which its policies were loaded from
     sides: list[str]  # those that it could take
-    rating: Rating | None  # on Elo's scale; None: returns do not say who wins, or it has met nobody
+    rating: Rating | None  # on Elo's scale; None: returns do not oppose each other, or it has met nobody
     own: dict[str, SampleStats]  # by side: mean return of its agents, where it took all sides
     against_others: dict[str, SampleStats]  # the same where others took the other sides: means over these, by seed
 
@@ -74,8 +75,11 @@ class Match:
     episodes: int  # of each two players in each order of the sides
     seed: int  # of the episodes: all players play the same ones
     players: list[Entrant]
-    opposed: str | None  # how the agents' returns oppose each other; None if they do not: there are no winners then
-    unrated: str | None  # why there are no points and ratings; None: there are
+    opposed: str | None  # how the agents' returns oppose each other; None if they do not: nobody wins then
+    doubt: str | None  # why it is not certain that they do not
+    # the side that won more than 95 % of the episodes that anybody won, whoever played it: a player wins then by the
+    # higher sum of mean returns over both sides, in the two episodes of one seed. None: it wins single episodes
+    unfair: str | None
     points: list[list[Points | None]]  # of the row against the column
     returns: dict[str, list[list[SampleStats | None]]]  # by side: of the row on it, and the column on all others
     cycles: list[Cycle]  # among the best ten
@@ -278,11 +282,11 @@ class _Games:
     def result(self, env: str, episodes: int, seed: int, notes: Sequence[str]) -> Match:
         """Return the numbers."""
         (opposed, doubt), numbers = self._opposed(), range(len(self._players))
-        outcomes = {} if opposed is None else {pair: self._outcomes(*pair) for pair in product(numbers, numbers)}
-        unrated = self._unrated(opposed, doubt)
-        points = [[self._points(outcomes.get((one, two), ())) for two in numbers] for one in numbers]
-        if unrated is not None:
-            points = [[None for _ in numbers] for _ in numbers]
+        unfair = None if opposed is None else self._unfair()
+        points = [
+            [None if opposed is None else self._points(one, two, paired=unfair is not None) for two in numbers]
+            for one in numbers
+        ]
         rated = ratings(np.array([[0.0 if p is None else p.won + p.drawn / 2 for p in row] for row in points]))
         returns = {
             side: [[self._stats(self._returns_of(side, one, two)) for two in numbers] for one in numbers]
@@ -307,7 +311,8 @@ class _Games:
             seed,
             entrants,
             opposed,
-            unrated,
+            doubt,
+            unfair,
             points,
             returns,
             _cycles(entrants, points),
@@ -328,48 +333,33 @@ class _Games:
                 found.add({agent: None if math.isnan(value) else value for agent, value in paid})
         return found.words(), found.doubt()
 
-    def _outcomes(self, one: int, two: int) -> Array:
-        """Return 1, 0.5 or 0 for each episode of two players, whether the first has won, drawn or lost."""
-        if one == two:
-            return np.empty(0)
+    def _unfair(self) -> str | None:
+        """Return the one of two sides that has won nearly all episodes that anybody won; None if there is none."""
+        if len(self._sides) != 2:
+            return None
+        first, second = self._sides.values()
+        margins = [self._mean_return(seating, first) - self._mean_return(seating, second) for seating in self._returns]
+        won, lost = (int((sign * np.concatenate(margins) > 0).sum()) for sign in (1, -1))
+        return None if max(won, lost) <= _UNFAIR * (won + lost) else list(self._sides)[0 if won > lost else 1]
+
+    def _points(self, one: int, two: int, *, paired: bool) -> Points | None:
+        """Count what a player has won against another; with `paired`, in both orders of the sides together."""
         margins = [
             self._mean_return(seating, self._seats(seating, one))
             - self._mean_return(seating, self._seats(seating, two))
             for seating in self.seatings
-            if {*seating} == {one, two}
+            if one != two and {*seating} == {one, two}
         ]
-        together = np.concatenate(margins) if margins else np.empty(0)
+        if len(margins) < 1 + paired:
+            return None
+        together = np.sum(margins, axis=0) if paired else np.concatenate(margins)
         together = together[~np.isnan(together)]
         close = _ROUNDING * max(1.0, float(np.abs(together).max(initial=0.0)))
-        return np.where(np.abs(together) <= close, 0.5, (together > 0).astype(np.float64))
-
-    @staticmethod
-    def _points(outcomes: Sequence[float] | Array) -> Points | None:
-        if not len(outcomes):
-            return None
-        values = [float(value) for value in outcomes]
+        values = np.where(np.abs(together) <= close, 0.5, together > 0).tolist()
         stats = share_stats(values)
-        assert stats.mean is not None
-        assert stats.ci95 is not None
-        return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
-
-    def _unrated(self, opposed: str | None, doubt: str | None) -> str | None:
-        instead = "so that nobody is rated: the mean returns of each side tell how good the players are"
-        if opposed is None:
-            return f"{doubt or 'no side wins what the others lose'}, {instead}"
-        if len(self._sides) != 2:
+        if stats.mean is None or stats.ci95 is None:
             return None
-        first, second = self._sides.values()
-        margins = [
-            self._mean_return(seating, first) - self._mean_return(seating, second)
-            for seating in self.seatings
-            if len({*seating}) > 1
-        ]
-        signs = {float(sign) for each in margins for sign in np.sign(each) if sign}
-        if len(margins) > 1 and len(signs) == 1:
-            winner = list(self._sides)[0 if signs == {1.0} else 1]
-            return f"{winner} won each episode that anybody won, whoever played it, {instead}"
-        return None
+        return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
 
     def _returns_of(self, side: str, one: int, two: int) -> Array:
         """Return the mean return of a side in each episode, with one player on it, and another on all others."""

@@ -20,6 +20,7 @@ from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.match import main
 from marl_sb3.report import main as report
+from marl_sb3.tools.looking.match_page import sentences
 from marl_sb3.tools.looking.matching import Match
 
 PAY = {
@@ -27,7 +28,7 @@ PAY = {
     "duel": lambda numbers, drawn: numbers - numbers.mean(),
     # What the env draws, and ten times the own number on the first side; the others get their number.
     "apart": lambda numbers, drawn: drawn + numbers * ([10.0] + [1.0] * (len(numbers) - 1)),
-    "first wins": lambda numbers, drawn: np.array([1.0, -1.0]),
+    "uphill": lambda numbers, drawn: numbers - numbers.mean() + [100.0, -100.0],
 }
 
 
@@ -108,7 +109,7 @@ def test_the_stronger_player_wins_on_both_sides_and_is_rated_higher() -> None:
     assert points.ci95 == pytest.approx((n / (n + z2), 1.0))  # Wilson's for a share of 1
     assert means(found.returns["left"]) == [[0.0, -4.5, -2.5], [4.5, 0.0, 2.0], [2.5, -2.0, 0.0]]
     assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
-    assert found.unrated is None
+    assert found.unfair is None
     assert found.cycles == []
 
 
@@ -131,7 +132,7 @@ def test_each_player_takes_each_side_in_the_same_episodes() -> None:
     assert (low.own["left"].mean, low.against_others["left"].mean) == (mean + 10, mean + 10)
     assert high.against_others["right"].sd == pytest.approx(drawn.sd)  # by episodes of the same seed
     assert low.rating is None
-    assert "so that nobody is rated" in (found.unrated or "")
+    assert "so that nobody is rated" in sentences(found)[-1]
     again, other = (played({"low": Always(1), "high": Always(4)}, "apart", seed=seed) for seed in (0, 1))
     assert again == found
     assert means(other.returns["left"]) != means(found.returns["left"])
@@ -150,10 +151,13 @@ def test_one_of_three_sides_is_taken_against_two() -> None:
     assert means(together.returns["a,c"]) == [[0.0, -3.0], [3.0, 0.0]]
 
 
-def test_a_game_that_one_side_always_wins_rates_nobody() -> None:
-    found = played(pay="first wins")
-    assert (found.unrated or "").startswith("left won each episode that anybody won, whoever played it")
-    assert all(each.rating is None for each in found.players)
+def test_where_one_side_always_wins_both_orders_of_a_seed_count_together() -> None:
+    found = played(pay="uphill")
+    assert found.unfair == "left"
+    assert means(found.returns["left"])[0] == [100.0, 95.5, 97.5]
+    points = [[None if cell is None else (cell.won, cell.drawn, cell.lost) for cell in row] for row in found.points]
+    assert points == [[None, (0, 0, 6), (0, 0, 6)], [(6, 0, 0), None, (6, 0, 0)], [(6, 0, 0), (0, 0, 6), None]]
+    assert "side left has won nearly every episode that anybody won, whoever played it" in sentences(found)[-1]
 
 
 def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFixture[str]) -> None:
