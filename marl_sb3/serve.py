@@ -2,12 +2,14 @@
 
 import gc
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from marl_sb3 import cli
 from marl_sb3.core.config import PositiveInt
+from marl_sb3.errors import ConfigError
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ TLS: otherwise the token can be read on its way.
 examples
   python -m marl_sb3.serve runs/arena
   python -m marl_sb3.serve runs/arena --ui
+  python -m marl_sb3.serve runs/a --ui --against runs/b --against mine:Minimax
   python -m marl_sb3.serve runs/arena --port 0 --checkpoint latest
   MARL_SB3_TOKEN=... python -m marl_sb3.serve runs/arena --host 0.0.0.0 \\
       --tls-cert cert.pem --tls-key key.pem
@@ -57,6 +60,13 @@ class ServeOptions:
     ui: Annotated[
         bool, "--ui", "also a page for browsers that plays episodes, in which you may act for any agent; default: off"
     ]
+    against: Annotated[
+        Sequence[str],
+        "--against WHO",
+        "with --ui: who can be chosen in the page to play against, beside the members of the run's league and its "
+        "checkpoints: a run, a checkpoint, a member of a league, or MODULE:CLASS of a player of yours; may be "
+        "repeated; default: nobody",
+    ]
     max_body: Annotated[
         int, Meta(ge=1000), cli.Section("limits"), "--max-body BYTES", "size of a request; default: 8000000"
     ] = 8_000_000
@@ -72,6 +82,8 @@ class ServeOptions:
 def main(options: ServeOptions) -> int:
     """Serve until a signal; returns the exit code."""
     require_extra("serve", "serve")
+    if options.against and not options.ui:
+        raise ConfigError("--against is for the page; accepted: with --ui", key="--against")
     settings = options.server.settings(PORT)
     from marl_sb3.tools.serving import Limits, Listening, Server
 
@@ -79,15 +91,16 @@ def main(options: ServeOptions) -> int:
     limits = Limits(options.max_body, options.max_batch, options.timeout_s, options.max_connections)
     folder = cli.found_run(options.run)
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs import SavedRun
+        from marl_sb3.runs import SavedRun, rival_of
 
         run = SavedRun.open(folder, options.env.named(), makes_env=options.ui)
+        rivals = [rival_of(who, run, options.env.named()) for who in options.against]
     api = _api(options, run, limits)
     routes, public = api.routes(), list[str]()
     if options.ui:
         from marl_sb3.tools.serving import PAGE_FILES, ui_routes
 
-        routes, public = [*routes, *ui_routes(run)], [*PAGE_FILES]
+        routes, public = [*routes, *ui_routes(run, rivals)], [*PAGE_FILES]
     what = "page and policies" if options.ui else "serving"
     server = Server(routes, listening, limits, public=public, lifespan=api.lifespan)
     server.run(lambda address: print(f"{what} on {address}", flush=True))

@@ -7,8 +7,9 @@ import io
 import logging
 import queue
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -28,15 +29,17 @@ from marl_sb3.evaluation import (
     Control,
     Film,
     Game,
+    GamePlan,
     Moment,
     Player,
+    Rival,
     Stage,
     View,
     ViewerLeftError,
     view_if_drawn,
 )
 from marl_sb3.extensions.display import DEFAULT_FPS
-from marl_sb3.runs import SavedRun, game_plan
+from marl_sb3.runs import SavedRun, game_plan, named_apart, rivals_in
 from marl_sb3.tools.serving.http import RequestError, read_message
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -70,6 +73,13 @@ class AgentCard(Struct):
     control: Control
 
 
+class Opponent(Struct):
+    """Somebody who can be chosen to play against."""
+
+    name: str
+    about: str
+
+
 class Hello(Struct, tag="hello"):
     """What there is to play; the first message."""
 
@@ -77,6 +87,7 @@ class Hello(Struct, tag="hello"):
     run: str
     agents: list[AgentCard]
     checkpoints: list[str]
+    opponents: list[Opponent]  # "begin" takes their names
     seed: int | None  # of `begin` without one; None: a new one each time, since all episodes start alike
 
 
@@ -94,13 +105,14 @@ class SocketStage(Stage):
         run: the run.
         send: gets every message, in the thread: JSON, and pictures as bytes, each before its moment. It may take its
             time, which slows the game down, and raises `ViewerLeftError` if nobody listens any more.
+        rivals: who may be chosen to play against, beside those that the run has; the first one plays first.
     """
 
     most_per_s = 30.0
     selects = True
 
-    def __init__(self, run: SavedRun, send: Callable[[str | bytes], None]) -> None:
-        self._run, self._send = run, send
+    def __init__(self, run: SavedRun, send: Callable[[str | bytes], None], rivals: Sequence[Rival] = ()) -> None:
+        self._run, self._send, self._rivals = run, send, rivals
         self._commands: queue.Queue[Command | None] = queue.Queue(_MOST_WAITING)
         self._player: Player | None = None  # of the thread
         self._thread = Thread(target=self._play, name="live episode", daemon=True)
@@ -140,7 +152,7 @@ class SocketStage(Stage):
         torch.set_num_threads(self._run.config.n_threads)  # PyTorch counts them for each thread
         with suppress(ViewerLeftError):
             try:
-                plan = game_plan(self._run)
+                plan = self._plan()
                 with closing(Game(plan, partial(view_if_drawn, plan.env))) as game:
                     fps = float(game.env.metadata.get("render_fps") or DEFAULT_FPS)
                     self._player = Player(game, self, fps / 2 if game.viewed.scene is not None else fps)
@@ -151,6 +163,13 @@ class SocketStage(Stage):
                 _log.exception("a live episode has ended")
                 self._say(Problem(described(error), is_final=True))
 
+    def _plan(self) -> GamePlan:
+        plan = game_plan(self._run)
+        given = {rival.name for rival in self._rivals}
+        others = [rival for rival in rivals_in(self._run) if rival.name not in given]
+        rivals = named_apart([*self._rivals, *others], plan.name)
+        return replace(plan, rivals=rivals, against=rivals[0].name if self._rivals else "")
+
     def _say(self, message: Struct) -> None:
         self._send(msgspec.json.encode(message).decode())
 
@@ -160,7 +179,8 @@ class SocketStage(Stage):
         cards = [AgentCard(agent, policy_of[agent], game.controls[agent]) for agent in game.env.agents]
         numbers = [str(int(name.rpartition("-")[2])) for name in files.checkpoints.names()]
         seed = None if game.starts_alike else game.plan.seed
-        self._say(Hello(self._run.config.env, files.path.name, cards, numbers, seed))
+        rivals = [Opponent(rival.name, rival.about) for rival in game.plan.rivals] if len(cards) > 1 else []
+        self._say(Hello(self._run.config.env, files.path.name, cards, numbers, rivals, seed))
 
     @override
     def next_command(self, timeout_s: float | None) -> Command | None:
@@ -207,11 +227,12 @@ def _as_file(picture: Array) -> bytes:
 # --- Routes ----------------------------------------------------------------------------------------------------------
 
 
-def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
+def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), most_viewers: int = 8) -> list[BaseRoute]:
     """Return the routes of the page: `/` and its files, `/live`, `/films/...`.
 
     Args:
         run: the run.
+        rivals: see `SocketStage`.
         most_viewers: how many may watch at once, each with an episode of its own.
     """
     viewers: dict[str, SocketStage] = {}
@@ -235,7 +256,7 @@ def ui_routes(run: SavedRun, most_viewers: int = 8) -> list[BaseRoute]:
             await websocket.close(_TRY_LATER)
             return
         name = secrets.token_urlsafe(16)
-        viewer = viewers[name] = SocketStage(run, _sender(websocket))
+        viewer = viewers[name] = SocketStage(run, _sender(websocket), rivals)
         try:
             await websocket.send_text(msgspec.json.encode({"type": "films", "folder": f"films/{name}/"}).decode())
             viewer.start()

@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from marl_sb3.evaluation import ViewerLeftError
-from marl_sb3.runs import SavedRun
+from marl_sb3.runs import SavedRun, rival_of
 from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
 from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes
 
@@ -133,6 +133,51 @@ def test_a_run_that_cannot_be_played_says_so(arena: SavedRun) -> None:
     (problem,) = map(json.loads, sent)
     assert problem["is_final"]
     assert "height must be an integer" in problem["message"]
+
+
+@pytest.fixture(scope="module")
+def league(arena: SavedRun) -> SavedRun:
+    """The same run with two members of a league, of which one is damaged, and a strange folder beside them."""
+    folder, (*_, latest) = arena.files.path / "league", arena.files.checkpoints.names()
+    for member in ("main@10", "main@9"):
+        shutil.copytree(arena.files.checkpoints.path / latest, folder / member)
+    (folder / "main@9" / "state.json").write_text("{")
+    (folder / "main@11").symlink_to(folder / "main@10")
+    (folder / "members.json").write_text('[{"name": "main@10", "rating": 12.4}, {"name": "main@9", "rating": null}]')
+    return arena
+
+
+def told(socket: Any, kind: str, **fields: Any) -> dict[str, Any]:
+    """The next message of a kind with these fields."""
+    while True:
+        message = json.loads(text) if isinstance(text := socket.recv(timeout=20), str) else {}
+        if message.get("type") == kind and fields.items() <= message.items():
+            return message  # type: ignore[no-any-return]
+
+
+def test_a_viewer_chooses_by_name_who_plays_against(league: SavedRun) -> None:
+    with served(league, rivals=[rival_of("random", league)]) as address, connect(live_of(address)) as socket:
+        offered = [(each["name"], each["about"]) for each in told(socket, "hello")["opponents"]]
+        assert offered == [
+            ("random", ""),
+            ("league/main@9", ""),
+            ("league/main@10", "rating 12"),
+            ("checkpoint latest", ""),
+            ("checkpoint best", ""),
+            ("checkpoint 2", ""),
+        ]
+        assert told(socket, "moment")["players"] == {"agent1": "run", "agent2": "random"}
+        for name, words in [
+            ("league/main@9", "main@9: state.json has 1 bytes"),
+            ("league/../../run", "unknown opponent 'league/../../run'; accepted: random, league/main@9"),
+            (str(league.files.path), "unknown opponent"),
+        ]:
+            socket.send(json.dumps({"do": "begin", "against": name}))
+            assert words in told(socket, "problem")["message"]
+        socket.send(json.dumps({"do": "begin", "against": "league/main@10"}))
+        assert told(socket, "moment", against="league/main@10")["tally"] == ""
+        socket.send(json.dumps({"do": "take", "agent": "agent1"}))
+        assert told(socket, "moment", taken=["agent1"])["players"] == {"agent1": "You", "agent2": "league/main@10"}
 
 
 def test_the_page_needs_no_token_and_what_it_shows_does(arena: SavedRun) -> None:
@@ -303,6 +348,29 @@ def test_a_board_is_played_to_its_result(way: str, board: SavedRun, opened: Call
                 page.keyboard.press(str(3 * row + column + 1))
         shows(page, "#result", "Episode 1: player_1 won. Returns: player_1 1, player_2 \N{MINUS SIGN}1")
         shows(page, "#said", "player_1 won")
+
+
+@pytest.mark.browser
+def test_a_person_plays_against_a_checkpoint_and_sees_the_score(board: SavedRun, opened: Callable[[str], Any]) -> None:
+    with served(board) as address:
+        page = opened(address)
+        shows(page, "#connection", "Connected")
+        page.get_by_role("button", name="Take over player_1").click()
+        shows(page, "#person-title", "player_1")
+        page.get_by_label("Opponent").select_option("checkpoint latest")
+        page.get_by_role("button", name="Begin").click()
+        shows(page, "#score", "checkpoint latest")
+        for step in range(0, 9, 2):
+            page.wait_for_function(
+                f"() => /step {step} /.test(document.getElementById('clock').textContent)"
+                " || !document.getElementById('tally').hidden"
+            )
+            if page.locator("#tally").is_visible():
+                break
+            page.get_by_role("group", name="player_1").locator("button:enabled").first.click()
+        shows(page, "#tally", "checkpoint latest")
+        assert re.match(r"You \d : \d checkpoint latest", page.locator("#tally").inner_text())
+        shows(page, "#result", "Episode 1:")
 
 
 @pytest.mark.browser

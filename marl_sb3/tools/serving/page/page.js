@@ -142,6 +142,9 @@ function greet(message) {
   const known = [...at("checkpoint").options].slice(0, 3);
   at("checkpoint").replaceChildren(...known, ...hello.checkpoints.map((name) => new Option(name, name)));
   at("checkpoint").value = wanted.begin?.checkpoint ?? "";
+  const named = hello.opponents.map(({ name, about }) => new Option(about ? `${name} · ${about}` : name, name));
+  at("opponent").replaceChildren(new Option("nobody: the policies play all agents", ""), ...named);
+  at("opponent-label").hidden = at("swaps-label").hidden = named.length === 0;
   agents = hello.agents.map((card) => ({ ...card, ends: [], digits: 0 }));
   stage.agents = agents.map(({ agent }) => agent);
   at("score").replaceChildren(...agents.map(scoreRow));
@@ -168,6 +171,7 @@ function showMoment(next) {
   const ended = next.is_over && !moment?.is_over;
   const before = moment;
   moment = next;
+  if (!before) at("opponent").value = wanted.begin?.against ?? moment.against;
   stage.taken = moment.taken;
   if (moment.scene) stage.showScene(moment.scene, moved && moment.steps_per_s <= 15);
   else if (String(before?.taken) !== String(moment.taken)) stage.draw();
@@ -205,11 +209,13 @@ function showWords(ended, moved) {
   if (!playing || awaited.length) {
     at("stage").setAttribute("aria-label", `${hello.env}, step ${step}. ${seen}Returns: ${returns}`);
   }
+  at("tally").textContent = moment.tally;
+  at("tally").hidden = !moment.tally;
   const result = moment.result && `${moment.result}. `;
   if (ended) {
     at("result").textContent = `Episode ${episode}: ${result}Returns: ${returns}`;
     at("result").hidden = false;
-    at("said").textContent = `Episode ${episode} is over after ${step} steps. ${result}Returns: ${returns}`;
+    at("said").textContent = `Episode ${episode} is over after ${step} steps. ${result}Returns: ${returns}. ${moment.tally}`;
   } else if (moved && awaited.length) {
     at("said").textContent = `Step ${step}. ${movesInWords()}${seen}Returns: ${returns}`;
   }
@@ -263,7 +269,9 @@ function scoreRow(each, number) {
   if (control.why_not) take.title = control.why_not;
   take.addEventListener("click", () => toggle(agent));
   each.row = { radio, take, now: make("td", { className: "number" }), mean: make("td", { className: "number" }) };
-  const name = make("label", { className: "agent" }, radio, legendMark(number), agent);
+  each.row.player = make("small");
+  const names = make("span", {}, agent, " ", each.row.player);
+  const name = make("label", { className: "agent" }, radio, legendMark(number), names);
   return make("tr", {}, make("td", {}, name), each.row.now, each.row.mean, make("td", { className: "end" }, take));
 }
 
@@ -281,9 +289,10 @@ function returnText(each, value) {
 
 function showScore() {
   for (const each of agents) {
-    const { radio, take, now, mean } = each.row;
+    const { radio, take, now, mean, player } = each.row;
     const isTaken = moment.taken.includes(each.agent);
     radio.checked = each.agent === moment.selected;
+    player.textContent = moment.against ? moment.players[each.agent].replaceAll("/", "/\u200b") : ""; // may break there
     now.textContent = returnText(each, moment.returns[each.agent] ?? 0);
     const sum = each.ends.reduce((total, end) => total + end, 0);
     mean.textContent = each.ends.length ? numberText(sum / each.ends.length, 2) : "–";
@@ -333,8 +342,9 @@ function insightRows({ probabilities, q_values, action, spreads }, control) {
 }
 
 function showInsight() {
-  const { insight, selected, is_over } = moment;
-  const { control, policy } = agents.find(({ agent }) => agent === selected);
+  const { insight, selected, is_over, against, players, taken } = moment;
+  const { control, ...card } = agents.find(({ agent }) => agent === selected);
+  const policy = against && !taken.includes(selected) ? players[selected] : card.policy;
   at("insight-title").textContent = `Policy of ${selected}${policy === selected ? "" : `: ${policy}`}`;
   const value = insight?.value ?? null;
   at("value").textContent = value === null ? "" : `value ${numberText(value, 2)}`;
@@ -589,6 +599,8 @@ function begin() {
     seed: seed === "" ? null : Number(seed),
     checkpoint: checkpoint || null,
     deterministic: deterministic === "" ? null : deterministic === "true",
+    against: at("opponent").value,
+    swaps: at("swaps").checked,
   };
   send(wanted.begin);
 }
