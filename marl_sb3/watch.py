@@ -70,14 +70,16 @@ class WatchOptions:
         "--view PLACE",
         "window or terminal; default: a window if one can be opened, else the terminal",
     ]
-    seats: Annotated[
+    agents: Annotated[
         list[str] | None,
-        "--seats A,B",
+        "--agents A,B",
         "agents that RUN plays first; default: those of the first agent's policy, or the first agent alone if that "
         "policy plays all",
         _names,
     ]
-    keep_sides: Annotated[bool, "--keep-sides", "do not swap sides after each episode; default: they are swapped"]
+    keep_sides: Annotated[
+        bool, "--keep-sides", "do not swap sides after each episode; default: they swap, if both can play both"
+    ]
     stochastic: Annotated[bool, STOCHASTIC]
     seed: Annotated[Count | None, EPISODES_SEED]
     env: OfRun
@@ -91,7 +93,7 @@ class WatchOptions:
                 if getattr(self, name):
                     option = "an opponent" if name == "against" else f"--{name}"
                     raise ConfigError(f"--random takes no actions of policies; {option} does not go with it", key=name)
-        for name in ("seats", "keep_sides"):
+        for name in ("agents", "keep_sides"):
             if self.against is None and getattr(self, name):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{option} needs an opponent; accepted: with WHO", key=option)
@@ -101,7 +103,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     """Return what to watch, and what it is called."""
     from marl_sb3.evaluation import GamePlan
     from marl_sb3.extensions.store import runs_of
-    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, read_at, run_around, short_name
+    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around, short_name
 
     around = run_around(options.run)
     folder = find_run_or_env(options.run) if around is None else around
@@ -123,7 +125,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
         words = f"--checkpoint is {options.checkpoint}, and {options.run} is a checkpoint"
         raise ConfigError(f"{words}; accepted: one of them", key="--checkpoint")
     else:
-        plan = replace(plan, policies=lambda _, env: read_at(run, options.run, env), name=short_name(options.run))
+        plan = replace(plan, policies=lambda _, env: player_at(run, options.run, env), name=short_name(options.run))
     return _with_rival(plan, run, options), f"{run.config.env}, {run.files.shown if around is None else options.run}"
 
 
@@ -134,7 +136,7 @@ def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "Ga
     from marl_sb3.runs import named_apart, rival_of
 
     rivals = named_apart([rival_of(options.against, run, options.env.named())], plan.name)
-    return replace(plan, rivals=rivals, against=rivals[0].name, seat=options.seats, swaps=not options.keep_sides)
+    return replace(plan, rivals=rivals, against=rivals[0].name, seat=options.agents, swaps=not options.keep_sides)
 
 
 @command("watch RUN|ENV [WHO] [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)

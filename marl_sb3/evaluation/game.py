@@ -75,9 +75,9 @@ class GamePlan:
     rivals: Sequence[Rival] = ()  # who may play agents in place of the policies; their names differ
     against: str = ""  # the rival at first; empty: none, all agents are played by the policies
     # the agents that the policies play first against a rival; None: those of the first agent's policy, or the first
-    # agent alone if that policy plays all
+    # agent alone if that policy plays all; or the others, if only these can be played so
     seat: Sequence[AgentID] | None = None
-    swaps: bool = True  # whether the sides swap after each episode
+    swaps: bool = True  # whether the sides swap after each episode, if both can play both
 
 
 class Game:
@@ -110,7 +110,7 @@ class Game:
     finished: Sequence[Episode] = ()  # the episode that has ended with the latest step, if one has
 
     _pairing: Pairing
-    _seat: Collection[AgentID]  # that the policies play first
+    _seats: list[Sequence[AgentID]]  # see `_loaded`
 
     def __init__(self, plan: GamePlan, view: Callable[[Mapping[str, Any]], ViewedEnv]) -> None:
         self.plan = plan
@@ -166,7 +166,7 @@ class Game:
             seed, deterministic: see `play_episodes`.
             checkpoint: see `SavedRun.policies`.
             against: the name of a rival; empty: none.
-            swaps: whether the sides swap after each episode. A person keeps its agents.
+            swaps: whether the sides swap after each episode, if both can play both. A person keeps its agents.
 
         Raises:
             CheckpointError: a checkpoint cannot be loaded; nothing has changed.
@@ -174,8 +174,8 @@ class Game:
             EnvError: the env broke the `ParallelEnv` contract.
             HookError: the rival is code of the user's, and failed.
         """
-        self._load(checkpoint, against, swaps)
-        self.against, self._swaps, self._swapped = against, swaps, False
+        self._load(checkpoint, against)
+        self._swaps, self._swapped = swaps and len(self._seats) > 1, False
         self._tracker = EpisodeTracker(self.env, self.policies.policy_of, 1, self.policies.custom_metrics)
         self._tracker.policies_in = lambda _: self.players
         self._tracker.begin()
@@ -191,33 +191,44 @@ class Game:
             self._choose()
             self._rng = get_rng()
 
-    def _load(self, checkpoint: str | None, against: str, swaps: bool) -> None:
+    def _load(self, checkpoint: str | None, against: str) -> None:
         """Load the policies and the rival, unless they are here, and check that they can play; see `begin`."""
         is_here = self._asked == (checkpoint, against)
-        loaded = (self.policies, self._pairing, self._seat) if is_here else self._loaded(checkpoint, against)
-        policies, pairing, seat = loaded
-        if against:
-            arrangements = [seat, self._others(seat)][: 1 + swaps]
-            for ours in [self.persons] if self.persons else arrangements:
-                self._require_players(policies, pairing, against, ours)
-        else:
-            require_same_agents(policies, self.env)
+        loaded = (self.policies, self._pairing, self._seats) if is_here else self._loaded(checkpoint, against)
+        if against and self.persons:
+            self._require_players(*loaded[:2], against, self.persons)
         if not is_here:
             self.score = Score(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
-        self.policies, self._pairing, self._seat = loaded
-        self._asked = (checkpoint, against)
+        self.policies, self._pairing, self._seats = loaded
+        self._asked, self.against = (checkpoint, against), against
 
-    def _loaded(self, checkpoint: str | None, against: str) -> tuple[PolicyBundle, Pairing, Collection[AgentID]]:
-        """Load the policies and the rival; returns the agents that the policies play first, too."""
+    def _loaded(self, checkpoint: str | None, against: str) -> tuple[PolicyBundle, Pairing, list[Sequence[AgentID]]]:
+        """Load the policies and the rival.
+
+        Returns:
+            The agents that the policies may play, too: those of the first episode, and those after a swap if there is
+            one.
+        """
         load, agents = self.plan.policies, self.env.agents
         if load is None:
             policies = _no_policies(self.env)
-            return policies, Pairing(self.env, policies, RANDOM, (), agents), ()
+            return policies, Pairing(self.env, policies, RANDOM, (), agents), [()]
         policies = load(checkpoint, self.env)
         if not against:
-            return policies, Pairing(self.env, policies, None, agents, ()), agents
-        seat = self._first_seat(policies)
-        return policies, Pairing(self.env, policies, self._rival(against).load(self.env), agents, agents), seat
+            require_same_agents(policies, self.env)
+            return policies, Pairing(self.env, policies, None, agents, ()), [agents]
+        first = self._first_seat(policies)
+        pairing, faults = Pairing(self.env, policies, self._rival(against).load(self.env), agents, agents), []
+        seats = [first, self._others(first)]
+        for seat in list(seats):
+            try:
+                self._require_players(policies, pairing, against, seat)
+            except ConfigError as error:
+                faults.append(error)
+                seats.remove(seat)
+        if not seats or (self.plan.seat is not None and seats[0] is not first):
+            raise faults[0]
+        return policies, pairing, seats
 
     def _rival(self, name: str) -> Rival:
         for rival in self.plan.rivals:
@@ -287,7 +298,7 @@ class Game:
         """Name of the checkpoint of the rival's policies; None if it plays by none, or they are of no checkpoint."""
         return None if self._pairing.theirs is None else self._pairing.theirs.checkpoint
 
-    def _first_seat(self, policies: PolicyBundle) -> Collection[AgentID]:
+    def _first_seat(self, policies: PolicyBundle) -> Sequence[AgentID]:
         """Return the agents that the policies play first against a rival."""
         agents, policy_of = self.env.agents, policies.policy_of
         seat = [agent for agent in agents if policy_of.get(agent) == policy_of.get(agents[0])]
@@ -313,9 +324,7 @@ class Game:
 
     def _ours(self) -> Collection[AgentID]:
         """Return the agents that the policies play; against a rival, a person sits in their place."""
-        if not self.against:
-            return self._seat
-        return self.persons or (self._others(self._seat) if self._swapped else self._seat)
+        return (self.persons if self.against else ()) or self._seats[self._swapped]
 
     def _name_players(self) -> None:
         ours = self._ours()

@@ -34,6 +34,7 @@ from .jobs import SeedRuns as SeedRuns
 from .rivals import LEAGUE as LEAGUE
 from .rivals import members_of as members_of
 from .rivals import named_apart as named_apart
+from .rivals import player_at as player_at
 from .rivals import read_at as read_at
 from .rivals import rival_of as rival_of
 from .rivals import rivals_in as rivals_in

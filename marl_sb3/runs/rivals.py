@@ -16,7 +16,7 @@ from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import RANDOM, Rival
+from marl_sb3.evaluation import RANDOM, Rival, combine_policies
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, find_checkpoint, load_policies, with_checkpoint
 from marl_sb3.files import is_regular, path_is_usable, read_regular, require_folder
 from marl_sb3.runs.folder import RunFolder, find_run
@@ -50,6 +50,24 @@ def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBun
         CheckpointError: it is damaged, or does not fit the run's configuration.
     """
     return with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
+
+
+def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:
+    """Load a checkpoint of a run; or of a member of its league the one policy that it is, for all that it may play.
+
+    Raises:
+        CheckpointError: see `read_at`.
+        ConfigError: it has no such policy, or the list of members is damaged.
+    """
+    bundle, folder = read_at(run, path, env), Path(path).absolute()
+    member = members_of(run.files.path).get(folder.name) if folder.parent.name == LEAGUE else None
+    if member is None or member.policy is None:
+        return bundle
+    if member.policy not in bundle.policies:
+        words = f"{path} has no policy {shown(member.policy)}, whose member it is"
+        raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
+    own = combine_policies(dict.fromkeys(bundle.agents_of(member.policy), (bundle, member.policy)))
+    return replace(own, checkpoint=bundle.checkpoint)
 
 
 def members_of(run: Path) -> dict[str, Member]:
@@ -112,7 +130,11 @@ def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
         raise ConfigError(
             f"{words}; accepted: runs of one env, or --env ENV with one that both can play", key="against"
         )
-    return Rival(short_name(who), partial(other.policies, None) if around is None else partial(read_at, other, path))
+    if around is None:
+        return Rival(short_name(who), partial(other.policies, None))
+    is_own = path.absolute().is_relative_to(run.files.path)
+    name = path.absolute().relative_to(run.files.path).as_posix() if is_own else short_name(who)
+    return Rival(name, partial(player_at, other, path))
 
 
 def rivals_in(run: SavedRun) -> list[Rival]:
@@ -128,7 +150,7 @@ def rivals_in(run: SavedRun) -> list[Rival]:
     named = {f"{LEAGUE}/{name}": (league / name, ratings.get(name)) for name in _members(league)}
     which = ["latest", "best", *(str(int(name.rpartition("-")[2])) for name in run.files.checkpoints.names()[::-1])]
     return [
-        *(Rival(name, partial(read_at, run, path), _about(rating)) for name, (path, rating) in named.items()),
+        *(Rival(name, partial(player_at, run, path), _about(rating)) for name, (path, rating) in named.items()),
         *(Rival(f"checkpoint {each}", partial(run.policies, each)) for each in which),
         Rival(RANDOM, lambda _: RANDOM),
     ]

@@ -322,7 +322,7 @@ AGENTS = ("agent1", "agent2", "pursuer_0", "nobody", "", "x" * 999, "\u2028", No
 ODD: tuple[Any, ...] = (None, True, False, 0, 1, 3, -1, 4, 0.5, -0.0, 1e308, -1e308, 2**53, 2**64, 10**400, math.nan)
 ODD += (math.inf, "", "1", "latest", "best", "../..", "0" * 50, {}, {"a": 1}, [], [0], [0.5, -1], [1e308] * 2, [[1]])
 ODD += ([None], [0] * 65)
-FIELDS = ("action", "on", "steps_per_s", "seed", "deterministic", "checkpoint", "more")
+FIELDS = ("action", "on", "steps_per_s", "seed", "deterministic", "checkpoint", "against", "swaps", "more")
 
 
 def odd_command(rng: random.Random) -> str:

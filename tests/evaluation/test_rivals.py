@@ -172,12 +172,11 @@ def test_a_rival_that_fails_is_named_with_episode_and_step_until_the_game_begins
             lambda: always({"shared": 0}, Teams).bundle(),
             "them cannot play b: the env has agents a, b; the policies act",
         ),
-        (lambda: combine_policies({"b": always(US).bundle()}), "them cannot play a: the env has agents a, b; the pol"),
         (lambda: make(env_kwargs={}).bundle(), r"them cannot play b: the env has space Box\(0.0, 1.0, \(1,\)"),
         (lambda: "no_such:Thing", "cannot import 'no_such'"),
         (lambda: f"{__name__}:OPEN", "there is no method act"),
     ],
-    ids=["other agents", "an agent is missing", "other spaces", "no module", "no opponent"],
+    ids=["other agents", "other spaces", "no module", "no opponent"],
 )
 def test_who_cannot_play_is_refused_and_nothing_has_changed(rival: Callable[[], Any], message: str) -> None:
     with game(always(US), rival()) as playing:
@@ -191,13 +190,17 @@ def test_who_cannot_play_is_refused_and_nothing_has_changed(rival: Callable[[], 
             playing.begin(1, True, None, "../them")
 
 
-def test_who_can_play_one_side_plays_without_swaps() -> None:
-    with game(always(US), combine_policies({"b": always({"a": 3, "b": 3}).bundle()})) as playing:
-        playing.begin(1, True, None, "them", swaps=False)
-        assert episodes_of(playing, 1)[0][1] == {"a": 0.75, "b": -0.75}
-        with pytest.raises(ConfigError, match="them cannot play a"):
-            playing.take("b")
+@pytest.mark.parametrize(("side", "pays"), [("b", 0.75), ("a", -0.75)])
+def test_who_can_play_one_side_keeps_it(side: str, pays: float) -> None:
+    rival = combine_policies({side: always({"a": 3, "b": 3}).bundle()})
+    with game(always(US), rival) as playing:
+        playing.begin(1, True, None, "them")
+        assert [(players[side], returns["a"]) for players, returns in episodes_of(playing, 2)] == [("them", pays)] * 2
+        with pytest.raises(ConfigError, match="them cannot play"):
+            playing.take(side)
         assert playing.persons == {}
+    with game(always(US), rival, seat=[side]) as playing, pytest.raises(ConfigError, match="the policies act for"):
+        playing.begin(1, True, None, "them")
 
 
 def test_a_viewer_whose_first_rival_fails_is_told_and_chooses_another() -> None:

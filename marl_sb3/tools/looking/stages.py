@@ -246,7 +246,7 @@ class TerminalStage(KeyStage):
     def close(self) -> None:
         self._live.stop()
         for line in self._told:
-            super().tell(line)
+            self._console.print(line, soft_wrap=True)
 
 
 def _returns(moment: Moment) -> list[str]:

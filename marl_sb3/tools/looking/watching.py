@@ -92,7 +92,8 @@ def watch(
         player.play()
         evaluation = Evaluation({}, tuple(player.episodes))
         policies, theirs = game.policies, game.their_checkpoint
-        against = f"{game.against} ({theirs})" if theirs not in (None, game.against) else game.against
+        is_named = theirs is None or game.against.endswith(theirs)
+        against = game.against if is_named else f"{game.against} ({theirs})"
         return Watched(evaluation, game.env.agents, policies.checkpoint, policies.checkpoint_why, against)
 
 

@@ -113,6 +113,24 @@ def test_a_terminal_shows_picture_returns_and_keys() -> None:
     assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == 1  # the screen of before is back
 
 
+def test_a_terminal_shows_who_plays_and_the_latest_result_which_are_printed_in_the_end() -> None:
+    console = Console(file=io.StringIO(), width=60, height=14, force_terminal=True, color_system=None)
+    stage = TerminalStage(TerminalKeys(), "game", LEGEND, console)
+    played = {"against": "runs/b", "players": {"a": "runs/a", "b": "runs/b", "c": "runs/b"}, "steps_per_s": 5.0}
+    over: Any = {**played, "episode": 1, "step": 9, "returns": {"a": 4.0, "b": -1.0, "c": -3.0}, "result": "runs/a won"}
+    view = View(Scene(1, 9, {}), text="board")
+    for is_over in (False, True, True):
+        stage.show(moment(**over, tally="runs/a 1 : 0 runs/b", is_over=is_over, playing=True), view)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "a (runs/a) 4.00  b (runs/b) -1.00  c (runs/b) -3.00" in shown
+    assert "episode 1: runs/a won  runs/a 1 : 0 runs/b" in shown
+    stage.close()
+    lines = console.file.getvalue()[len(shown) :]  # type: ignore[attr-defined]
+    words = "episode 1: runs/a won; runs/a 1 : 0 runs/b; mean returns: runs/a 4.00 (a), runs/b -2.00 (b, c)"
+    assert lines.count("episode 1") == 1
+    assert words in lines
+
+
 # --- Keys ------------------------------------------------------------------------------------------------------------
 
 

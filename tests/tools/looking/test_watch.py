@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +32,10 @@ pytest.importorskip("pygame")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watch") / "runs" / "arena" / "one"
-    start(str(folder), iterations=2, settings={"evaluation.deterministic": True}).close()
+    start(str(folder), iterations=2, policies="per_agent", settings={"evaluation.deterministic": True}).close()
+    shutil.copytree(folder / "checkpoints" / "ckpt-000002", folder / "league" / "agent2@2")
+    listed = [{"name": "agent2@2", "policy": "agent2", "iteration": 2, "rating": None}]
+    (folder / "league" / "members.json").write_text(json.dumps(listed))
     return folder
 
 
@@ -94,7 +99,7 @@ def test_two_play_each_other_and_each_episode_has_a_line(
     monkeypatch.setattr(KeyStage, "hold_s", lambda *_: 0.0)
     place = run.relative_to(run.parents[2])
     found = watched(place, 3, f"{who.format(run=place)} --stochastic")
-    other = {"{run}": "runs/arena/one (2)", "random": "random"}.get(who, "ckpt-000002")
+    other = {"{run}": "runs/arena/one (2)", "random": "random"}.get(who, "checkpoints/ckpt-000002")
     players = [{"agent1": "runs/arena/one", "agent2": other}, {"agent1": other, "agent2": "runs/arena/one"}]
     assert [episode.policy_of for episode in found.evaluation.episodes] == [players[0], players[1], players[0]]
     lines = capsys.readouterr().out.splitlines()
@@ -109,6 +114,12 @@ def test_two_play_each_other_and_each_episode_has_a_line(
 
 
 @pytest.mark.usefixtures("moments")
+def test_a_member_of_a_league_plays_by_its_own_policy_alone_and_keeps_its_side(run: Path) -> None:
+    found = watched(run, 2, str(run / "league" / "agent2@2"))
+    assert [episode.policy_of["agent2"] for episode in found.evaluation.episodes] == ["league/agent2@2"] * 2
+
+
+@pytest.mark.usefixtures("moments")
 def test_a_checkpoint_is_watched_by_its_path(run: Path) -> None:
     assert watched(run / "checkpoints" / "ckpt-000002", 1).checkpoint == "ckpt-000002"
 
@@ -119,10 +130,14 @@ def test_a_checkpoint_is_watched_by_its_path(run: Path) -> None:
         ("{run} {other}", "other is a run of 'waterworld', {run} one of 'arena'; accepted: runs of one env, or"),
         ("{run} nobody", "opponent 'nobody': there is no such path; accepted: a run folder, a checkpoint, a member of"),
         ("{run} {run}/checkpoints", "it is a part of one; did you mean"),
+        (
+            "{run} {run}/league/agent2@2 --agents agent2",
+            "cannot play agent1: the env has agents agent1, agent2",
+        ),
         ("{run} {broken}", "broken: state.json is missing"),
         ("{run} no_such:Thing", "opponent 'no_such:Thing': cannot import 'no_such'"),
-        ("{run} {run} --seats agent3", "seats: unknown agent 'agent3'; the env has agent1, agent2"),
-        ("{run} {run} --seats agent1,agent2", "which leaves none to an opponent"),
+        ("{run} {run} --agents agent3", "seats: unknown agent 'agent3'; the env has agent1, agent2"),
+        ("{run} {run} --agents agent1,agent2", "which leaves none to an opponent"),
         ("{run} --keep-sides", "--keep-sides needs an opponent; accepted: with WHO"),
         ("{run} {run} --random", "--random takes no actions of policies; an opponent does not go with it"),
         ("{run}/checkpoints/ckpt-000002 --checkpoint 1", "--checkpoint is 1, and .* is a checkpoint; accepted: one"),

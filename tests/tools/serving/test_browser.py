@@ -139,11 +139,15 @@ def test_a_run_that_cannot_be_played_says_so(arena: SavedRun) -> None:
 def league(arena: SavedRun) -> SavedRun:
     """The same run with two members of a league, of which one is damaged, and a strange folder beside them."""
     folder, (*_, latest) = arena.files.path / "league", arena.files.checkpoints.names()
-    for member in ("main@10", "main@9"):
+    for member in ("shared@10", "shared@9"):
         shutil.copytree(arena.files.checkpoints.path / latest, folder / member)
-    (folder / "main@9" / "state.json").write_text("{")
-    (folder / "main@11").symlink_to(folder / "main@10")
-    (folder / "members.json").write_text('[{"name": "main@10", "rating": 12.4}, {"name": "main@9", "rating": null}]')
+    (folder / "shared@9" / "state.json").write_text("{")
+    (folder / "shared@11").symlink_to(folder / "shared@10")
+    listed = [
+        {"policy": "shared", "iteration": 9, "rating": None},
+        {"policy": "shared", "iteration": 10, "rating": 12.4},
+    ]
+    (folder / "members.json").write_text(json.dumps(listed))
     return arena
 
 
@@ -160,24 +164,24 @@ def test_a_viewer_chooses_by_name_who_plays_against(league: SavedRun) -> None:
         offered = [(each["name"], each["about"]) for each in told(socket, "hello")["opponents"]]
         assert offered == [
             ("random", ""),
-            ("league/main@9", ""),
-            ("league/main@10", "rating 12"),
+            ("league/shared@9", ""),
+            ("league/shared@10", "rating 12"),
             ("checkpoint latest", ""),
             ("checkpoint best", ""),
             ("checkpoint 2", ""),
         ]
         assert told(socket, "moment")["players"] == {"agent1": "run", "agent2": "random"}
         for name, words in [
-            ("league/main@9", "main@9: state.json has 1 bytes"),
-            ("league/../../run", "unknown opponent 'league/../../run'; accepted: random, league/main@9"),
+            ("league/shared@9", "shared@9: state.json has 1 bytes"),
+            ("league/../../run", "unknown opponent 'league/../../run'; accepted: random, league/shared@9"),
             (str(league.files.path), "unknown opponent"),
         ]:
             socket.send(json.dumps({"do": "begin", "against": name}))
             assert words in told(socket, "problem")["message"]
-        socket.send(json.dumps({"do": "begin", "against": "league/main@10"}))
-        assert told(socket, "moment", against="league/main@10")["tally"] == ""
+        socket.send(json.dumps({"do": "begin", "against": "league/shared@10"}))
+        assert told(socket, "moment", against="league/shared@10")["tally"] == ""
         socket.send(json.dumps({"do": "take", "agent": "agent1"}))
-        assert told(socket, "moment", taken=["agent1"])["players"] == {"agent1": "You", "agent2": "league/main@10"}
+        assert told(socket, "moment", taken=["agent1"])["players"] == {"agent1": "You", "agent2": "league/shared@10"}
 
 
 def test_the_page_needs_no_token_and_what_it_shows_does(arena: SavedRun) -> None:
