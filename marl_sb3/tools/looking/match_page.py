@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from marl_sb3.results import PAGE_LAYOUT, Curve, Figure, Panel, plotly_html
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.looking.matching import Entrant, Match
+    from marl_sb3.tools.looking.matching import Match, Points
 
 SUFFIXES = (".html", ".json")
 _MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
@@ -26,6 +27,8 @@ _MOST_WITH_TEXT = 16  # players; with more, the cells of a heat map are too smal
 _MOST_CYCLES = 5  # that are listed
 _CELL, _EDGES = 46, 160  # pixels
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
+
+_CHECKPOINT = re.compile(r"(?P<kind>.+)[-@](?P<iteration>[0-9]{1,12})")
 
 Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its head and its rows
 
@@ -124,18 +127,29 @@ def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
     if not shows_returns:
         return
     for side, returns in found.returns.items():
+        on, against = _seated(returns, order)
         rows = [
-            [str(one + 1), found.players[one].name, *(_mean(returns[one][two], intervals) for two in order)]
-            for one in order
+            [str(one + 1), found.players[one].name, *(_mean(returns[one][two], intervals) for two in against)]
+            for one in on
         ]
         others = "the other side" if len(found.sides) == 2 else "all other sides"
-        yield f"mean return of {_side(side)}: the row plays it, the column {others}", ["", "player", *numbers], rows
+        yield (
+            f"mean return of {_side(side)}: the row plays it, the column {others}",
+            ["", "player", *(str(two + 1) for two in against)],
+            rows,
+        )
 
 
 def _order(found: Match) -> list[int]:
     """The players, the strongest first; those without a rating in the order in which they were given."""
     ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
     return sorted(range(len(ratings)), key=lambda place: -ratings[place])
+
+
+def _seated(cells: Sequence[Sequence[object | None]], order: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The rows and the columns of a table that have a value: some players cannot take each side."""
+    rows = [one for one in order if any(cell is not None for cell in cells[one])]
+    return rows, [two for two in order if any(row[two] is not None for row in cells)]
 
 
 def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[list[str], list[list[str]]]:
@@ -194,23 +208,22 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
         text = "Ratings of the checkpoints of a run against each other and the other players, with 95 % intervals."
         yield "Did it get better?", [plotly_html(page, progress), note(text)]
     if found.opposed is not None:
-        shares = [[None if (cell := found.points[a][b]) is None else cell.share * 100 for b in order] for a in order]
-        hints = [
-            [
-                ""
-                if (cell := found.points[a][b]) is None
-                else f"{_share(cell.share, cell.ci95, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
-                for b in order
-            ]
-            for a in order
-        ]
-        title = "Points of the row against the column, %"
-        yield title, [_heat_map(page, found, order, shares, hints, middle=50.0)]
+        shares = [[None if cell is None else 100 * cell.share for cell in row] for row in found.points]
+        hints = [["" if cell is None else _hint(cell) for cell in row] for row in found.points]
+        bounds = {"zmin": 0.0, "zmax": 100.0}
+        yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, bounds)]
     for side, returns in found.returns.items():
-        values = [[None if (paid := returns[a][b]) is None else paid.mean for b in order] for a in order]
-        texts = [[_mean(returns[a][b], True) for b in order] for a in order]
+        values = [[None if stats is None else stats.mean for stats in row] for row in returns]
+        texts = [[_mean(stats, True) for stats in row] for row in returns]
+        center = {"zmid": float(np.mean([value for row in values for value in row if value is not None] or [0.0]))}
         text = "The row plays it, the column the others. On the diagonal a player plays with itself."
-        yield f"Mean return of {_side(side)}", [_heat_map(page, found, order, values, texts), note(text)]
+        heat_map = _heat_map(page, found, order, values, texts, center)
+        yield f"Mean return of {_side(side)}", [heat_map, note(text)]
+
+
+def _hint(cell: Points) -> str:
+    share = _share(cell.share, cell.ci95, intervals=True)
+    return f"{share} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
 
 
 def _heat_map(
@@ -219,37 +232,34 @@ def _heat_map(
     order: Sequence[int],
     values: Sequence[Sequence[float | None]],
     hints: Sequence[Sequence[str]],
-    middle: float | None = None,
+    scale: Mapping[str, float],
 ) -> Html:
     from plotly.graph_objects import Figure as Drawing
     from plotly.graph_objects import Heatmap
 
-    names = [words(found.players[place].name) for place in order]
-    numbered = [f"{place + 1} {name}" for place, name in zip(order, names, strict=True)]
-    known = [value for row in values for value in row if value is not None]
-    scale = {"zmin": 0.0, "zmax": 100.0} if middle is not None else {"zmid": float(np.mean(known or [0.0]))}
+    rows, columns = _seated(values, order)
     heat = Heatmap(
-        z=values, x=[str(place + 1) for place in order], y=numbered, colorscale=_COLORS, customdata=hints,
-        hovertemplate="%{y} against %{x}: %{customdata}<extra></extra>", **scale,
-        **({"texttemplate": "%{z:.3g}"} if len(order) <= _MOST_WITH_TEXT else {}),
-    )  # fmt: skip
+        z=[[values[one][two] for two in columns] for one in rows],
+        x=[str(two + 1) for two in columns],
+        y=[f"{one + 1} {words(found.players[one].name)}" for one in rows],
+        customdata=[[hints[one][two] for two in columns] for one in rows],
+        hovertemplate="%{y} against %{x}: %{customdata}<extra></extra>",
+        texttemplate="%{z:.3g}" if len(columns) <= _MOST_WITH_TEXT else "",
+        colorscale=_COLORS,
+        **scale,
+    )
     drawn = Drawing(heat)
-    drawn.update_layout(**{**PAGE_LAYOUT, "hovermode": "closest"}, height=_CELL * len(order) + _EDGES)
+    drawn.update_layout(**{**PAGE_LAYOUT, "hovermode": "closest"}, height=_CELL * len(rows) + _EDGES)
     drawn.update_xaxes(type="category", side="top").update_yaxes(type="category", autorange="reversed", automargin=True)
     return page.figure(drawn)
 
 
 def _progress(found: Match) -> Figure:
-    """The ratings of the checkpoints of each run that has several, by iteration."""
-    by_source: dict[str, list[tuple[int, Entrant]]] = {}
+    """The ratings of the checkpoints of each run that has several, and of the members of its league, by iteration."""
+    by_kind: dict[str, list[tuple[int, float, float, float]]] = {}
     for each in found.players:
-        iteration = (each.checkpoint or "").removeprefix("ckpt-")
-        if each.rating is not None and iteration.isdecimal() and iteration.isascii():
-            by_source.setdefault(each.source, []).append((int(iteration), each))
-    curves = []
-    for source, players in by_source.items():
-        players.sort(key=lambda each: each[0])
-        if len(players) > 1:
-            bounds = np.array([[p.rating.rating, *p.rating.ci95] for _, p in players if p.rating is not None]).T
-            curves.append(Curve(source, "", np.array([iteration for iteration, _ in players]), *bounds))
+        if each.rating is not None and (named := _CHECKPOINT.fullmatch(each.checkpoint or "")):
+            kind = each.source if named["kind"] == "ckpt" else f"{each.source}, {named['kind']}"
+            by_kind.setdefault(kind, []).append((int(named["iteration"]), each.rating.rating, *each.rating.ci95))
+    curves = [Curve(kind, "", *np.array(sorted(rows)).T) for kind, rows in by_kind.items() if len(rows) > 1]
     return Figure([Panel("rating", "rating", curves)] if curves else [], "iteration")

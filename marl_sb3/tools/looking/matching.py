@@ -50,8 +50,8 @@ class Entrant:
     """A player, and how it did."""
 
     name: str
-    source: str  # the path of its files, or MODULE:CLASS
-    checkpoint: str | None  # which its policies were loaded from
+    source: str  # the path of its run or its files, or MODULE:CLASS
+    checkpoint: str | None  # which its policies were loaded from, `ckpt-000012`, or member of the league, `main@12`
     sides: list[str]  # those that it could take
     rating: Rating | None  # on Elo's scale; None: returns do not oppose each other, or it has met nobody
     own: dict[str, SampleStats]  # by side: mean return of its agents, where it took all sides

@@ -24,7 +24,7 @@ class Player:
     """One that plays against others."""
 
     name: str
-    source: str  # the path of its files, or MODULE:CLASS
+    source: str  # the path of its run or its files, or MODULE:CLASS
     plays: Against  # policies, or code
     checkpoint: str | None = None  # which its policies were loaded from
     policy_id: str | None = None  # the only one of them that plays; None: all do
@@ -245,7 +245,7 @@ def _at(label: str, run: SavedRun, folder: Path, policy_id: str | None, env: Mul
     if policy_id is not None and policy_id not in bundle.policies:
         words = f"{folder} has no policy {shown(policy_id)}, whose member it is"
         raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
-    return Player(label, str(run.files.as_shown(folder)), bundle, folder.name, policy_id)
+    return Player(label, str(run.files.shown), bundle, folder.name, policy_id)
 
 
 def labels(paths: Sequence[str | Path]) -> dict[str, Path]:

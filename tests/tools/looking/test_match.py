@@ -33,7 +33,7 @@ PAY = {
 
 
 class Numbers(ParallelEnv):
-    """One step, in which each agent chooses a number below its limit."""
+    """Each agent chooses a number below its limit; an episode lasts up to three steps, and the last one is paid."""
 
     metadata: ClassVar = {"name": "numbers"}
 
@@ -50,17 +50,19 @@ class Numbers(ParallelEnv):
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.agents = list(self.possible_agents)
         self.drawn = float(np.random.default_rng(seed).integers(100))
-        return self._shown(), {agent: {} for agent in self.agents}
-
-    def _shown(self) -> dict[str, Any]:
-        return {agent: np.array([self.drawn], np.float32) for agent in self.agents}
+        self.steps = 0
+        shown = {agent: np.array([self.drawn], np.float32) for agent in self.agents}
+        return shown, {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         numbers = np.array([float(actions[agent]) for agent in self.agents])
-        rewards = dict(zip(self.agents, self.pay(numbers, self.drawn).tolist(), strict=True))
-        shown, ended, agents = self._shown(), dict.fromkeys(self.agents, True), self.agents
-        self.agents = []
-        return shown, rewards, ended, dict.fromkeys(agents, False), {agent: {} for agent in agents}
+        self.steps += 1
+        is_over, agents = self.steps > self.drawn * (1 + numbers[0]) % 3, self.agents
+        paid = self.pay(numbers, self.drawn) * is_over
+        self.agents = [] if is_over else agents
+        shown = {agent: np.array([self.drawn], np.float32) for agent in agents}
+        ended = dict.fromkeys(agents, is_over), dict.fromkeys(agents, False)
+        return shown, dict(zip(agents, paid.tolist(), strict=True)), *ended, {agent: {} for agent in agents}
 
 
 class Always:
@@ -121,19 +123,21 @@ def test_equal_numbers_are_a_draw() -> None:
 
 def test_each_player_takes_each_side_in_the_same_episodes() -> None:
     """The env draws a number for each episode, which is a part of every return."""
-    found = played({"low": Always(1), "high": Always(4)}, "apart")
+    players = {"low": Always(1), "high": Always(4), "top": Always(5)}
+    found = played(players, "apart")
     drawn = found.returns["right"][0][0]
     assert drawn is not None
     mean = drawn.mean - 1
     assert mean > 0
-    assert means(found.returns["left"]) == [[mean + 10, mean + 10], [mean + 40, mean + 40]]
-    assert means(found.returns["right"]) == [[mean + 1, mean + 1], [mean + 4, mean + 4]]
-    low, high = found.players
+    assert means(found.returns["left"]) == [3 * [mean + 10], 3 * [mean + 40], 3 * [mean + 50]]
+    assert means(found.returns["right"]) == [3 * [mean + 1], 3 * [mean + 4], 3 * [mean + 5]]
+    low, high, _ = found.players
     assert (low.own["left"].mean, low.against_others["left"].mean) == (mean + 10, mean + 10)
-    assert high.against_others["right"].sd == pytest.approx(drawn.sd)  # by episodes of the same seed
+    others = high.against_others["right"]  # means over episodes of the same seed
+    assert (others.n, others.sd) == (6, pytest.approx(drawn.sd))
     assert low.rating is None
     assert "so that nobody is rated" in sentences(found)[-1]
-    again, other = (played({"low": Always(1), "high": Always(4)}, "apart", seed=seed) for seed in (0, 1))
+    again, other = (played(players, "apart", seed=seed) for seed in (0, 1))
     assert again == found
     assert means(other.returns["left"]) != means(found.returns["left"])
 
@@ -195,6 +199,9 @@ def test_saved_policies_play_and_one_that_sees_who_it_is_takes_each_side(tmp_pat
     assert [each.sides for each in found.players] == [["left", "right"]] * 3
     assert means(found.returns["left"])[0][:2] == means(found.returns["left"])[1][:2]
     assert found.players[0].checkpoint == found.players[1].checkpoint
+    likeliest, sampled = (played({"saved": path, "strong": Always(9)}, deterministic=how) for how in (True, False))
+    assert means(likeliest.returns["left"])[0][1] == means(found.returns["left"])[0][2]
+    assert means(sampled.returns["left"])[0] != means(likeliest.returns["left"])[0]
 
 
 def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path: Path) -> None:
@@ -205,6 +212,10 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     assert found.notes[0] == f"run cannot play right: {words}"
     assert means(found.returns["right"])[0] == [None, None]
     assert found.players[0].own == {}
+    players = {"run": path, "zero": Always(0), "one": Always(1)}
+    unfair = played(players, "uphill", limits={"left": 10, "right": 5})
+    assert unfair.points[0] == [None, None, None]  # which takes both orders
+    assert unfair.points[2][1] is not None
     shared = saved(tmp_path / "shared")
     with pytest.raises(ConfigError, match=r"^shared can play no side of this game: agent left has actions in Disc"):
         played([shared, path], limits={"left": 7, "right": 5})
