@@ -15,6 +15,7 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import preserve_training_state
+from marl_sb3.runs.rivals import read_at, run_around
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.types import Array
 
@@ -35,7 +36,7 @@ def nash_conv(
     only if the policies are an equilibrium.
 
     Args:
-        policies: a run or its folder; or policies by themselves.
+        policies: a run, its folder, one of its checkpoints or a member of its league; or policies by themselves.
         env: their game, such as `open_spiel/leduc_poker`; None: that of the run.
         checkpoint: of a run folder, see `load_policies`.
         deterministic: the most likely actions instead of the probabilities with which they are sampled. In games with
@@ -74,13 +75,15 @@ def _of_run(
     policies: Any, env: str | None, checkpoint: str | None, env_kwargs: dict[str, Any]
 ) -> tuple[PolicyBundle, str | None, dict[str, Any]]:
     """Return the policies, and the id and the arguments of their env."""
-    run = SavedRun.open(policies, makes_env=False) if isinstance(policies, (str, Path)) else policies
+    run, around = policies, None
+    if isinstance(policies, (str, Path)):
+        around = run_around(policies)
+        run = SavedRun.open(around or policies, makes_env=False)
     if env is None and isinstance(run, (SavedRun, Run)):
         env, env_kwargs = run.config.env, dict(run.config.env_kwargs)
     if isinstance(run, SavedRun):
-        return run.policies(checkpoint), env, env_kwargs
-    bundle = run if isinstance(run, PolicyBundle) else run.bundle()
-    return bundle, env, env_kwargs
+        return read_at(run, policies) if around else run.policies(checkpoint), env, env_kwargs
+    return run if isinstance(run, PolicyBundle) else run.bundle(), env, env_kwargs
 
 
 def _game_env(env: str | None, env_kwargs: dict[str, Any]) -> OpenSpielEnv:

@@ -43,7 +43,7 @@ def run_around(path: str | Path) -> Path | None:
         return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
 
 
-def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:
+def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
     """Load the policies of a checkpoint of a run, or of a member of its league.
 
     Raises:

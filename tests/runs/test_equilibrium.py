@@ -137,12 +137,15 @@ def test_policies_that_do_not_fit_are_refused() -> None:
 
 def test_the_command_prints_it(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyspiel")
-    settings = {"algo": "maskable_ppo", "n_envs": 2, "seed": 0, "run_dir": "run", "settings": {"n_steps": 16}}
-    run = marl_sb3.train(KUHN, timesteps=32, **settings)
+    own = {"n_steps": 16, "league.snapshot_every": 1}
+    run = marl_sb3.train(KUHN, algo="maskable_ppo", timesteps=32, n_envs=2, seed=0, run_dir="run", settings=own)
     capsys.readouterr()
     assert evaluate.main(["run", "--nash-conv", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == nash_conv(run) == nash_conv("run") == nash_conv(run.bundle(), KUHN)
+    assert found == nash_conv("run/checkpoints/ckpt-000001") == nash_conv("run/league/shared@1")
+    assert evaluate.main(["run/league/shared@1", "--nash-conv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
     assert evaluate.main(["run", "--nash-conv", "--deterministic"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("the most likely actions")
