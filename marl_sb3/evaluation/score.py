@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from marl_sb3.evaluation.playing import closeness
 from marl_sb3.types import AgentID
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """An episode that is over."""
-
-    sides: Mapping[str, float]  # name -> the mean return of its agents
-    total: float  # of all agents
-    is_foul: bool  # whether a move that is not allowed has ended it
-
-    def best(self) -> list[str]:
-        """Return the sides with the highest return; none if all are equal."""
-        highest = max(self.sides.values())
-        best = [side for side, own in self.sides.items() if own == highest]
-        return best if len(best) < len(self.sides) else []
-
-
 class Score:
-    """The episodes of a game, and what came of them.
+    """What came of the episodes of a game.
 
     The side with the highest mean return wins an episode, but only where returns oppose each other: the sum of all is
     the same in all episodes so far, and either 0, or the returns differ; or the training has found that they do.
@@ -39,47 +24,57 @@ class Score:
 
     def __init__(self, *, takes_turns: bool, opposed: bool = False) -> None:
         self._takes_turns, self._opposed = takes_turns, opposed
-        self._ended: list[_Ended] = []
+        self._sides: dict[str, float] = {}  # name -> the mean return of its agents, in the latest episode
+        self._is_foul = False  # whether a move that is not allowed has ended it
+        # Of the episodes that no such move has ended: the least and the highest return of the first side, and sum.
+        self._own, self._sums = list[float](), list[float]()
+        self._differ = takes_turns  # whether a side has got more than another, or nothing may be a draw
+        # (names of the sides, their best ones) -> episodes; those that were ended by such a move by themselves
+        self._wins, self._fouls = (Counter[tuple[frozenset[str], tuple[str, ...]]]() for _ in range(2))
+        self._order: dict[str, None] = {}  # sides as they were first seen
 
     def add(self, returns: Mapping[AgentID, float], side_of: Mapping[AgentID, str]) -> None:
         """Note an episode: the returns of the agents, and the name of the side that each of them is on."""
         of_side: dict[str, list[float]] = {}
         for agent, own in returns.items():
             of_side.setdefault(side_of[agent], []).append(own)
-        best, worst = max(returns.values()), min(returns.values())
-        is_foul = self._takes_turns and best == 0 > worst and list(returns.values()).count(worst) == 1
-        sides = {name: sum(own) / len(own) for name, own in of_side.items()}
-        self._ended.append(_Ended(sides, sum(returns.values()), is_foul and len(returns) > 1))
+        self._sides = {name: math.fsum(own) / len(own) for name, own in of_side.items()}
+        self._order |= dict.fromkeys(self._sides)
+        *others, worst = sorted(returns.values(), reverse=True)
+        self._is_foul = self._takes_turns and bool(others) and others[0] == 0 > worst and others[-1] > worst
+        (self._fouls if self._is_foul else self._wins)[frozenset(self._sides), self._best()] += 1
+        if not self._is_foul:
+            own, total = next(iter(self._sides.values())), math.fsum(returns.values())
+            self._own = [min(own, *self._own), max(own, *self._own)] if self._own else [own, own]
+            self._sums = [min(total, *self._sums), max(total, *self._sums)] if self._sums else [total, total]
+            self._differ = self._differ or bool(self._best())
+
+    def _best(self) -> tuple[str, ...]:
+        """Return the sides with the highest return in the latest episode; none if all are equal."""
+        highest = max(self._sides.values())
+        best = [name for name, own in self._sides.items() if math.isclose(own, highest, rel_tol=1e-6, abs_tol=1e-6)]
+        return tuple(best) if len(best) < len(self._sides) else ()
+
+    def _oppose(self) -> bool:
+        return self._opposed or (self._differ and closeness(self._own, self._sums) is not None)
 
     def result(self) -> str:
         """Say who has won the latest episode; empty if the returns do not tell."""
-        ended = self._ended[-1]
-        if not self._is_decided(ended):
+        if self._is_foul:
+            return f"{min(self._sides, key=lambda side: self._sides[side])} lost"
+        if len(self._sides) < 2 or not self._oppose():
             return ""
-        if ended.is_foul:
-            return f"{min(ended.sides, key=lambda side: ended.sides[side])} lost"
-        return f"{' and '.join(best)} won" if (best := ended.best()) else "A draw"
+        return f"{' and '.join(best)} won" if (best := self._best()) else "A draw"
 
     def tally(self) -> str:
         """Say how often the sides of the latest episode have won: `a 3 : 1 b, 1 draw`.
 
         It is empty where they are not two, or the returns do not tell.
         """
-        if not self._ended or len(self._ended[-1].sides) != 2:
+        if len(self._sides) != 2:
             return ""
-        sides = set(self._ended[-1].sides)
-        played = [ended for ended in self._ended if set(ended.sides) == sides and self._is_decided(ended)]
-        wins = Counter("".join(ended.best()) for ended in played)  # of draws, of nobody
-        if not played:
-            return ""
-        one, other = played[0].sides
-        draws = f", {wins['']} draw{'' if wins[''] == 1 else 's'}" if wins[""] else ""
-        return f"{one} {wins[one]} : {wins[other]} {other}{draws}"
-
-    def _is_decided(self, ended: _Ended) -> bool:
-        if len(ended.sides) < 2 or ended.is_foul or self._opposed:
-            return len(ended.sides) > 1
-        others = [each for each in self._ended if not each.is_foul]
-        first = [next(iter(each.sides.values())) for each in others]
-        opposes = closeness(first, [each.total for each in others]) is not None
-        return opposes and (self._takes_turns or any(each.best() for each in others))
+        sides, counted = frozenset(self._sides), self._fouls + (self._wins if self._oppose() else Counter())
+        one, other = (name for name in self._order if name in sides)
+        wins, others, draws = (counted[sides, best] for best in ((one,), (other,), ()))
+        ends = f", {draws} draw{'' if draws == 1 else 's'}" if draws else ""
+        return f"{one} {wins} : {others} {other}{ends}" if wins + others + draws else ""

@@ -43,7 +43,7 @@ def test_the_score_counts_wins_draws_and_moves_that_are_not_allowed() -> None:
         ("y won", "x 1 : 1 y"),
         ("A draw", "x 1 : 1 y, 1 draw"),
         ("x lost", "x 1 : 2 y, 1 draw"),
-        ("z won", "z 1 : 0 x"),
+        ("z won", "x 0 : 1 z"),
     ]
 
 

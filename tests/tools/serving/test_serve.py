@@ -413,6 +413,11 @@ def test_the_command_prints_its_address_and_ends_on_sigterm(server: ForkServer, 
         (["--max-batch", "0"], "--max-batch"),
         (["--port", "65536"], "--port is 65536; accepted: 0 to 65535"),
         (["--checkpoint", "77"], "no checkpoint '77'"),
+        (["--against", "random"], "--against is for the page; accepted: with --ui"),
+        (
+            ["--against", "nobody", "--ui", "--env", "toy_envs:ScriptedEnv"],
+            "there is no such path; accepted: a run folder, a checkpoint, a member of a",
+        ),
     ],
 )
 def test_wrong_command_lines_are_refused(
