@@ -19,7 +19,8 @@ except ImportError:
     pyspiel = None
 
 IN_LINE = {(3, 3): 3, (6, 7): 4}  # cells in a line that win, by rows and columns of the board
-WORTH = (0.0, 1e-4, 1e-3, 1e-2)  # of a line in which one player has so many pieces, and the other has none
+WORTH = (0, 1, 10, 100)  # of a line in which one player has so many pieces, and the other has none
+WIN = 10_000  # is worth more than all lines together
 
 Shape = tuple[int, int]
 
@@ -56,32 +57,41 @@ def cells_of_moves(shape: Shape, taken: int) -> dict[int, int]:
     return {action: cell for action, cell in free.items() if not taken >> cell & 1}
 
 
-@lru_cache(2**18)
-def worth_of_lines(shape: Shape, own: int, other: int) -> float:
+def worth_of_lines(shape: Shape, own: int, other: int) -> int:
     """What the lines are worth that a player could still complete, less those of the other player."""
-    total = 0.0
-    for line in all_lines(shape):
+    pieces = [((line & own).bit_count(), (line & other).bit_count()) for line in all_lines(shape)]
+    return sum(WORTH[mine] - WORTH[others] for mine, others in pieces if not mine or not others)
+
+
+def worth_of_move(shape: Shape, own: int, other: int, cell: int) -> int:
+    """What a move into a cell adds to `worth_of_lines`."""
+    total = 0
+    for line in lines_through(shape)[cell]:
         mine, others = (line & own).bit_count(), (line & other).bit_count()
-        if not mine or not others:
-            total += WORTH[mine] - WORTH[others]
+        if not others:
+            total += WORTH[mine + 1] - WORTH[mine]
+        elif not mine:
+            total += WORTH[others]
     return total
 
 
 @lru_cache(2**18)
-def values_of_moves(shape: Shape, own: int, other: int, depth: int, counts: bool) -> dict[int, float]:
+def values_of_moves(shape: Shape, own: int, other: int, depth: int, worth: int | None = None) -> dict[int, float]:
     """Action -> its value by minimax: 1 for a win, -1 for a loss, less for later ones.
 
-    What is not seen has the value 0; or with `counts` that of the lines, which is never as much as a win.
+    What is not seen has the value 0; or that of the lines, which are now worth `worth`, and never as much as a win.
     """
-    values = {}
+    values, lines_of = {}, lines_through(shape)
     for action, cell in cells_of_moves(shape, own | other).items():
         mine = own | 1 << cell
-        if any(mine & line == line for line in lines_through(shape)[cell]):
+        if any(mine & line == line for line in lines_of[cell]):
             values[action] = 1.0
-        elif depth == 1:
-            values[action] = worth_of_lines(shape, mine, other) if counts else 0.0
+            continue
+        then = None if worth is None else worth + worth_of_move(shape, own, other, cell)
+        if depth == 1:
+            values[action] = (then or 0) / WIN
         else:
-            replies = values_of_moves(shape, other, mine, depth - 1, counts)
+            replies = values_of_moves(shape, other, mine, depth - 1, None if then is None else -then)
             values[action] = -0.9 * max(replies.values(), default=0.0)
     return values
 
@@ -96,7 +106,9 @@ class Greedy:
         own, other = (sum(1 << int(cell) for cell in np.flatnonzero(observation[..., who])) for who in (0, 1))
         if self.counts and not own:  # otherwise all games against a player that draws nothing would be the same
             return int(rng.choice(np.flatnonzero(mask)))
-        values = values_of_moves(observation.shape[:2], own, other, self.depth, self.counts)
+        shape = observation.shape[:2]
+        worth = worth_of_lines(shape, own, other) if self.counts else None
+        values = values_of_moves(shape, own, other, self.depth, worth)
         return int(rng.choice([action for action, value in values.items() if value == max(values.values())]))
 
 
