@@ -1,4 +1,4 @@
-"""A league: a policy learns Nim against three of its earlier selves, which are replaced one after the other.
+"""A league: a policy learns Nim against itself, and against a pool of its earlier selves.
 
 Two players take one, two or three of 21 sticks in turn; whoever takes the last one wins. Perfect play leaves a multiple
 of four.
@@ -11,29 +11,26 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import League, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 
 STICKS, MOST = 21, 3
-LEARNER, OLD = "learner", ("old_0", "old_1", "old_2")
+PLAYERS = ("first", "second")
 
 
 class Nim(ParallelEnv):
-    """In each episode, `learner` plays against one of the others; who plays, and who begins, is drawn.
+    """Two players move in turn; the agent that waits for its turn is not in `agents`."""
 
-    An agent that is not drawn is not in `agents` in the whole episode: it takes no part, and its policy does nothing.
-    """
-
-    possible_agents = (LEARNER, *OLD)
+    possible_agents = PLAYERS
 
     def __init__(self) -> None:
-        # The share of the learner's moves that are perfect, of those where a perfect one exists.
-        perfect = {"key": "perfect", "agent": LEARNER, "reduce": "mean"}
+        # The share of moves that are perfect, of those where a perfect one exists.
+        perfect = {"key": "perfect", "reduce": "mean"}
         self.metadata = {"name": "nim_v0", "custom_metrics": {"perfect": perfect}}
-        self.observation_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(STICKS + 1))
-        self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(MOST))
+        self.observation_spaces = dict.fromkeys(PLAYERS, spaces.Discrete(STICKS + 1))
+        self.action_spaces = dict.fromkeys(PLAYERS, spaces.Discrete(MOST))
 
     def observation_space(self, agent: str) -> spaces.Space:
-        """Every agent sees the number of sticks."""
+        """Both see the number of sticks."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space:
@@ -41,12 +38,8 @@ class Nim(ParallelEnv):
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, int], dict[str, Any]]:
-        """Draw the players."""
-        rng = np.random.default_rng(seed)
-        self.players = [LEARNER, str(rng.choice(OLD))]
-        rng.shuffle(self.players)
-        self.sticks = STICKS
-        self.agents = [self.players[0]]  # an agent that waits for its turn is not in `agents`
+        """Begin with all sticks."""
+        self.sticks, self.agents = STICKS, [PLAYERS[0]]
         return self._seen()
 
     def _seen(self) -> tuple[dict[str, int], dict[str, Any]]:
@@ -56,51 +49,47 @@ class Nim(ParallelEnv):
     def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
         """One player takes sticks; the winner is paid 1, the loser -1."""
         (player,), (action,) = actions.keys(), actions.values()
-        (other,) = (each for each in self.players if each != player)
+        (other,) = (each for each in PLAYERS if each != player)
         exists = self.sticks % (MOST + 1) != 0
         self.sticks -= int(action) + 1
         is_over = self.sticks == 0
-        self.agents = self.players if is_over else [other]
+        self.agents = list(PLAYERS) if is_over else [other]
         observations, infos = self._seen()
-        if player == LEARNER and exists:
-            infos[LEARNER] = {**infos.get(LEARNER, {}), "perfect": float(self.sticks % (MOST + 1) == 0)}
+        if exists:
+            infos[player] = {**infos.get(player, {}), "perfect": float(self.sticks % (MOST + 1) == 0)}
         rewards = {player: float(is_over), other: -float(is_over)}
-        terminated, truncated = dict.fromkeys(self.players, is_over), dict.fromkeys(self.players, False)
+        terminated, truncated = dict.fromkeys(PLAYERS, is_over), dict.fromkeys(PLAYERS, False)
         if is_over:
             self.agents = []
         return observations, rewards, terminated, truncated, infos
 
 
-class League(MultiAgentCallback):
-    """After every so many iterations, the learner takes the place of the oldest of its earlier selves."""
-
-    def __init__(self, every: int) -> None:
-        super().__init__()
-        self.every = every
+class Report(MultiAgentCallback):
+    """Prints how the policy does against the pool."""
 
     def on_iteration_end(self, result: dict) -> bool:
-        """Called after each iteration; the iteration number alone decides, so that a resumed run continues alike."""
-        number, rest = divmod(self.algorithm.iteration, self.every)
-        if rest == 0:
-            self.algorithm.copy_policy(LEARNER, OLD[number % len(OLD)])
-            won = (1 + result["env_runners"]["agent_episode_returns_mean"][LEARNER]) / 2
-            perfect = result["env_runners"]["custom_metrics"]["perfect_mean"]
-            print(f"{self.num_timesteps} env steps: {won:.0%} of the games won, {perfect:.0%} of the moves perfect")
+        """Called after each iteration."""
+        league, perfect = result["league"], result["env_runners"]["custom_metrics"]["perfect_mean"]
+        points = league["points_mean"]["main"]
+        if points is not None:
+            pool = f"{points:.0%} of the points against a pool of {league['pool_size']}"
+            print(f"{self.num_timesteps} env steps: {pool}, {perfect:.0%} of all moves perfect")
         return True
 
 
 def main(env_steps: int, every: int) -> None:
-    """Train, and print how the learner plays."""
+    """Train, and print how the policy plays."""
     env = make_vec_env(Nim, n_envs=16, seed=0)
-    spec = PolicySpec(MaskablePPO, ent_coef=0.02, learning_rate=1e-3)
-    algo = MultiAgentAlgorithm(
-        env, dict.fromkeys((LEARNER, *OLD), spec), policies_to_train=[LEARNER], n_steps=128, batch_size=256, seed=0
-    )
-    algo.learn(env_steps, callback=League(every))
+    spec = PolicySpec(MaskablePPO, n_steps=128, batch_size=256, ent_coef=0.02, learning_rate=1e-3)
+    league = League({"main": PLAYERS}, snapshot_every=every, pool_size=10, self_play=0.3)
+    algo = MultiAgentAlgorithm(env, {"main": spec}, league, seed=0)
+    algo.learn(env_steps, callback=Report())
+    for name, rating in league.ratings().items():
+        print(f"{name}: rating {rating:.0f}")
     moves = {}
     for sticks in (21, 18, 11, 7):
-        masks = {LEARNER: np.ones(MOST, dtype=bool)}  # enough sticks lie there for any move
-        moves[sticks] = algo.predict({LEARNER: sticks}, deterministic=True, action_masks=masks)[LEARNER] + 1
+        masks = {"first": np.ones(MOST, dtype=bool)}  # enough sticks lie there for any move
+        moves[sticks] = algo.predict({"first": sticks}, deterministic=True, action_masks=masks)["first"] + 1
     print("takes", ", ".join(f"{taken} of {sticks}" for sticks, taken in moves.items()))
     env.close()
 
@@ -108,6 +97,6 @@ def main(env_steps: int, every: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env-steps", type=int, default=200_000, help="default: 200000")
-    parser.add_argument("--every", type=int, default=8, help="iterations between two changes of the league; default: 8")
+    parser.add_argument("--every", type=int, default=8, help="iterations between two snapshots; default: 8")
     arguments = parser.parse_args()
     main(arguments.env_steps, arguments.every)

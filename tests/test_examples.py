@@ -22,7 +22,10 @@ RUNS = {
     "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
     "central_critic.py": (["--env-steps", "2000"], r"return -?\d+\.\d after 2000 env steps"),
     "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
-    "league.py": (["--env-steps", "2048", "--every", "1"], r"2048 env steps: \d+% of the games won, \d+% of the moves"),
+    "league.py": (
+        ["--env-steps", "4096", "--every", "1"],
+        r"4096 env steps: \d+% of the points against a pool of 1, \d+% of all moves",
+    ),
     "offline_d3rlpy.py": (  # learns, too, where d3rlpy is; it needs an older gymnasium than marl_sb3
         ["data", "--env-steps", "2048", "--updates", "100"],
         r"\d+ episodes: mean return \d+\.\d, of the last 20 \d+\.\d\nd3rlpy(, 100 updates: mean| is not installed)",

@@ -28,8 +28,10 @@ EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; defau
 
 def found_run(path: str) -> Path:
     """Return the run folder at a path; of a folder of runs the newest, which is then printed."""
-    from marl_sb3.runs import find_run
+    from marl_sb3.runs import find_run, run_around
 
+    if run_around(path) is not None:  # a checkpoint, or a member of a league
+        return Path(path)
     folder = find_run(path)
     if Path(path) != folder:
         print(f"newest run in {path}: {folder}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import Fraction, PositiveInt, require, shown
-from marl_sb3.core.metrics import Episode
+from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError
@@ -86,13 +86,8 @@ class League(Assignment):
             policy_id: (agents,) if isinstance(agents, str) else tuple(agents) for policy_id, agents in seats.items()
         }
         self.exploiters = {name: _exploiter(name, given) for name, given in (self.settings.exploiters or {}).items()}
-        for name, exploiter in self.exploiters.items():
-            if exploiter.of not in self.seats or exploiter.of in self.exploiters:
-                mains = ", ".join(p for p in self.seats if p not in self.exploiters)
-                words = f"exploiters.{name}.of is {shown(exploiter.of)}; accepted: {mains}"
-                raise ConfigError(f"league: {words}", key="league.exploiters")
         for name in self.exploiters:
-            self.seats.setdefault(name, self.seats[self.plays_like(name)])
+            self.seats.setdefault(name, self.seats[self.settings.plays_like(name, self.mains)])
         self.bundles: dict[str, PolicyBundle] = {}  # of the fixed opponents that are policies
         self.members: dict[str, Member] = {}
         self.opponents = _named(self.settings.opponents or ())  # name -> path, MODULE:CLASS or `random`
@@ -113,15 +108,6 @@ class League(Assignment):
         copied.members, copied.is_copy = dict(self.members), True
         copied.scores = {policy_id: dict(scores) for policy_id, scores in self.scores.items()}
         return copied
-
-    def plays_like(self, exploiter: PolicyID) -> PolicyID:
-        """Return the policy whose agents an exploiter plays: the one that it is to beat, or that one's only rival."""
-        of = self.exploiters[exploiter].of
-        rivals = [policy_id for policy_id in self.mains if policy_id != of]
-        if len(rivals) > 1:
-            words = f"exploiters.{exploiter}: several policies play against {of}: {', '.join(rivals)}"
-            raise ConfigError(f"league: {words}; accepted: a league of one or two", key="league.exploiters")
-        return rivals[0] if rivals else of
 
     @property
     def mains(self) -> list[PolicyID]:
@@ -251,13 +237,38 @@ class League(Assignment):
         return sum(score.points for score in scores) / games if games >= _LEAST_GAMES else None
 
     def ratings(self) -> dict[str, float | None]:
-        """Return the rating of each policy that learns and of each member, on Elo's scale; None: no games yet."""
+        """Return the rating of each policy that learns and of each member, on Elo's scale; None: no games yet.
+
+        The first member, which never leaves the pool, is at 0, so that ratings may be compared over time.
+        """
         from marl_sb3.results import ratings
 
-        names = [*self.seats, *self.members]
+        names = [*self.members, *self.seats]
         scores_of = {**{name: member.scores for name, member in self.members.items()}, **self.scores}
-        rated = zip(names, ratings(points_matrix(names, scores_of)), strict=True)
+        points = points_matrix(names, scores_of)
+        has_met = bool(points[0].any() or points[:, 0].any())
+        rated = zip(names, ratings(points, at=0 if has_met else None), strict=True)
         return {name: None if found is None else found.rating for name, found in rated}
+
+    def metric_names(self) -> list[str]:
+        """Return the flat names of those metrics that every iteration has."""
+        of_policies = [f"league/{name}/{policy_id}" for name in ("ratings", "points_mean") for policy_id in self.seats]
+        return ["league/pool_size", "league/rating_mean", *of_policies]
+
+    def metrics(self) -> Result:
+        """Return what is below `league/` in the result of an iteration."""
+        ratings = self.ratings()
+        of_mains = [rating for name in self.mains if (rating := ratings[name]) is not None]
+        return {
+            "pool_size": len(self.members),
+            "rating_mean": sum(of_mains) / len(of_mains) if of_mains else None,
+            "ratings": ratings,
+            "points_mean": {name: self.share_of_points(name, list(self.members)) for name in self.seats},
+            "against": {
+                name: {other: score.metrics() for other, score in scores.items()}
+                for name, scores in self.scores.items()
+            },
+        }
 
     # --- The pool ----------------------------------------------------------------------------------------------------
 

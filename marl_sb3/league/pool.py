@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from marl_sb3.core.metrics import Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.types import Array, PolicyID
 
@@ -59,6 +60,12 @@ class Score(NamedTuple):
     def rate(self) -> float:
         """Estimate of the points of a game; half a point before the first one."""
         return (self.points + 0.5) / (self.games + 1)
+
+    def metrics(self) -> Result:
+        """Return the results as metrics: shares of games, the mean return of the own side, and all games so far."""
+        shares = {"won": self.won, "drawn": self.drawn, "lost": self.games - self.won - self.drawn}
+        means = {**shares, "return_mean": self.paid}
+        return {**{name: number / self.games for name, number in means.items()}, "num_games": self.played}
 
 
 Scores = dict[str, Score]  # opponent -> results
@@ -146,7 +153,7 @@ def points_matrix(names: Sequence[str], scores_of: Mapping[str, Mapping[str, Sco
 
 
 def to_evict(snapshots: Sequence[Member], size: int, ratings: Mapping[str, float | None]) -> list[str]:
-    """Return the snapshots that leave a full pool: of the older half, those with the lowest ratings.
+    """Return the snapshots that leave a full pool: of the older half but the first, those with the lowest ratings.
 
     Args:
         snapshots: oldest first.
@@ -154,7 +161,7 @@ def to_evict(snapshots: Sequence[Member], size: int, ratings: Mapping[str, float
     """
     left, leaving = list(snapshots), list[str]()
     while len(left) > size:
-        older = left[: max(1, len(left) // 2)]
+        older = left[1 : max(2, len(left) // 2)] if size > 1 else left[:1]
         worst = min(older, key=lambda member: _known(ratings.get(member.name)))
         left.remove(worst)
         leaving.append(worst.name)

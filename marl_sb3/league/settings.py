@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, Strings
+from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, Strings, shown
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import PolicyID
 
 Sampling = Literal["uniform", "recent", "hard", "even"]
 Outcome = Literal["auto", "higher_return", "own_mean"]
@@ -47,3 +49,23 @@ class LeagueSettings:
     def is_on(self) -> bool:
         """Whether there is a league."""
         return bool(self.snapshot_every or self.snapshot_above is not None or self.opponents)
+
+    def plays_like(self, exploiter: PolicyID, mains: Sequence[PolicyID]) -> PolicyID:
+        """Return the policy whose agents and settings an exploiter has: the one that it is to beat, or its rival.
+
+        Args:
+            mains: the policies that are no exploiters.
+
+        Raises:
+            ConfigError: the policy that it is to beat is none of these, or has several rivals.
+        """
+        given, where = (self.exploiters or {})[exploiter], f"league: exploiters.{exploiter}"
+        of = str(given.get("of") if isinstance(given, Mapping) else given)
+        if of not in mains:
+            words = f"{where}.of is {shown(of)}; accepted: {', '.join(mains)}"
+            raise ConfigError(words, key="league.exploiters")
+        rivals = [policy_id for policy_id in mains if policy_id != of]
+        if len(rivals) > 1:
+            words = f"{where}: several policies play against {of}: {', '.join(rivals)}"
+            raise ConfigError(f"{words}; accepted: a league of one policy or two", key="league.exploiters")
+        return rivals[0] if rivals else of

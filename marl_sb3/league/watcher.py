@@ -17,7 +17,7 @@ from marl_sb3.core.training import MultiAgentAlgorithm, TrainingWatcher
 from marl_sb3.core.vec_env import VecStep
 from marl_sb3.files import write_whole
 from marl_sb3.league.league import League
-from marl_sb3.league.pool import Member, Score
+from marl_sb3.league.pool import Member
 from marl_sb3.types import PolicyID
 
 
@@ -50,7 +50,7 @@ class LeagueWatcher(TrainingWatcher):
     @override
     def complete_result(self, result: Result) -> None:
         league, iteration = self._league, int(result["iteration"])
-        result["league"] = self._metrics()
+        result["league"] = league.metrics()
         for name in league.mains:
             if league.is_due(name, iteration):
                 self._add(name, iteration)
@@ -58,20 +58,6 @@ class LeagueWatcher(TrainingWatcher):
             if league.ends(name, iteration):
                 self._add(name, iteration)
                 self._begin_anew(name, iteration)
-
-    def _metrics(self) -> Result:
-        league = self._league
-        members = {
-            policy_id: {name: _numbers(score) for name, score in scores.items()}
-            for policy_id, scores in league.scores.items()
-        }
-        shares = {policy_id: league.share_of_points(policy_id, list(league.members)) for policy_id in league.seats}
-        return {
-            "pool_size": len(league.members),
-            "ratings": league.ratings(),
-            "points_mean": shares,
-            "against": members,
-        }
 
     # --- Snapshots ---------------------------------------------------------------------------------------------------
 
@@ -106,16 +92,3 @@ class LeagueWatcher(TrainingWatcher):
         read_weights(algorithm, TensorFile("the first weights", self._league.first_weights[name]))()
         reset_optimizers(algorithm)
         self._league.begin_anew(name, iteration)
-
-
-def _numbers(score: Score) -> Result:
-    """Return the results against one opponent: shares of games, the mean return, and how many games there were."""
-    games = score.games
-    lost = games - score.won - score.drawn
-    return {
-        "won": score.won / games,
-        "drawn": score.drawn / games,
-        "lost": lost / games,
-        "return_mean": score.paid / games,
-        "num_games": score.played,
-    }

@@ -189,7 +189,10 @@ def resolved(config: TrainConfig) -> TrainConfig:
         for policy_id in config.single_policies()
         if (algo := config.of_policy(policy_id).algo) != config.algo
     }
-    settings = {**config.policy_settings, **others}
+    settings, checkpoints = {**config.policy_settings, **others}, config.checkpoints
+    if config.league.is_on and source_of(config.sources, "checkpoints.metric") is None:
+        checkpoints = replace(checkpoints, metric="league/rating_mean")  # a sum of returns says little of opponents
+    config = replace(config, checkpoints=checkpoints)
     return replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings, hyperparameters=of_run)
 
 
@@ -287,7 +290,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
     mapping, specs = _mapping(config, env), {policy_id: policy_spec(config, policy_id) for policy_id in policy_ids}
     if config.league.is_on:
         mapping = _league(config, policy_mapping(policy_ids, env, mapping))
-        specs |= {name: specs[mapping.plays_like(name)] for name in mapping.exploiters}
+        specs |= {name: policy_spec(config, name, policy_ids) for name in mapping.exploiters}
     return MultiAgentAlgorithm(
         env,
         policies=specs,
@@ -344,8 +347,15 @@ _PREFIXES = {
 }
 
 
-def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
-    """Make the specification of one policy of a run."""
+def policy_spec(config: TrainConfig, policy_id: PolicyID, policy_ids: Sequence[PolicyID] = ()) -> PolicySpec:
+    """Make the specification of one policy of a run; that of an exploiter is that of the policy that it plays like.
+
+    Args:
+        policy_ids: all policies of the run.
+    """
+    exploiters = config.league.exploiters or {}
+    if policy_id in exploiters:
+        policy_id = config.league.plays_like(policy_id, [each for each in policy_ids if each not in exploiters])
     settings = config.of_policy(policy_id)
     info = algorithm_info(settings.algo)
     # As arguments of PolicySpec, these names would have another meaning.

@@ -15,7 +15,8 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.runs.rivals import read_at, run_around
+from marl_sb3.runs.folder import run_around
+from marl_sb3.runs.rivals import read_at
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.types import Array
 

@@ -17,7 +17,7 @@ from marl_sb3.errors import EnvRaisedError, HookError, MarlSb3Error, NumericErro
 from marl_sb3.files import replaced_folder
 from marl_sb3.league import League
 from marl_sb3.results import last_result
-from marl_sb3.runs.folder import LEAGUE_FOLDER, RunFolder, write_traceback
+from marl_sb3.runs.folder import LEAGUE, RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.resume import Phase, phases_after
 from marl_sb3.runs.run import Run, SavedRun
@@ -81,7 +81,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     """
     algorithm = run.algorithm
     if run.config.league.is_on and isinstance(algorithm.assignment, League):
-        algorithm.assignment.folder = run.folder / LEAGUE_FOLDER
+        algorithm.assignment.folder = run.folder / LEAGUE
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         evaluations = [cleanup.enter_context(closing(evaluation)) for evaluation in evaluations_of(run)]

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.core.config import EXTERNAL, shown
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.extensions.store import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
+from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (
     as_path,
     is_regular,
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-LEAGUE_FOLDER = "league"  # the members of its pool, each as a checkpoint
+LEAGUE = "league"  # the members of its pool, each as a checkpoint
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
-    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/", f"{LEAGUE_FOLDER}/"),
+    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/", f"{LEAGUE}/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for name in (RUN_CONFIG, IMITATION_FILE))}
@@ -75,6 +75,14 @@ def find_run(path: str | Path) -> Path:
             raise ConfigError(f"{folder} is not a run folder: {_why_no_run(folder)}", key="run")
     _log.info("newest run in %s: %s", folder, newest)
     return newest
+
+
+def run_around(path: str | Path) -> Path | None:
+    """Return the run folder that a checkpoint or a member of a league is in; None if the path is none of these."""
+    folder = Path(path)
+    with path_is_usable("cannot read", folder, "run"):
+        parents = folder.absolute().parents[:2] if (folder / MANIFEST).exists() else ()
+        return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
 
 
 def _why_no_run(path: Path) -> str:

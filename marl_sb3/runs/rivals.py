@@ -17,12 +17,12 @@ from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import RANDOM, Rival, combine_policies
-from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, find_checkpoint, load_policies, with_checkpoint
+from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
 from marl_sb3.files import is_regular, path_is_usable, read_regular, require_folder
-from marl_sb3.runs.folder import RunFolder, find_run
+from marl_sb3.runs.folder import LEAGUE, RunFolder, find_run, run_around
 from marl_sb3.runs.run import SavedRun
 
-LEAGUE, MEMBERS_FILE = "league", "members.json"
+MEMBERS_FILE = "members.json"
 _LONGEST_NAME = 32  # of longer paths, the last part is shown
 _ACCEPTED = f"a run folder, a checkpoint, a member of a league, {RANDOM}, or MODULE:CLASS"
 
@@ -33,14 +33,6 @@ class Member(Struct):
     policy: str | None = None  # whose snapshot it is; None: an opponent from elsewhere, which has no folder there
     iteration: int | None = None
     rating: float | None = None
-
-
-def run_around(path: str | Path) -> Path | None:
-    """Return the run folder that a checkpoint or a member of a league is in; None if the path is none of these."""
-    folder = Path(path)
-    with path_is_usable("cannot read", folder, "run"):
-        parents = folder.absolute().parents[:2] if (folder / MANIFEST).exists() else ()
-        return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
 
 
 def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv | None = None) -> PolicyBundle:

@@ -21,12 +21,13 @@ from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.extensions.store import read_bundle, with_checkpoint
+from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
 from marl_sb3.files import is_regular
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
+from marl_sb3.runs.folder import RunFolder, find_run, run_around, undone_on_error
 from marl_sb3.runs.resume import Change
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.types import PolicyID
@@ -207,6 +208,9 @@ def load_run(
     files = saved.files
     results = read_results(files.path)
     config = saved.config
+    if config.league.is_on:  # without its opponents, some of which may be code that a run folder cannot import
+        settings = {"league.opponents": None, "league.snapshot_every": config.league.snapshot_every or 1}
+        config = config.changed(settings)
     if config.mapping_code is not None:  # which a run folder cannot import; checkpoints tell who may play whom
         bundle = saved.policies(checkpoint)
         config = replace(config, mapping=bundle.candidates or bundle.policy_of)
@@ -215,7 +219,7 @@ def load_run(
     with undone_on_error(run.close):
         # The checkpoint is read last: a training run in progress may delete older ones while the policies are built.
         run.checkpoint, run.checkpoint_why = with_checkpoint(
-            lambda: files.checkpoints.load(checkpoint), lambda found: _weights_of(found, run.algorithm)
+            lambda: saved.find(checkpoint), lambda found: _weights_of(found, run.algorithm)
         )
     run.result = results[-1] if results else None
     run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
@@ -236,6 +240,7 @@ class SavedRun:
 
     files: RunFolder
     config: TrainConfig
+    at: Path | None = None  # the checkpoint, or member of its league, that was named; None: the run was
 
     @classmethod
     def open(
@@ -244,16 +249,32 @@ class SavedRun:
         """Read the configuration, and set up the process for its policies.
 
         Args:
+            run_folder: or a checkpoint in one, or a member of its league.
             env: the run's env id; needed where it is code of your own and will be made.
             device: device of the policies; it may differ from that of the training.
 
         Raises:
-            ConfigError: it is not a run folder, is of another env, or there is no such device.
+            ConfigError: it is none of these, is of another env, or there is no such device.
         """
-        files = RunFolder(find_run(run_folder))
+        around = run_around(run_folder)
+        files = RunFolder(around or find_run(run_folder))
         config = files.read_config(env, makes_env=makes_env).changed({"device": device}, source="load_run")
         set_up_process(config)
-        return cls(files, config)
+        return cls(files, config, None if around is None else Path(run_folder))
+
+    def find(self, checkpoint: str | None = None) -> Checkpoint:
+        """Read a checkpoint: the one that was named as the run, or see `CheckpointFolder.load`.
+
+        Raises:
+            ConfigError: one was named in both ways.
+            CheckpointError: there is none, or it is damaged.
+        """
+        if self.at is None:
+            return self.files.checkpoints.load(checkpoint)
+        if checkpoint is not None:
+            words = f"{self.at} is a checkpoint itself, and checkpoint is {checkpoint}; accepted: one of them"
+            raise ConfigError(words, key="checkpoint")
+        return find_checkpoint(self.at)
 
     def policies(self, checkpoint: str | None = None, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
         """Load the policies as they were at a checkpoint.
@@ -265,12 +286,12 @@ class SavedRun:
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
         """
-        bundle = with_checkpoint(lambda: self.files.checkpoints.load(checkpoint), lambda found: self.read(found, env))
+        bundle = with_checkpoint(lambda: self.find(checkpoint), lambda found: self.read(found, env))
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
     def read(self, found: Checkpoint, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
         """Load the policies in a checkpoint of the run; see `policies`."""
         policy_ids = StateReader(found.state).fields("specs").names()
         with source_named(self.config):
-            specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}
+            specs = {policy_id: policy_spec(self.config, policy_id, policy_ids) for policy_id in policy_ids}
         return read_bundle(found, specs, self.config.device, env)

@@ -31,6 +31,7 @@ from marl_sb3.extensions.store import RUN_CONFIG
 from marl_sb3.extensions.transfer import init_from as start_from
 from marl_sb3.extensions.transfer import parse_init_from
 from marl_sb3.files import parse_value, path_is_usable, read_regular, require_own, require_text, write_whole
+from marl_sb3.league import League
 from marl_sb3.runs.building import build, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
@@ -403,6 +404,8 @@ def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumC
 def metric_names(run: Run) -> list[str]:
     """Return the flat names of all metrics that the iterations of a run log."""
     names = [*run.algorithm.metric_names(), *(name for each in curricula_of(run) for name in each.metric_names())]
+    if isinstance(run.algorithm.assignment, League):
+        names += run.algorithm.assignment.metric_names()
     for evaluation in evaluations_of(run):
         with closing(evaluation):
             names = [*names, *evaluation.metric_names(run.algorithm)]

@@ -162,10 +162,11 @@ def test_points_of_old_snapshots_are_those_they_had() -> None:
     np.testing.assert_array_equal(points, [[0, 3, 0], [1, 0, 0.5], [0, 1.5, 0]])
 
 
-def test_the_weakest_of_the_older_half_leaves_a_full_pool() -> None:
+def test_the_weakest_of_the_older_half_but_the_first_leaves_a_full_pool() -> None:
     pool = [Member(name, "main", number) for number, name in enumerate("abcd")]
-    assert to_evict(pool, 3, {"a": 10.0, "b": -5.0, "c": -90.0, "d": 0.0}) == ["b"]
-    assert to_evict(pool, 2, {"a": 10.0, "b": -5.0, "c": -90.0}) == ["b", "a"]
+    assert to_evict(pool, 3, {"a": -99.0, "b": -5.0, "c": -90.0, "d": 0.0}) == ["b"]
+    assert to_evict([*pool, Member("e", "main", 5), Member("f", "main", 6)], 5, {"b": 1.0, "c": 0.0}) == ["c"]
+    assert to_evict(pool, 1, {}) == ["a", "b", "c"]
     assert to_evict(pool, 4, {}) == []
 
 
@@ -203,7 +204,7 @@ def test_a_training_with_a_pool_goes_on_exactly(name: str, tmp_path: Path) -> No
         result = rest.train_iteration()
     assert same(whole, rest)
     assert result["league"]["pool_size"] == 3
-    assert {*result["league"]["against"]["main"]} <= {"random", "main@4", "main@5", "main@6"}
+    assert {*result["league"]["against"]["main"]} <= {"random", "main@1", "main@4", "main@5", "main@6"}
 
 
 @pytest.mark.parametrize("spec", [PolicySpec(PPO, **ON), SPECS["dqn"][1]], ids=["in a batch", "alone"])
