@@ -76,7 +76,7 @@ def members_of(run: Path) -> dict[str, Member]:
         text = read_regular(file)
     try:
         listed = msgspec.json.decode(text, type=list[Member])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{file} is no list of members: {error}", key="run") from error
     return {
         file_names([member.policy], f"@{member.iteration}")[member.policy]: member

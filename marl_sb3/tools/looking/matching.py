@@ -98,7 +98,7 @@ class Match:
         """
         try:
             found = msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConfigError(f"no result of a match: {error}; accepted: what match --json prints") from error
         n = len(found.players)
         tables: list[Sequence[Sequence[object]]] = [found.points, *found.returns.values()]

@@ -281,12 +281,24 @@ def test_all_checkpoints_and_members_play_and_the_report_shows_it(
         "match.json is no result of a match: Object missing required field" in (run.parent / "report.html").read_text()
     )
     out.unlink()
+    with pytest.raises(ConfigError, match=r"no result of a match: .* accepted: what match --json prints"):
+        Match.from_json(b"\xb1")
 
 
 def test_the_best_of_a_league_is_the_member_with_the_highest_rating(run: Path) -> None:
     found = marl_sb3.match([run, run / "league" / "agent1@4"], checkpoints="best", opponents=["random"], episodes=1)
     assert found.players[0].name.endswith("agent1@2")
     assert [each.sides for each in found.players] == [["agent1"], ["agent1"], ["agent1", "agent2"]]
+
+
+def test_another_length_of_episodes_in_one_of_the_runs_is_noted(run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(run, tmp_path / "copied")
+    config = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(config.replace("max_timesteps: 15", "max_timesteps: 16"))
+    found = marl_sb3.match({"one": run, "other": copied}, checkpoints="latest", episodes=1)
+    assert found.notes[0].endswith(
+        f"copied was trained with other values of env.max_timesteps than those of {run}, which are used"
+    )
 
 
 def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
@@ -347,6 +359,9 @@ def test_a_damaged_list_of_members_is_refused(run: Path, tmp_path: Path) -> None
     members = copied / "league" / "members.json"
     members.write_text('[{"policy": "../../x", "iteration": 2}]')
     with pytest.raises(CheckpointError, match="is not there"):
+        marl_sb3.match([copied], checkpoints="all", episodes=1)
+    members.write_bytes(b"\xb1")
+    with pytest.raises(ConfigError, match=r"members.json is no list of members"):
         marl_sb3.match([copied], checkpoints="all", episodes=1)
     members.write_text('[{"policy": 1}]')
     with pytest.raises(ConfigError, match=r"members.json is no list of members: Expected `str \| null`, got `int`"):
