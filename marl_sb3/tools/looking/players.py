@@ -13,7 +13,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import Against, bundle_of, combine_policies, opponent_name, opponents_of, seat_name
 from marl_sb3.extensions.store import MANIFEST, load_policies
-from marl_sb3.runs import LEAGUE, SavedRun, TrainConfig, load_config, members_of, read_at, run_around
+from marl_sb3.runs import LEAGUE, SavedRun, TrainConfig, load_config, members_of, player_at, run_around
 from marl_sb3.types import AgentID
 
 Sides: TypeAlias = Mapping[str, tuple[AgentID, ...]]  # by name, in the order of the env's agents
@@ -27,7 +27,6 @@ class Player:
     source: str  # the path of its run or its files, or MODULE:CLASS
     plays: Against  # policies, or code
     checkpoint: str | None = None  # which its policies were loaded from
-    policy_id: str | None = None  # the only one of them that plays; None: all do
     sides: tuple[str, ...] = ()  # those that it can take
 
 
@@ -89,7 +88,8 @@ def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: 
         bundles: the policies of all players.
         agents: of the env.
         asked: agents that are sides; those that are left are one more. None: the agents that one policy plays in a run
-            with several policies, and if the runs differ, with the fewest; else each agent alone.
+            with several policies, and if the runs differ, with the fewest; where no player has policies for all agents,
+            those that one has some for, and the others; else each agent alone.
 
     Raises:
         ConfigError: there is one side alone, an agent is unknown or in two sides, or runs share agents differently.
@@ -107,7 +107,8 @@ def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: 
             words = f"accepted: some of {', '.join(agents)} for each side, and each agent in one of them"
             raise ConfigError(f"--agents: {why}; {words}", key="--agents")
         return {seat_name(side): side for side in sides}
-    shared = [split for bundle in bundles if len(split := _by_policy(bundle, agents)) > 1]
+    splits = [split for bundle in bundles if len(split := _by_policy(bundle, agents)) > 1]
+    shared = [split for split in splits if "" not in split] or splits
     if not shared:
         return {agent: (agent,) for agent in agents}
     fewest = min(shared, key=len)
@@ -116,16 +117,15 @@ def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: 
         one, two = (" against ".join(map(seat_name, split.values())) for split in (fewest, other))
         words = f"the policies of the runs share the agents differently: {one}, and {two}"
         raise ConfigError(f"{words}; accepted: --agents A,B with the agents of one side", key="--agents")
-    return {name if len(side) > 1 else side[0]: side for name, side in fewest.items()}
+    is_named = {name: len(side) > 1 and name not in ("", *agents) for name, side in fewest.items()}
+    return {name if is_named[name] else seat_name(side): side for name, side in fewest.items()}
 
 
 def _by_policy(bundle: PolicyBundle, agents: Sequence[AgentID]) -> dict[str, tuple[AgentID, ...]]:
-    """Return the agents of each policy; nothing if the policies do not play all agents."""
-    if not set(agents) <= set(bundle.policy_of):
-        return {}
+    """Return the agents of each policy; those that none plays are together."""
     split: dict[str, list[AgentID]] = {}
     for agent in agents:
-        split.setdefault(bundle.policy_of[agent], []).append(agent)
+        split.setdefault(bundle.policy_of.get(agent, ""), []).append(agent)
     return {policy_id: tuple(own) for policy_id, own in split.items()}
 
 
@@ -142,8 +142,6 @@ def seated(player: Player, env: MultiAgentVecEnv, sides: Sides) -> tuple[Player,
     if bundle is None:
         opponents_of(player.plays, env, env.agents)
         return replace(player, sides=tuple(sides)), {}
-    if (only := player.policy_id) is not None:
-        bundle = combine_policies(dict.fromkeys(bundle.agents_of(only), (bundle, only)))
     faults = {name: fault for name, side in sides.items() if (fault := _fault(bundle, env, side)) is not None}
     able = tuple(name for name in sides if name not in faults)
     if not able:
@@ -215,15 +213,14 @@ def _from_files(
         bundle = load_policies(path, env=env)
         yield Player(label, str(path), bundle, bundle.checkpoint)
         return
-    members, folder = members_of(run.files.path), path.absolute()
-    if run.files.path in folder.parents:  # a checkpoint itself is named
-        is_member = folder.parent.name == LEAGUE and folder.name in members
-        yield _at(label, run, folder, members[folder.name].policy if is_member else None, env)
+    if run.files.path in path.absolute().parents:  # a checkpoint itself is named
+        yield _at(label, run, path, env)
         return
+    members = members_of(run.files.path)
     rated = {name: each.rating for name, each in members.items() if each.rating is not None}
     if checkpoints == "best" and rated:  # a sum of returns does not say how good a member is
         best = max(rated, key=rated.__getitem__)
-        yield _at(f"{label}/{best}", run, run.files.path / LEAGUE / best, members[best].policy, env)
+        yield _at(f"{label}/{best}", run, run.files.path / LEAGUE / best, env)
         return
     which = [checkpoints]
     if checkpoints == "all":
@@ -235,17 +232,12 @@ def _from_files(
         name = f"{label}@{int((bundle.checkpoint or '').removeprefix('ckpt-'))}" if len(which) > 1 else label
         yield Player(name, str(run.files.shown), bundle, bundle.checkpoint)
     if checkpoints == "all":
-        for name, member in members.items():
-            yield _at(f"{label}/{name}", run, run.files.path / LEAGUE / name, member.policy, env)
+        for name in members:
+            yield _at(f"{label}/{name}", run, run.files.path / LEAGUE / name, env)
 
 
-def _at(label: str, run: SavedRun, folder: Path, policy_id: str | None, env: MultiAgentVecEnv) -> Player:
-    """Load a checkpoint in a run folder; a member of a league plays by one of its policies."""
-    bundle = read_at(run, folder, env)
-    if policy_id is not None and policy_id not in bundle.policies:
-        words = f"{folder} has no policy {shown(policy_id)}, whose member it is"
-        raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
-    return Player(label, str(run.files.shown), bundle, folder.name, policy_id)
+def _at(label: str, run: SavedRun, folder: Path, env: MultiAgentVecEnv) -> Player:
+    return Player(label, str(run.files.shown), player_at(run, folder, env), folder.name)
 
 
 def labels(paths: Sequence[str | Path]) -> dict[str, Path]:

@@ -238,6 +238,10 @@ def test_policies_that_share_agents_differently_need_the_sides(tmp_path: Path) -
         played(paths, limits=limits)
     found = played({"one": paths[0], "zero": Always(0)}, limits=limits)
     assert found.sides == {"x": ["a", "b"], "c": ["c"]}
+    bundle = marl_sb3.load_policies(paths[0])
+    part = played({"x": marl_sb3.combine_policies(dict.fromkeys("ab", bundle)), "zero": Always(0)}, limits=limits)
+    assert part.sides == {"a,b": ["a", "b"], "c": ["c"]}
+    assert part.players[0].sides == ["a,b"]
 
 
 # --- Runs and the command --------------------------------------------------------------------------------------------
