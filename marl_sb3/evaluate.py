@@ -99,8 +99,8 @@ class EvaluateOptions:
     nash_conv: Annotated[
         bool,
         "--nash-conv",
-        "play nothing: compute how much more best responses to the policies would win, in a game of OpenSpiel such as "
-        "open_spiel/leduc_poker; default: no",
+        "play nothing: compute how much more best responses to the policies would win, and to the pool of their "
+        "league, in a game of OpenSpiel such as open_spiel/leduc_poker; default: no",
     ]
     env: OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: a table"]
@@ -147,9 +147,12 @@ def _nash_conv(options: EvaluateOptions) -> int:
         print(json.dumps(found, allow_nan=False), flush=True)
         return EXIT_DONE
     actions = "the most likely actions" if options.deterministic else "sampled actions"
-    print(f"NashConv {found['nash_conv']:.4f}, exploitability {found['exploitability']:.4f}: {actions}")
-    for agent, gain in found["gains"].items():
-        print(f"{agent}: wins {found['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
+    for each in (found, found["pool"]) if "pool" in found else (found,):
+        number = max(each.get("snapshots", {}).values(), default=0)
+        who = f"; one of {number} snapshots in the pool, drawn for each game" if number else ""
+        print(f"NashConv {each['nash_conv']:.4f}, exploitability {each['exploitability']:.4f}: {actions}{who}")
+        for agent, gain in each["gains"].items():
+            print(f"{agent}: wins {each['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
     return EXIT_DONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.runs.folder import run_around
-from marl_sb3.runs.rivals import read_at
+from marl_sb3.extensions.store import load_policies
+from marl_sb3.runs.folder import LEAGUE, run_around
+from marl_sb3.runs.rivals import members_of, read_at
 from marl_sb3.runs.run import Run, SavedRun
-from marl_sb3.types import Array
+from marl_sb3.types import AgentID, Array
 
 _ILLEGAL = 1e-6  # probability of illegal actions that is taken for rounding
 
@@ -46,23 +48,40 @@ def nash_conv(
 
     Returns:
         `nash_conv`, the sum of `gains`; `exploitability`, their mean; `gains`, what each agent would win more by a best
-        response to the others, and `returns`, what it is paid on average, by agent; and `information_states`.
+        response to the others, and `returns`, what it is paid on average, by agent; and `information_states`. Of a run
+        whose league has a pool, `pool`: the same of players who draw one of the snapshots of their policies for each
+        game, each with the same probability; with `snapshots`, how many there are, by agent.
 
     Raises:
         ConfigError: the game is none of OpenSpiel's with information state tensors, or OpenSpiel is not installed; or a
             policy has a memory or no probabilities, takes illegal actions, or is for other agents or spaces.
     """
-    bundle, env, env_kwargs = _of_run(policies, env, checkpoint, env_kwargs)
+    run, bundle, env, env_kwargs = _of_run(policies, env, checkpoint, env_kwargs)
     game_env = _game_env(env, env_kwargs)
-    from open_spiel.python.algorithms import expected_game_score, exploitability
     from open_spiel.python.policy import TabularPolicy
 
-    game, agents = game_env.game, game_env.possible_agents
-    table = TabularPolicy(game)
-    with preserve_training_state(bundle, seed=0):
-        table.action_probability_array = _probabilities(bundle, game_env, table.states, deterministic)
-    found = exploitability.nash_conv(game, table, return_only_nash_conv=False)
-    returns = expected_game_score.policy_value(game.new_initial_state(), [table] * len(agents))
+    table = TabularPolicy(game_env.game)
+
+    def tabulated(asked: PolicyBundle) -> Array:
+        with preserve_training_state(asked, seed=0):
+            return _probabilities(asked, game_env, table.states, deterministic)
+
+    table.action_probability_array = tabulated(bundle)
+    found = _measured(table, game_env.possible_agents)
+    snapshots = _snapshots(run, bundle) if checkpoint is None else {}
+    if snapshots:
+        members = [np.stack([tabulated(one) for one in snapshots[agent]]) for agent in game_env.possible_agents]
+        table.action_probability_array = _drawn_once(members, table)
+        counts = {agent: len(own) for agent, own in snapshots.items()}
+        found["pool"] = {**_measured(table, game_env.possible_agents), "snapshots": counts}
+    return found
+
+
+def _measured(table: Any, agents: Sequence[AgentID]) -> Result:
+    from open_spiel.python.algorithms import expected_game_score, exploitability
+
+    found = exploitability.nash_conv(table.game, table, return_only_nash_conv=False)
+    returns = expected_game_score.policy_value(table.game.new_initial_state(), [table] * len(agents))
     return {
         "nash_conv": float(found.nash_conv),
         "exploitability": float(found.nash_conv) / len(agents),
@@ -74,8 +93,8 @@ def nash_conv(
 
 def _of_run(
     policies: Any, env: str | None, checkpoint: str | None, env_kwargs: dict[str, Any]
-) -> tuple[PolicyBundle, str | None, dict[str, Any]]:
-    """Return the policies, and the id and the arguments of their env."""
+) -> tuple[Any, PolicyBundle, str | None, dict[str, Any]]:
+    """Return the run, if a whole one is given; the policies; and the id and the arguments of their env."""
     run, around = policies, None
     if isinstance(policies, (str, Path)):
         around = run_around(policies)
@@ -83,8 +102,23 @@ def _of_run(
     if env is None and isinstance(run, (SavedRun, Run)):
         env, env_kwargs = run.config.env, dict(run.config.env_kwargs)
     if isinstance(run, SavedRun):
-        return read_at(run, policies) if around else run.policies(checkpoint), env, env_kwargs
-    return run if isinstance(run, PolicyBundle) else run.bundle(), env, env_kwargs
+        bundle = read_at(run, policies) if around else run.policies(checkpoint)
+    else:
+        bundle = run if isinstance(run, PolicyBundle) else run.bundle()
+    return None if around else run, bundle, env, env_kwargs
+
+
+def _snapshots(run: Any, bundle: PolicyBundle) -> dict[AgentID, list[PolicyBundle]]:
+    """Return the snapshots of each agent's policy in the pool of a run's league; none if an agent has none."""
+    listed = members_of(run.files.path) if isinstance(run, (SavedRun, Run)) else {}
+    names = {
+        agent: [name for name, member in listed.items() if member.policy == policy_id]
+        for agent, policy_id in bundle.policy_of.items()
+    }
+    if not all(names.values()):
+        return {}
+    loaded = {name: load_policies(run.files.path / LEAGUE / name) for own in names.values() for name in own}
+    return {agent: [loaded[name] for name in own] for agent, own in names.items()}
 
 
 def _game_env(env: str | None, env_kwargs: dict[str, Any]) -> OpenSpielEnv:
@@ -125,3 +159,32 @@ def _probabilities(bundle: PolicyBundle, env: OpenSpielEnv, states: list[Any], d
     legal = found * np.array([state.legal_actions_mask() for state in states])
     probabilities: Array = legal / legal.sum(axis=1, keepdims=True)
     return probabilities
+
+
+def _drawn_once(members: Sequence[Array], table: Any) -> Array:
+    """Return the policy of players who draw one of several policies for each game, (states, actions): it is one, too.
+
+    By Kuhn's theorem: in each state, the policies count as much as their own actions make it likely to get there.
+
+    Args:
+        members: of each player, (members, states, actions) the probabilities of its policies.
+        table: knows the states.
+    """
+    found: Array = np.zeros_like(table.action_probability_array)
+
+    def follow(state: Any, reaches: Sequence[Array]) -> None:
+        if state.is_chance_node():
+            for action, _ in state.chance_outcomes():
+                follow(state.child(action), reaches)
+        elif not state.is_terminal():
+            player, place = state.current_player(), table.state_index(state)
+            chosen = members[player][:, place]
+            likely = reaches[player][:, None] * chosen  # the same on all ways to this state: players forget nothing
+            total = likely.sum()
+            found[place] = likely.sum(axis=0) / total if total > 0.0 else chosen.mean(axis=0)  # nobody gets there
+            for action in state.legal_actions():
+                after = [likely[:, action] if one == player else own for one, own in enumerate(reaches)]
+                follow(state.child(action), after)
+
+    follow(table.game.new_initial_state(), [np.ones(len(own)) for own in members])
+    return found

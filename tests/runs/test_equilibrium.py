@@ -16,6 +16,7 @@ from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, evaluate, mak
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
+from marl_sb3.runs.equilibrium import _drawn_once
 
 KUHN, LEDUC = "open_spiel/kuhn_poker", "open_spiel/leduc_poker"
 CARDS = "JQK"
@@ -120,6 +121,25 @@ def test_the_table_is_what_is_played() -> None:
     assert abs(np.mean(played) - expected) < 4 * np.std(played) / np.sqrt(len(played))
 
 
+def test_who_draws_a_policy_for_each_game_plays_as_one_policy_does() -> None:
+    """One of two always bets, the other one draws: 3/4 bet. Who has passed is the second."""
+    policy = pytest.importorskip("open_spiel.python.policy")
+    table: Any = policy.TabularPolicy(pytest.importorskip("pyspiel").load_game("kuhn_poker"))
+    bets, draws = np.zeros((12, 2)), np.full((12, 2), 0.5)
+    bets[:, 1] = 1.0
+    members = np.stack([bets, draws])
+    found = _drawn_once([members, members], table)
+    first = table.game.new_initial_state()
+    for action in (0, 1):  # the cards
+        first.apply_action(action)
+    np.testing.assert_allclose(found[table.state_index(first)], [0.25, 0.75])
+    for action in (0, 1):  # passes, which only the second does; the other player bets
+        first.apply_action(action)
+    np.testing.assert_allclose(found[table.state_index(first)], [0.5, 0.5])
+    never = _drawn_once([bets[None], bets[None]], table)
+    np.testing.assert_array_equal(never, bets)  # in states that nobody gets to, too
+
+
 def test_policies_that_do_not_fit_are_refused() -> None:
     pytest.importorskip("pyspiel")
     remembers = untrained(KUHN, frame_stack=2)
@@ -135,6 +155,25 @@ def test_policies_that_do_not_fit_are_refused() -> None:
         nash_conv(unmasked, "open_spiel/connect_four")
 
 
+def test_a_league_has_that_of_its_pool(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyspiel")
+    league = {"snapshot_every": 2, "exploiters": {"rival": {"of": "shared", "reset_every": 1}}}
+    settings = {"n_steps": 16, "batch_size": 16, "league": league}
+    run = marl_sb3.train(KUHN, algo="maskable_ppo", timesteps=128, n_envs=2, seed=0, run_dir="run", settings=settings)
+    capsys.readouterr()
+    found = nash_conv("run")["pool"]
+    assert found == nash_conv(run)["pool"]
+    assert found["snapshots"] == {"player_0": 2, "player_1": 2}  # none of the exploiter
+    assert evaluate.main(["run", "--nash-conv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pool"] == found
+    assert evaluate.main(["run", "--nash-conv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].startswith(f"NashConv {found['nash_conv']:.4f}")
+    assert lines[3].endswith("one of 2 snapshots in the pool, drawn for each game")
+    assert "pool" not in nash_conv("run", checkpoint="latest")
+    assert "pool" not in nash_conv(run.bundle(), KUHN)
+
+
 def test_the_command_prints_it(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyspiel")
     own = {"n_steps": 16, "league.snapshot_every": 1}
@@ -142,14 +181,16 @@ def test_the_command_prints_it(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert evaluate.main(["run", "--nash-conv", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == nash_conv(run) == nash_conv("run") == nash_conv(run.bundle(), KUHN)
+    assert found == nash_conv(run) == nash_conv("run")
+    del found["pool"]
+    assert found == nash_conv(run.bundle(), KUHN)
     assert found == nash_conv("run/checkpoints/ckpt-000001") == nash_conv("run/league/shared@1")
     assert evaluate.main(["run/league/shared@1", "--nash-conv", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
     assert evaluate.main(["run", "--nash-conv", "--deterministic"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("the most likely actions")
-    assert [line.split(":")[0] for line in lines[1:]] == ["player_0", "player_1"]
+    assert [line.split(":")[0] for line in lines[1:3]] == ["player_0", "player_1"]
     assert "--nash-conv plays no episode: --seed does not go with it" in refusal(
         evaluate.main, ["run", "--nash-conv", "--seed", "1"], capsys
     )
