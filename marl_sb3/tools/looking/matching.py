@@ -155,7 +155,8 @@ def match(
     episodes = require("episodes", episodes, PositiveInt)
     env_id, factory = named_factory(env)
     named = _named(players)
-    runs = runs_of([each for each in named.values() if isinstance(each, Path)], env_id)
+    folders = [getattr(each, "folder", each) for each in named.values()]
+    runs = runs_of([folder for folder in folders if isinstance(folder, Path)], env_id)
     config, notes = game_of(runs, env_id)
     plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
     with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:

@@ -295,6 +295,13 @@ def test_the_best_of_a_league_is_the_member_with_the_highest_rating(run: Path) -
     assert [each.sides for each in found.players] == [["agent1"], ["agent1"], ["agent1", "agent2"]]
 
 
+def test_a_run_in_python_is_a_player_whose_env_is_taken(run: Path) -> None:
+    loaded = marl_sb3.load_run(run, "2")
+    found = marl_sb3.match([loaded], opponents=["random"], episodes=1)
+    loaded.close()
+    assert (found.env, found.players[0].name, found.players[0].checkpoint) == ("arena", "run", "ckpt-000002")
+
+
 def test_another_length_of_episodes_in_one_of_the_runs_is_noted(run: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(run, tmp_path / "copied")
     config = (copied / "config.yaml").read_text()
