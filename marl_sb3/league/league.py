@@ -16,7 +16,7 @@ from marl_sb3.core.config import Fraction, PositiveInt, require, shown
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.store import load_policies
 from marl_sb3.league.pool import (
     Member,
@@ -61,7 +61,8 @@ class League(Assignment):
 
     Args:
         seats: policy id -> the agents that it may play, for each policy that learns; the first one of an agent plays
-            it in evaluations. A policy plays several agents only where these have the same spaces.
+            it in evaluations. A policy plays several agents only where these have the same spaces, and several policies
+            may play an agent.
         folder: where members are written, each as a checkpoint that all commands load. None: they are not.
         settings: those of `LeagueSettings`.
 
@@ -94,13 +95,17 @@ class League(Assignment):
         for name, source in self.opponents.items():
             self.members[name] = Member(name)
             if source != "random" and ":" not in source:
-                self.bundles[name] = load_policies(source)
+                try:
+                    self.bundles[name] = load_policies(source)
+                except MarlSb3Error as error:
+                    raise ConfigError(f"league: opponent {name}: {error}", key="league.opponents") from error
         self.scores: dict[PolicyID, Scores] = {policy_id: {} for policy_id in self.seats}
         self._means: dict[PolicyID, float] = {}  # the mean return of its side in all games, those of long ago less
         self._begun: dict[PolicyID, int] = dict.fromkeys(self.exploiters, 0)  # the iteration in which it began anew
         self.first_weights: dict[PolicyID, Weights] = {}
-        self._sides: tuple[_Side, ...] = ()
         self.is_copy = False
+        self._sides: tuple[_Side, ...] = ()
+        self.candidates(list(dict.fromkeys(agent for own in self.seats.values() for agent in own)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy for a shard, or for checks: its state has no weights, and those that it has do not change."""
@@ -144,10 +149,10 @@ class League(Assignment):
     ) -> list[tuple[AgentID, ...]]:
         """Return the agents of each side."""
         if self.settings.sides is None:
-            if len(self.mains) < 2:
+            firsts = dict.fromkeys(own[0] for own in of_agents.values() if own)
+            if len(firsts) < 2:
                 return [(agent,) for agent in agents]
-            firsts = [own[0] for own in of_agents.values() if own]
-            return [tuple(a for a in agents if of_agents[a][:1] == [first]) for first in dict.fromkeys(firsts)]
+            return [tuple(agent for agent in agents if of_agents[agent][:1] == [first]) for first in firsts]
         sides = [tuple(side) for side in self.settings.sides]
         listed = [agent for side in sides for agent in side]
         if sorted(listed) != sorted(agents):
@@ -171,16 +176,20 @@ class League(Assignment):
     @override
     def assign(self, env_index: int, episode: int, rng: np.random.Generator) -> Mapping[AgentID, PolicyID]:
         """Return the policy, or the member of the pool, that plays each agent."""
-        present = [next(p for p in side.policies if p not in self.exploiters) for side in self._sides]
-        players = [policy_id for policy_id in self.seats if policy_id in present or policy_id in self.exploiters]
-        learner = players[int(rng.integers(len(players)))]
+        learners = list(self.seats)
+        learner = learners[int(rng.integers(len(learners)))]
         number = int(rng.choice([n for n, side in enumerate(self._sides) if learner in side.policies]))
-        chosen = list[str](present)
-        if learner in self.exploiters:
-            chosen[number] = learner
-        elif rng.random() >= self.settings.self_play:
-            chosen = [own if n == number else self._opponent(learner, n, rng, own) for n, own in enumerate(present)]
-        return {agent: player for side, player in zip(self._sides, chosen, strict=True) for agent in side.agents}
+        hunted = self.exploiters[learner].of if learner in self.exploiters else None
+        present = [self._present(side, hunted, rng) for side in self._sides]
+        present[number] = learner
+        if hunted is None and rng.random() >= self.settings.self_play:
+            present = [own if n == number else self._opponent(learner, n, rng, own) for n, own in enumerate(present)]
+        return {agent: player for side, player in zip(self._sides, present, strict=True) for agent in side.agents}
+
+    def _present(self, side: _Side, hunted: PolicyID | None, rng: np.random.Generator) -> PolicyID:
+        """Draw which of the policies that learn plays a side: the one that an exploiter hunts, where it can."""
+        mains = [policy_id for policy_id in side.policies if policy_id not in self.exploiters]
+        return hunted if hunted in mains else mains[int(rng.integers(len(mains)))]
 
     def _opponent(self, learner: PolicyID, side: int, rng: np.random.Generator, present: PolicyID) -> str:
         """Draw who plays a side against a policy; a present policy as long as the pool has nobody."""

@@ -439,14 +439,10 @@ def _listed_agents(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
 
 
 def _league(config: TrainConfig, mapping: PolicyMapping) -> League:
-    """Make the league of a run, given the policy of each agent."""
-    if mapping.varied:
-        words = "a league says who plays in each episode, as mapping does; accepted: one of them"
-        raise ConfigError(f"league: {words}", key="mapping")
+    """Make the league of a run, given the policies that may play each agent."""
     if config.policies_to_train is not None:
         words = "all policies of a league learn; accepted: null, and opponents that do not learn in league.opponents"
         raise ConfigError(f"policies_to_train is {config.policies_to_train}: {words}", key="policies_to_train")
-    seats: dict[PolicyID, list[AgentID]] = {}
-    for agent, policy_id in mapping.policy_of.items():
-        seats.setdefault(policy_id, []).append(agent)
+    policy_ids = dict.fromkeys(policy_id for own in mapping.candidates.values() for policy_id in own)
+    seats = {policy_id: list(mapping.seats_of(policy_id)) for policy_id in policy_ids}
     return League(seats, **{name: getattr(config.league, name) for name in names_in("league")})

@@ -283,7 +283,10 @@ def require_kinds(hparams: Any, settings: Any) -> None:
             raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
 
 
-_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers", "callbacks": "callback"}
+_OPTION_NAMES = {
+    **{"n_timesteps": "timesteps", "n_workers": "workers", "callbacks": "callback"},
+    "league": "against",
+}
 
 
 def _option(key: str) -> str:

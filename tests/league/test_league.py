@@ -122,6 +122,14 @@ def test_a_policy_for_each_side_meets_members_of_the_other_one() -> None:
     assert set(drawn(league)) == {("a", "b"), ("a", "b@1")}
 
 
+def test_several_policies_may_play_a_side() -> None:
+    league = League({"a": AGENTS, "b": AGENTS}, snapshot_every=1, self_play=1.0)
+    assert set(drawn(league)) == {(one, other) for one in "ab" for other in "ab"}
+    league = League({"a": AGENTS[:1], "b": AGENTS[:1], "c": AGENTS[1:]}, snapshot_every=1, self_play=0.5)
+    league.members["b@1"] = Member("b@1", "b", 1)
+    assert set(drawn(league)) == {("a", "c"), ("b", "c"), ("b@1", "c")}
+
+
 def test_an_exploiter_plays_against_the_present_policy() -> None:
     league = League({"main": AGENTS}, snapshot_every=1, self_play=0.0, exploiters={"rival": {"of": "main"}})
     assert set(drawn(league)) == {("main", "main"), ("main", "rival"), ("rival", "main")}

@@ -295,7 +295,9 @@ class PlainLines(TrainingView):
         """Return progress, returns or why there are none, speed and remaining time on one line."""
         steps, elapsed, left = progress_parts(self._clock, result["num_env_steps_sampled_lifetime"], self._total)
         returns = no_episode_yet(result, self._goals.longest_episode()) or self._returns(result["env_runners"])
-        rate = f"{number(self._clock.rate(), 0)} env steps/s"
+        rate, metric = f"{number(self._clock.rate(), 0)} env steps/s", self._goals.metric
+        if metric.rpartition("/")[2] != SUM:
+            returns = f"{returns}, {metric} {number(_metric_value(result, metric))}"
         return f"iteration {result['iteration']}: {steps}, {returns}, {rate}, {elapsed}, {left}"
 
     def _evaluation_line(self, result: Result) -> str:

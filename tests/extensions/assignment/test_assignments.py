@@ -21,6 +21,7 @@ from marl_sb3 import (
     DQN,
     PPO,
     Assignment,
+    League,
     MultiAgentAlgorithm,
     MultiAgentCallback,
     PolicySpec,
@@ -106,6 +107,7 @@ TURNS = [{"agent1": "x", "agent2": "y"}, {"agent1": "y", "agent2": "x"}, {"agent
 TESTED: Mapping[str, Callable[[], Assignment]] = {
     "table": lambda: Table(TURNS),
     "sides": Sides,
+    "league": lambda: League(dict.fromkeys(("main", "rival"), ("agent1", "agent2")), snapshot_every=1),
     "sampled": lambda: SampledAssignment(BOTH),
     "weighted": lambda: SampledAssignment(BOTH, {"rival": 3}),
     "swapped": lambda: SwappedAssignment({"agent1": "main", "agent2": "rival"}),
