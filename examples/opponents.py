@@ -156,6 +156,17 @@ class Random:
         return int(rng.choice(np.flatnonzero(mask)))
 
 
+class Sparring:
+    """Somebody to train against: each move is that of another player, and one in ten is drawn, so that games differ."""
+
+    players = (Minimax2(), Lines2(), Lines3())
+
+    def act(self, observation: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -> int:
+        """Choose a move."""
+        player = Random() if rng.random() < 0.1 else self.players[rng.integers(len(self.players))]
+        return player.act(observation, mask, rng)
+
+
 class MCTS10:
     """Plays connect four by OpenSpiel's Monte Carlo tree search, with so many simulations for each move."""
 

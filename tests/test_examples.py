@@ -88,6 +88,12 @@ def test_players_that_count_lines_prefer_cells_of_many_lines(opponents: Any) -> 
     assert len(set(first)) > 1
 
 
+def test_a_sparring_partner_plays_well_nine_times_in_ten(opponents: Any) -> None:
+    seen, mask = board("ooo.... xxx...."), np.ones(7, bool)
+    won = [opponents.Sparring().act(seen, mask, np.random.default_rng(n)) for n in range(99)]
+    assert 80 < won.count(3) < 99
+
+
 def test_players_of_tree_search_see_the_board_of_the_env(opponents: Any) -> None:
     pytest.importorskip("pyspiel")
     player, rng = opponents.MCTS10(), np.random.default_rng(0)
