@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from marl_sb3 import (
 from marl_sb3.core.metrics import Episode
 from marl_sb3.core.sb3 import weights
 from marl_sb3.core.vec_env import MultiAgentVecEnv, assignment_rng
-from marl_sb3.errors import ConfigError, HookError
+from marl_sb3.errors import CheckpointError, ConfigError, HookError
+from marl_sb3.extensions.store import read_checkpoint
 from marl_sb3.league.pool import SAMPLING, Member, Score, points_matrix, to_evict
 from marl_sb3.league.snapshots import SnapshotBatch
 
@@ -213,6 +214,24 @@ def test_a_training_with_a_pool_goes_on_exactly(name: str, tmp_path: Path) -> No
     assert same(whole, rest)
     assert result["league"]["pool_size"] == 3
     assert {*result["league"]["against"]["main"]} <= {"random", "main@1", "main@4", "main@5", "main@6"}
+
+
+def test_a_damaged_pool_is_refused(tmp_path: Path) -> None:
+    algorithm = trained(League({"main": AGENTS}, snapshot_every=1), iterations=2)
+    algorithm.save(tmp_path / "saved")
+
+    def damaged(change: Callable[[dict[str, Any]], object], words: str) -> None:
+        checkpoint = read_checkpoint(tmp_path / "saved")
+        change(checkpoint.state["env"])
+        with pytest.raises(CheckpointError, match=words):
+            algorithm.set_state(checkpoint)
+
+    first = "policy.action_net.bias"
+    damaged(lambda env: env["assignment"]["own"]["members"]["main@1"]["weights"].pop(first), first)
+    damaged(lambda env: env["assignment"]["own"]["members"]["main@1"].update(policy="x"), "policy is 'x'")
+    damaged(lambda env: env["assignment"]["own"]["scores"].pop("main"), "scores")
+    damaged(lambda env: env["guests"].update(plays=env["guests"]["plays"] + 9), "plays is an array")
+    damaged(lambda env: env["guests"].update(names=["nobody"]), "names")
 
 
 @pytest.mark.parametrize("spec", [PolicySpec(PPO, **ON), SPECS["dqn"][1]], ids=["in a batch", "alone"])
