@@ -10,6 +10,8 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.core.acting import PolicyBundle
+    from marl_sb3.core.vec_env import MultiAgentVecEnv
     from marl_sb3.evaluation import GamePlan
     from marl_sb3.runs import SavedRun
 
@@ -103,7 +105,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     """Return what to watch, and what it is called."""
     from marl_sb3.evaluation import GamePlan
     from marl_sb3.extensions.store import runs_of
-    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around, short_name
+    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around
 
     around = run_around(options.run)
     folder = find_run_or_env(options.run) if around is None else around
@@ -115,18 +117,15 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
         return GamePlan(env, {}, None, seed=options.seed), env
     if around is None and folder.as_posix() != options.run.rstrip("/"):
         print(f"newest run of {options.run}: {folder}", file=sys.stderr)
-    run = SavedRun.open(str(folder), options.env.named())
+    run = SavedRun.open(folder if around is None else options.run, options.env.named())
     plan = game_plan(run, False if options.stochastic else None, options.seed)
-    if options.random:
-        plan = replace(plan, policies=None)
-    elif around is None:
-        plan = replace(plan, policies=lambda _, env: run.policies(options.checkpoint, env))
-    elif options.checkpoint is not None:
-        words = f"--checkpoint is {options.checkpoint}, and {options.run} is a checkpoint"
-        raise ConfigError(f"{words}; accepted: one of them", key="--checkpoint")
-    else:
-        plan = replace(plan, policies=lambda _, env: player_at(run, options.run, env), name=short_name(options.run))
-    return _with_rival(plan, run, options), f"{run.config.env}, {run.files.shown if around is None else options.run}"
+    is_player = run.at is not None and options.against is not None and options.checkpoint is None
+
+    def policies(_: str | None, env: "MultiAgentVecEnv") -> "PolicyBundle":
+        return player_at(run, options.run, env) if is_player else run.policies(options.checkpoint, env)
+
+    title = f"{run.config.env}, {run.files.shown if run.at is None else options.run}"
+    return _with_rival(replace(plan, policies=None if options.random else policies), run, options), title
 
 
 def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "GamePlan":

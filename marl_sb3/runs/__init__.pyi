@@ -39,7 +39,6 @@ from .rivals import player_at as player_at
 from .rivals import read_at as read_at
 from .rivals import rival_of as rival_of
 from .rivals import rivals_in as rivals_in
-from .rivals import short_name as short_name
 from .run import Run as Run
 from .run import SavedRun as SavedRun
 from .schema import ACCEPTED as ACCEPTED

@@ -213,7 +213,7 @@ def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None
         EvaluationPlan.of_run(run.config, 1, deterministic, seed),
         run.files.checkpoints.opposed() is not None,
     )
-    settings, name = env_settings(run.config), short_name(run.files.shown)
+    settings, name = env_settings(run.config), short_name(run.at or run.files.shown)
     return GamePlan(env_of(run.config), settings, run.policies, plan.deterministic, plan.seed, name, opposed)
 
 
