@@ -121,7 +121,7 @@ class CheckpointCallback(MultiAgentCallback):
             "metric": self._metric,
             "value": self._value,
             "higher_is_better": self._higher_is_better,
-            "opposed": None if self._opposition is None else self._opposition.words(),
+            "opposed": self._opposed(),
         }
         about = {**algorithm.about(), "score": score}
         state, tensors = algorithm.get_state()
@@ -131,3 +131,11 @@ class CheckpointCallback(MultiAgentCallback):
         if self._on_saved is not None:
             self._on_saved(self.latest)
         algorithm.tell("on_checkpoint_saved", self._folder.path / self.latest)
+
+    def _opposed(self) -> str | None:
+        """Why a sum of returns does not tell which checkpoint is the best; None if it does."""
+        if self._opposition is None:
+            return None
+        if hasattr(self.algorithm.assignment, "runner") and not self._metric.startswith("evaluation/"):
+            return "others than the policies that learn play in its episodes, too"
+        return self._opposition.words()

@@ -294,6 +294,7 @@ def test_members_are_files_that_commands_load(tmp_path: Path) -> None:
     newest = listed[-1]["name"]
     loaded, own = load_policies(tmp_path / "run" / "league" / newest), run.algorithm.policies["shared"]
     assert all(np.array_equal(weights(own)[key], array) for key, array in weights(loaded.policies["shared"]).items())
+    assert "is the latest: others than the policies that learn" in str(load_policies(run.folder).checkpoint_why)
     against = {"league.opponents": [str(tmp_path / "run" / "league" / newest)], "league.self_play": 0.0}
     other = marl_sb3.train(RPS, timesteps=128, seed=1, settings=settings | against, run_dir=tmp_path / "other")
     assert f"run.{newest}" in other.algorithm.assignment.scores["shared"]
