@@ -27,6 +27,7 @@ Policies = Mapping[str, Any]  # agent -> SB3 algorithm
 def play(explorers: Sequence[Policies], hunters: Sequence[Policies], episodes: int, seed: int) -> Array:
     """Return the mean returns of explorer and hunter, (explorers, hunters, 2), by the arena's rules."""
     rng, shape = np.random.default_rng(seed), (len(explorers), len(hunters), episodes)
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     state, table = rules.initial_state(int(np.prod(shape)), SIDE, SIDE), rules.destination_table(SIDE, SIDE)
     returns = np.zeros((*shape, 2))
@@ -51,10 +52,10 @@ def _actions(policy: Any, cells: Array) -> Array:
     return actions.reshape(cells.shape[:-1])
 
 
-def interval(values: Sequence[float]) -> str:
-    """Return a mean with its 95 % interval by Student's t over seeds."""
-    half = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1) if len(values) > 1 else np.nan
-    return f"{np.mean(values):6.1f} ± {half:4.1f}"
+def spread(values: Sequence[float]) -> str:
+    """Return the mean over seeds, the 95 % interval by Student's t from three seeds on, and each seed's value."""
+    half = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1) if len(values) > 2 else np.nan
+    return f"{np.mean(values):.1f} ± {half:.1f} ({', '.join(f'{value:.1f}' for value in values)})"
 
 
 def main() -> None:
@@ -70,7 +71,7 @@ def main() -> None:
     players = [{agent: own.policies[policy] for agent, policy in own.policy_of.items()} for own in loaded]
     returns = play(players, players, options.episodes, options.seed)
     strange, presets = ~np.eye(len(names), dtype=np.bool_), [name.rpartition("-")[0] for name in names]
-    print("preset: explorer own, strangers, worst; hunter own, strangers; sum against strangers as either side")
+    print("preset: explorer own, strangers, worst; hunter own, strangers; sum as the explorer against strangers")
     for preset in dict.fromkeys(presets):
         runs = [number for number, of in enumerate(presets) if of == preset]
         met = [(returns[n][strange[n]], returns[:, n][strange[n]]) for n in runs]
@@ -82,7 +83,7 @@ def main() -> None:
             [explorers[:, 1].mean() for _, explorers in met],
             [hunters.sum(axis=1).mean() for hunters, _ in met],
         )
-        print(f"{preset:12}", "  ".join(interval(each) for each in numbers))
+        print(f"{preset:12}", " | ".join(spread(each) for each in numbers))
     if options.table:
         chosen = [number for number, name in enumerate(names) if name.startswith(options.table)]
         for number in chosen:
