@@ -123,7 +123,10 @@ class LeagueRunner(AssignedRunner):
     def _snapshot_actor(self, member: Member) -> Actor:
         part = self._policies[str(member.policy_id)]
         algorithm = copy.copy(part.actor.policy.algorithm)
-        algorithm.policy = copy.deepcopy(algorithm.policy)
+        # A distribution keeps tensors of the latest gradient, which cannot be copied; each use sets them anew.
+        modules = algorithm.policy.modules()
+        cached = [each.action_dist for each in modules if hasattr(each, "action_dist")]
+        algorithm.policy = copy.deepcopy(algorithm.policy, {id(each): copy.copy(each) for each in cached})
         if hasattr(algorithm, "exploration_final_eps"):
             algorithm.exploration_rate = algorithm.exploration_final_eps
         processing = copy.deepcopy(part.processing)

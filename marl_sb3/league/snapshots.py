@@ -55,7 +55,7 @@ class SnapshotBatch(Policy):
         self.takes_masks, self.needs_masks = takes_masks(algorithm), False
         self.transposes_images = False
         policy = algorithm.policy
-        self._distribution = copy.deepcopy(policy.action_dist)
+        self._distribution = copy.copy(policy.action_dist)
         hidden = enumerate(policy.mlp_extractor.policy_net)
         self._layers: list[str | type[nn.Module]] = [
             f"policy.mlp_extractor.policy_net.{n}" if isinstance(layer, nn.Linear) else type(layer)

@@ -20,6 +20,7 @@ from marl_sb3 import (
     MaskablePPO,
     MultiAgentAlgorithm,
     PolicySpec,
+    RecurrentPPO,
     load_policies,
     make_sharded_vec_env,
     make_vec_env,
@@ -196,6 +197,7 @@ SPECS: Mapping[str, tuple[str, PolicySpec]] = {
     "in a batch": (RPS, PolicySpec(PPO, **ON)),
     "masked": ("classic/tictactoe_v3", PolicySpec(MaskablePPO, **ON)),
     "normalised": ("classic/tictactoe_v3", NORMALISED),
+    "recurrent": (RPS, PolicySpec(RecurrentPPO, **ON | {"policy_kwargs": {"net_arch": [4], "lstm_hidden_size": 4}})),
     "dqn": (RPS, PolicySpec(DQN, learning_starts=8, batch_size=4, buffer_size=200, policy_kwargs={"net_arch": [4]})),
 }
 
