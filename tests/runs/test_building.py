@@ -145,6 +145,15 @@ def test_a_league_has_a_preset(env: str) -> None:
     assert (config.league.is_on, config.league.sampling, config.league.opponents) == (True, "uniform", ["random"])
 
 
+@pytest.mark.parametrize("env", ["open_spiel/leduc_poker", "open_spiel/kuhn_poker"])
+def test_the_bonus_for_entropy_falls_in_poker(env: str) -> None:
+    config = load_config(env, hparams=preset_path("ppo").with_name("maskable_ppo.poker.yml"))
+    shared = policy_spec(config, "shared")
+    bonus = shared.hyperparameters["ent_coef"]
+    assert shared.algorithm is algorithm_info("maskable_ppo").algorithm_class
+    assert (bonus(1.0), bonus(0.0)) == pytest.approx((1.0, 0.05))  # by the share of the training that is left
+
+
 # --- Rollouts that nobody has set -------------------------------------------------------------------------------------
 
 
