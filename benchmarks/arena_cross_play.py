@@ -1,6 +1,6 @@
 """Let the explorers and hunters of several runs in the arena meet, whether they see cells or rows and columns.
 
-    python benchmarks/arena_cross_play.py runs/*/ --table league-
+    python benchmarks/arena_cross_play.py runs/*/
 
 A run folder is called PRESET-SEED. Actions are sampled. Strangers are all other runs.
 """
@@ -62,7 +62,6 @@ def main() -> None:
     """Print what each preset earns on both sides, and a table of one of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, PRESET-SEED")
-    parser.add_argument("--table", default="", help="also each pair of the runs whose names begin so")
     parser.add_argument("--episodes", type=int, default=200, help="of each pair; default: 200")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games; default: 0")
     options = parser.parse_args()
@@ -84,10 +83,10 @@ def main() -> None:
             [hunters.sum(axis=1).mean() for hunters, _ in met],
         )
         print(f"{preset:12}", " | ".join(spread(each) for each in numbers))
-    if options.table:
-        chosen = [number for number, name in enumerate(names) if name.startswith(options.table)]
-        for number in chosen:
-            print(names[number], *(f"{mine:6.1f}/{theirs:5.1f}" for mine, theirs in returns[number, chosen]))
+    print("explorers of the row, hunters of the column, strangers: returns of both")
+    for preset, own in ((preset, np.array(presets) == preset) for preset in dict.fromkeys(presets)):
+        others = [strange & own[:, None] & (np.array(presets) == other) for other in dict.fromkeys(presets)]
+        print(f"{preset:12}", " | ".join("{:.1f} / {:.1f}".format(*returns[chosen].mean(axis=0)) for chosen in others))
 
 
 if __name__ == "__main__":

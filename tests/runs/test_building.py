@@ -142,7 +142,7 @@ def test_the_long_training_of_the_arena_observes_coordinates() -> None:
 @pytest.mark.parametrize("env", ["arena", "mpe2/simple_tag-v3"])
 def test_a_league_has_a_preset(env: str) -> None:
     config = load_config(env, hparams=preset_path("ppo").with_name("ppo.league.yml"))
-    assert (config.league.is_on, config.league.sampling, config.league.opponents) == (True, "uniform", ["random"])
+    assert (config.league.snapshot_every, config.league.sampling) == (2, "uniform")
 
 
 @pytest.mark.parametrize("env", ["open_spiel/leduc_poker", "open_spiel/kuhn_poker"])
