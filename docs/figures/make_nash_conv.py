@@ -77,12 +77,12 @@ def measured(game: str, way: str, bonus: str, seed: int) -> Found:
             timesteps=4096 * iterations,
             seed=seed,
             run_dir=folder,
-            settings=settings,
+            settings={**settings, "checkpoints.every": iterations // POINTS, "checkpoints.keep": POINTS},
         )
     seconds = time.process_time() - began
     at = [iterations * point // POINTS for point in range(1, POINTS + 1)]
-    members = [marl_sb3.load_policies(folder / "league" / f"shared@{number}") for number in at]
-    last = [marl_sb3.nash_conv(bundle, env)["nash_conv"] for bundle in members]
+    policies = [marl_sb3.load_policies(folder, str(number)) for number in at]
+    last = [marl_sb3.nash_conv(bundle, env)["nash_conv"] for bundle in policies]
     pool = marl_sb3.nash_conv(folder)["pool"]["nash_conv"]
     found = {"env_steps": [4096 * number for number in at], "last": last, "pool": pool, "seconds": seconds}
     file.write_text(json.dumps(found))

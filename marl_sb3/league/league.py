@@ -236,8 +236,7 @@ class League(Assignment):
 
     @property
     def _by_own_mean(self) -> bool:
-        outcome = self.settings.outcome
-        return outcome == "own_mean" or (outcome == "auto" and len(self.mains) > 1)
+        return not self.settings.rates(plays_all_sides=len(self.mains) == 1)
 
     def share_of_points(self, policy_id: PolicyID, others: Sequence[str]) -> float | None:
         """Return the share of points of a policy against some others together; None if it has played few games."""
@@ -306,16 +305,18 @@ class League(Assignment):
         for scores in self.scores.values():
             scores.pop(name, None)
 
-    def add(self, member: Member) -> None:
-        """Add a snapshot to the pool, with the results of its policy so far; from a full one another leaves."""
+    def add(self, member: Member) -> list[Member]:
+        """Add a snapshot to the pool, with the results of its policy so far; returns who leaves a full one."""
         own = self.scores[str(member.policy_id)]
         self.members[member.name] = replace(member, scores=dict(own))
         alike = [each for each in self.members.values() if each.policy_id == member.policy_id]
-        if len(alike) > self.settings.pool_size:
-            for name in to_evict(alike, self.settings.pool_size, self.ratings()):
-                del self.members[name]
-                for scores in self.scores.values():
-                    scores.pop(name, None)
+        if len(alike) <= self.settings.pool_size:
+            return []
+        leaving = to_evict(alike, self.settings.pool_size, self.ratings())
+        for scores in self.scores.values():
+            for name in leaving:
+                scores.pop(name, None)
+        return [self.members.pop(name) for name in leaving]
 
     # --- State -------------------------------------------------------------------------------------------------------
 

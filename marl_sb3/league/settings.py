@@ -50,6 +50,15 @@ class LeagueSettings:
         """Whether there is a league."""
         return bool(self.snapshot_every or self.snapshot_above is not None or self.opponents)
 
+    def rates(self, plays_all_sides: bool) -> bool:
+        """Whether ratings tell how good the policies are: not where a policy is compared with its own mean.
+
+        Args:
+            plays_all_sides: whether there is one policy, which plays all sides.
+        """
+        is_compared = self.outcome == "higher_return" or (self.outcome == "auto" and plays_all_sides)
+        return self.is_on and is_compared
+
     def plays_like(self, exploiter: PolicyID, mains: Sequence[PolicyID]) -> PolicyID:
         """Return the policy whose agents and settings an exploiter has: the one that it is to beat, or its rival.
 

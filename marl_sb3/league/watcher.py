@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -15,7 +16,7 @@ from marl_sb3.core.sb3 import read_weights, reset_optimizers, weights
 from marl_sb3.core.state import TensorFile, store_of
 from marl_sb3.core.training import MultiAgentAlgorithm, TrainingWatcher
 from marl_sb3.core.vec_env import VecStep
-from marl_sb3.files import write_whole
+from marl_sb3.files import remove_folder, write_whole
 from marl_sb3.league.league import League
 from marl_sb3.league.pool import Member
 from marl_sb3.types import PolicyID
@@ -65,30 +66,34 @@ class LeagueWatcher(TrainingWatcher):
         algorithm, league = self._algorithm, self._league
         own, statistics = weights(algorithm.policies[policy_id]), algorithm.processing[policy_id].get_state()
         member = Member(f"{policy_id}@{iteration}", policy_id, iteration, own, statistics)
-        league.add(member)
+        left = league.add(member)
         if league.folder is not None:
-            self._write(member)
+            self._write(member, league.folder)
+            for each in left:
+                remove_folder(_place(each, league.folder))
 
-    def _write(self, member: Member) -> None:
+    def _write(self, member: Member, folder: Path) -> None:
         """Write all present policies as a checkpoint without optimizers and envs; commands load it like another."""
         league, algorithm = self._league, self._algorithm
-        assert league.folder is not None
-        policy_id = str(member.policy_id)
-        name = file_names([policy_id], f"@{member.iteration}")[policy_id]
-        store, place = store_of(league.folder), league.folder / name
         state, tensors = algorithm.get_state()
         files = {name: own if name.startswith("policy-") else {} for name, own in tensors.items()}
         kept = {name: value for name, value in state.items() if name not in ("env", "tracker", "callbacks", "random")}
-        store.write(place, kept, files, algorithm.about())
+        store_of(folder).write(_place(member, folder), kept, files, algorithm.about())
         ratings = league.ratings()
         listed = [
             {"name": each.name, "policy": each.policy_id, "iteration": each.iteration, "rating": ratings[each.name]}
             for each in league.members.values()
         ]
-        write_whole(league.folder / "members.json", json.dumps(listed, indent=1) + "\n")
+        write_whole(folder / "members.json", json.dumps(listed, indent=1) + "\n")
 
     def _begin_anew(self, name: PolicyID, iteration: int) -> None:
         algorithm: Any = self._algorithm.policies[name]
         read_weights(algorithm, TensorFile("the first weights", self._league.first_weights[name]))()
         reset_optimizers(algorithm)
         self._league.begin_anew(name, iteration)
+
+
+def _place(member: Member, folder: Path) -> Path:
+    """Return where a snapshot is written."""
+    policy_id = str(member.policy_id)
+    return folder / file_names([policy_id], f"@{member.iteration}")[policy_id]

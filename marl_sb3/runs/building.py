@@ -22,7 +22,7 @@ from marl_sb3.core.learners import (
     parallel_updates,
     resolve_hyperparameters,
 )
-from marl_sb3.core.mapping import PolicyMapping, policy_mapping, policy_of_agents, resolve_policies
+from marl_sb3.core.mapping import SHARED, PolicyMapping, policy_mapping, policy_of_agents, resolve_policies
 from marl_sb3.core.metrics import info_metrics
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
@@ -190,7 +190,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
         if (algo := config.of_policy(policy_id).algo) != config.algo
     }
     settings, checkpoints = {**config.policy_settings, **others}, config.checkpoints
-    if config.league.is_on and source_of(config.sources, "checkpoints.metric") is None:
+    is_one = config.policies == SHARED or (not isinstance(config.policies, str) and len(config.policies) == 1)
+    if config.league.rates(is_one) and source_of(config.sources, "checkpoints.metric") is None:
         checkpoints = replace(checkpoints, metric="league/rating_mean")  # a sum of returns says little of opponents
     config = replace(config, checkpoints=checkpoints)
     return replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings, hyperparameters=of_run)

@@ -294,12 +294,19 @@ def test_members_are_files_that_commands_load(tmp_path: Path) -> None:
     run = marl_sb3.train(RPS, timesteps=128, seed=1, settings=settings, run_dir=tmp_path / "run")
     listed = json.loads((tmp_path / "run" / "league" / "members.json").read_text())
     newest = listed[-1]["name"]
+    folders = {path.name for path in (tmp_path / "run" / "league").iterdir()}
+    assert folders == {"members.json", *(member["name"] for member in listed)}  # who has left the pool has no folder
     loaded, own = load_policies(tmp_path / "run" / "league" / newest), run.algorithm.policies["shared"]
     assert all(np.array_equal(weights(own)[key], array) for key, array in weights(loaded.policies["shared"]).items())
-    assert "is the latest: others than the policies that learn" in str(load_policies(run.folder).checkpoint_why)
-    against = {"league.opponents": [str(tmp_path / "run" / "league" / newest)], "league.self_play": 0.0}
+    assert "is the best by league/rating_mean" in str(load_policies(run.folder).checkpoint_why)
+    against = {
+        "checkpoints.metric": "env_runners/episode_return_mean",
+        "league.opponents": [str(tmp_path / "run" / "league" / newest)],
+        "league.self_play": 0.0,
+    }
     other = marl_sb3.train(RPS, timesteps=128, seed=1, settings=settings | against, run_dir=tmp_path / "other")
     assert f"run.{newest}" in other.algorithm.assignment.scores["shared"]
+    assert "is the latest: others than the policies that learn" in str(load_policies(other.folder).checkpoint_why)
 
 
 def test_code_plays_and_its_faults_are_named() -> None:
