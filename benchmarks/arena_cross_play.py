@@ -58,13 +58,13 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.1f} ± {half:.1f} ({', '.join(f'{value:.1f}' for value in values)})"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print what each preset earns on both sides, and a table of one of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, PRESET-SEED")
     parser.add_argument("--episodes", type=int, default=200, help="of each pair; default: 200")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games; default: 0")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     names = [path.name for path in options.runs]
     loaded = [load_policies(path, checkpoint="latest") for path in options.runs]
     players = [{agent: own.policies[policy] for agent, policy in own.policy_of.items()} for own in loaded]
@@ -86,7 +86,8 @@ def main() -> None:
     print("explorers of the row, hunters of the column, strangers: returns of both")
     for preset, own in ((preset, np.array(presets) == preset) for preset in dict.fromkeys(presets)):
         others = [strange & own[:, None] & (np.array(presets) == other) for other in dict.fromkeys(presets)]
-        print(f"{preset:12}", " | ".join("{:.1f} / {:.1f}".format(*returns[chosen].mean(axis=0)) for chosen in others))
+        met = ["{:.1f} / {:.1f}".format(*returns[each].mean(axis=0)) if each.any() else "-" for each in others]
+        print(f"{preset:12}", " | ".join(met))
 
 
 if __name__ == "__main__":

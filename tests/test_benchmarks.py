@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import ForkServer, forked_subprocess
+from small_runs import start
 
 import marl_sb3
 from marl_sb3.tools.serving import policy_server
@@ -139,7 +140,17 @@ def written(path: str = "figures.json") -> dict[str, Any]:
 
 
 def test_every_benchmark_has_a_run() -> None:
-    assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON}
+    tested = {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON, "arena_cross_play"}
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == tested
+
+
+def test_explorers_and_hunters_of_several_runs_meet(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    for observe in ("cells", "coordinates"):
+        settings = {"env.observe": observe}
+        start(f"{observe}-0", 1, env="arena", settings=settings, policies="per_agent")
+    load("arena_cross_play").main(["cells-0", "coordinates-0", "--episodes", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("cells", "coord"))] == 2 * ["cells", "coordinates"]
 
 
 def put(module: ModuleType, constants: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
