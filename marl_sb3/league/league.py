@@ -17,6 +17,7 @@ from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.evaluation import combine_policies
 from marl_sb3.extensions.store import load_policies
 from marl_sb3.league.pool import (
     Member,
@@ -91,12 +92,14 @@ class League(Assignment):
             self.seats.setdefault(name, self.seats[self.settings.plays_like(name, self.mains)])
         self.bundles: dict[str, PolicyBundle] = {}  # of the fixed opponents that are policies
         self.members: dict[str, Member] = {}
-        self.opponents = _named(self.settings.opponents or ())  # name -> path, MODULE:CLASS or `random`
+        self.opponents = _named(
+            self.settings.opponents or (), list(self.seats)
+        )  # name -> path, MODULE:CLASS or `random`
         for name, source in self.opponents.items():
             self.members[name] = Member(name)
             if source != "random" and ":" not in source:
                 try:
-                    self.bundles[name] = load_policies(source)
+                    self.bundles[name] = _player(load_policies(source), Path(source).name)
                 except MarlSb3Error as error:
                     raise ConfigError(f"league: opponent {name}: {error}", key="league.opponents") from error
         self.scores: dict[PolicyID, Scores] = {policy_id: {} for policy_id in self.seats}
@@ -289,7 +292,7 @@ class League(Assignment):
         if above is None or iteration == newest:
             return False
         share = self.share_of_points(policy_id, list(self.members))
-        return share >= above if share is not None else newest == 0 and not self.members
+        return share >= above if share is not None else newest == 0
 
     def ends(self, name: PolicyID, iteration: int) -> bool:
         """Whether an exploiter is to begin anew after an iteration."""
@@ -301,9 +304,12 @@ class League(Assignment):
     def begin_anew(self, name: PolicyID, iteration: int) -> None:
         """Forget the results of an exploiter, which begins anew."""
         self._begun[name] = iteration
+        self._means.pop(name, None)
         self.scores[name] = {}
         for scores in self.scores.values():
             scores.pop(name, None)
+        for member in self.members.values():
+            member.scores.pop(name, None)
 
     def add(self, member: Member) -> list[Member]:
         """Add a snapshot to the pool, with the results of its policy so far; returns who leaves a full one."""
@@ -341,14 +347,16 @@ class League(Assignment):
         scores.require_names(list(self.seats))
         begun.require_names(list(self.exploiters))
         read = {name: read_member(name, members.fields(name), self.members.get(name)) for name in members.names()}
-        strange = [name for name, member in read.items() if member.policy_id not in self.seats]
-        if strange:
-            raise members.error(strange[0], read[strange[0]].policy_id, f"a snapshot of {', '.join(self.seats)}")
+        for name, member in read.items():
+            if member.policy_id not in self.seats or name != f"{member.policy_id}@{member.iteration}":
+                words = f"POLICY@ITERATION, a snapshot of {', '.join(self.seats)}"
+                raise members.error(name, f"{member.policy_id}@{member.iteration}", words)
         own = {policy_id: read_scores(scores.fields(policy_id)) for policy_id in self.seats}
         of_means = {name: means.number(name) for name in means.names()}
         since = {name: begun.integer(name) for name in self.exploiters}
         first = state.fields("first_weights")
-        self.first_weights |= {name: read_weights_of(first.fields(name)) for name in first.names()}
+        of_first = {name: read_weights_of(first.fields(name)) for name in first.names()}
+        self.first_weights = {**self.first_weights, **of_first}
         self.members = {**{name: Member(name) for name in self.opponents}, **read}
         self.scores, self._means, self._begun = own, of_means, since
 
@@ -382,15 +390,24 @@ def _exploiter(name: PolicyID, given: Any) -> Exploiter:
     return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
 
 
-def _named(sources: Sequence[str]) -> dict[str, str]:
-    """Name fixed opponents: a file by its last part, code by its place; of equal names, the later ones get a number."""
+def _player(bundle: PolicyBundle, file_name: str) -> PolicyBundle:
+    """Return the policies of a file; of a member of another league the one policy that it is, for all it may play."""
+    policy_id, _, number = file_name.rpartition("@")
+    if not number.isdecimal() or policy_id not in bundle.policies:
+        return bundle
+    return combine_policies(dict.fromkeys(bundle.agents_of(policy_id), (bundle, policy_id)))
+
+
+def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """Name fixed opponents: a file by its last part, code by its place; a name that is taken gets a number."""
     named: dict[str, str] = {}
     for source in sources:
-        path = Path(source)
+        path = Path(source).absolute()
         # Of a member of another league, the name alone could be that of a snapshot of this one.
-        name = base = source if ":" in source else f"{path.parents[1].name}.{path.name}" if "@" in source else path.name
+        own = f"{path.parents[1].name}.{path.name}" if "@" in path.name else path.name
+        name = base = source if ":" in source else own
         number = 1
-        while name in named:
+        while name in named or name in taken:
             number += 1
             name = f"{base}-{number}"
         named[name] = source

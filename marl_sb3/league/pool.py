@@ -119,6 +119,8 @@ def read_scores(state: StateReader) -> Scores:
         numbers = state.listed(name, len(Score._fields))
         counts = [numbers.number(key, 0.0) for key in list(numbers)[:3]]
         *_, paid, played = list(numbers)
+        if counts[1] + counts[2] > counts[0] + 1e-6:
+            raise state.error(name, counts, "games, and no more of them won or drawn")
         read[name] = Score(counts[0], counts[1], counts[2], numbers.number(paid), numbers.integer(played))
     return read
 

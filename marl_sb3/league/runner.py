@@ -186,7 +186,9 @@ class LeagueRunner(AssignedRunner):
                     self._batches[policy_id].playing = of_agents[:, columns].reshape(-1)
                     self._playing[policy_id] = of_agents != _NOBODY
             in_batches = {name for members in self._of_batch.values() for name in members}
-            self._playing |= {n: self._guests == self._numbers[n] for n in self._present() if n not in in_batches}
+            self._playing |= {
+                n: self._guests == self._numbers[n] for n in sorted(self._present()) if n not in in_batches
+            }
         return self._playing
 
     def _ask(self, name: str, step: VecStep, plays: Array, actions: Sequence[Array]) -> None:

@@ -319,6 +319,46 @@ def test_code_plays_and_its_faults_are_named() -> None:
             trained(League({"main": AGENTS}, opponents=[f"{__name__}:{kind}"], self_play=0.0), iterations=1)
 
 
+def test_a_file_called_like_a_policy_takes_no_place_of_it(tmp_path: Path) -> None:
+    path = trained(League({"main": AGENTS}, snapshot_every=9)).save(tmp_path / "main")
+    league = League({"main": AGENTS}, opponents=[str(path)], self_play=0.0)
+    assert set(drawn(league)) == {("main", "main-2"), ("main-2", "main")}
+
+
+def test_an_opponent_from_another_league_is_the_policy_that_its_name_says(tmp_path: Path) -> None:
+    hunted = {"snapshot_every": 9, "exploiters": {"hunter": {"of": "main", "reset_every": 2}}}
+    other = trained(League({"main": AGENTS}, folder=tmp_path / "run" / "league", **hunted), iterations=2)
+    league = League({"main": AGENTS}, opponents=[str(tmp_path / "run" / "league" / "hunter@2")])
+    (bundle,) = league.bundles.values()
+    assert [*bundle.policies] == [AGENTS[0]]  # as `combine_policies` names it
+    saved = load_policies(tmp_path / "run" / "league" / "hunter@2").policies
+    assert bundle.policies[AGENTS[0]] is not saved["hunter"]
+    assert all(
+        np.array_equal(weights(bundle.policies[AGENTS[0]])[key], array)
+        for key, array in weights(saved["hunter"]).items()
+    )
+    assert other.iteration == 2
+
+
+def test_each_policy_begins_with_a_snapshot_where_points_decide() -> None:
+    league = League({"a": AGENTS[:1], "b": AGENTS[1:]}, snapshot_above=0.7)
+    assert league.is_due("a", 1)
+    league.add(Member("a@1", "a", 1))
+    assert league.is_due("b", 1)
+    assert not league.is_due("a", 2)
+
+
+def test_nothing_is_left_of_an_exploiter_that_begins_anew() -> None:
+    league = League({"main": AGENTS}, snapshot_every=1, exploiters={"rival": {"of": "main"}})
+    league.record(episode("main", "rival", (2.0, 1.0)))
+    league.add(Member("main@1", "main", 1))
+    assert league.members["main@1"].scores.keys() == {"rival"}
+    league.begin_anew("rival", 2)
+    assert not league.scores["main"]
+    assert not league.scores["rival"]
+    assert not league.members["main@1"].scores
+
+
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "nobody": ({}, "there are no opponents; accepted: snapshot_every, snapshot_above or opponents"),
     "unknown": ({"pool": 3}, "unknown setting 'pool'; accepted: snapshot_every"),
