@@ -95,6 +95,7 @@ class LeagueRunner(AssignedRunner):
     def _read_members(self) -> None:
         """Take over what has changed in the pool; who has left it plays the running episodes to their end."""
         self._playing = None
+        self._number_anew()
         known = {**self._retired, **self._known, **self._league.members}
         self._retired = {name: known[name] for name in self._present() if name not in self._league.members}
         self._known = dict(self._league.members)
@@ -107,6 +108,13 @@ class LeagueRunner(AssignedRunner):
                 self._of_batch[policy_id] = names
         for name in [n for n in self._actors if n not in known and n not in self._policies]:
             del self._actors[name]
+
+    def _number_anew(self) -> None:
+        """Forget the numbers of members that do not play now: in a long training, many come and go."""
+        present = self._present()
+        places = np.full(len(self._numbers) + 1, _NOBODY)  # of their numbers; the last is nobody's
+        places[[self._numbers[name] for name in present]] = range(len(present))
+        self._guests, self._numbers = places[self._guests], {name: place for place, name in enumerate(present)}
 
     def _present(self) -> list[str]:
         """Return the members that play now."""
@@ -240,13 +248,12 @@ class LeagueRunner(AssignedRunner):
     @override
     def get_state(self) -> State:
         self._read_members()
-        present, league = self._present(), self._league
-        places = {self._numbers[name]: place for place, name in enumerate(present)} | {_NOBODY: _NOBODY}
+        present, league = list(self._numbers), self._league
         # The state of a shard has the weights of those who play in it: they may have left the pool when it goes on.
         kept = {name: member for name, member in {**league.members, **self._retired}.items() if name in present}
         guests = {
             "names": present,
-            "plays": np.vectorize(places.__getitem__, otypes=[np.int64])(self._guests),
+            "plays": self._guests.copy(),
             "members": {
                 name: member.to_plain(complete=True)
                 for name, member in kept.items()

@@ -236,6 +236,12 @@ def test_a_damaged_pool_is_refused(tmp_path: Path) -> None:
     damaged(lambda env: env["guests"].update(names=["nobody"]), "names")
 
 
+def test_members_that_no_longer_play_have_no_number() -> None:
+    league = League({"main": AGENTS}, snapshot_every=1, pool_size=1, self_play=0.0)
+    algorithm: Any = trained(league, iterations=8)
+    assert len(algorithm.parts.runner._numbers) <= 3
+
+
 @pytest.mark.parametrize("spec", [PolicySpec(PPO, **ON), SPECS["dqn"][1]], ids=["in a batch", "alone"])
 def test_shards_go_on_exactly(spec: PolicySpec, tmp_path: Path) -> None:
     def made() -> tuple[League, MultiAgentVecEnv]:
