@@ -241,6 +241,10 @@ class League(Assignment):
     def _by_own_mean(self) -> bool:
         return not self.settings.rates(plays_all_sides=len(self.mains) == 1)
 
+    def _rated_by(self, policy_id: PolicyID) -> Sequence[str]:
+        """Return those whom a policy is to win against: the pool, or the policy that it exploits."""
+        return [self.exploiters[policy_id].of] if policy_id in self.exploiters else list(self.members)
+
     def share_of_points(self, policy_id: PolicyID, others: Sequence[str]) -> float | None:
         """Return the share of points of a policy against some others together; None if it has played few games."""
         scores = [self.scores[policy_id][other] for other in others if other in self.scores[policy_id]]
@@ -274,7 +278,7 @@ class League(Assignment):
             "pool_size": len(self.members),
             "rating_mean": sum(of_mains) / len(of_mains) if of_mains else None,
             "ratings": ratings,
-            "points_mean": {name: self.share_of_points(name, list(self.members)) for name in self.seats},
+            "points_mean": {name: self.share_of_points(name, self._rated_by(name)) for name in self.seats},
             "against": {
                 name: {other: score.metrics() for other, score in scores.items()}
                 for name, scores in self.scores.items()

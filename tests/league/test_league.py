@@ -354,6 +354,13 @@ def test_each_policy_begins_with_a_snapshot_where_points_decide() -> None:
     assert not league.is_due("a", 2)
 
 
+def test_the_points_of_an_exploiter_are_those_against_whom_it_exploits() -> None:
+    league = League({"main": AGENTS}, snapshot_every=1, exploiters={"rival": {"of": "main"}})
+    league.members["main@1"] = Member("main@1", "main", 1)
+    league.scores |= {"rival": {"main": Score(40, 30)}, "main": {"main@1": Score(40, 10), "rival": Score(40, 10)}}
+    assert league.metrics()["points_mean"] == {"main": 0.25, "rival": 0.75}
+
+
 def test_nothing_is_left_of_an_exploiter_that_begins_anew() -> None:
     league = League({"main": AGENTS}, snapshot_every=1, exploiters={"rival": {"of": "main"}})
     league.record(episode("main", "rival", (2.0, 1.0)))
