@@ -72,6 +72,7 @@ class League(Assignment):
         scores: policy id -> opponent -> results of games.
         is_copy: whether it is that of a shard.
         first_weights: exploiter -> the weights with which it begins anew.
+        first_statistics: exploiter -> the statistics by which it normalises then.
 
     Raises:
         ConfigError: a setting is wrong, or there is nobody to play against.
@@ -106,6 +107,7 @@ class League(Assignment):
         self._means: dict[PolicyID, float] = {}  # the mean return of its side in all games, those of long ago less
         self._begun: dict[PolicyID, int] = dict.fromkeys(self.exploiters, 0)  # the iteration in which it began anew
         self.first_weights: dict[PolicyID, Weights] = {}
+        self.first_statistics: dict[PolicyID, State] = {}
         self.is_copy = False
         self._sides: tuple[_Side, ...] = ()
         self.candidates(list(dict.fromkeys(agent for own in self.seats.values() for agent in own)))
@@ -342,6 +344,7 @@ class League(Assignment):
             "means": dict(self._means),
             "begun": dict(self._begun),
             "first_weights": {} if self.is_copy else {name: dict(own) for name, own in self.first_weights.items()},
+            "first_statistics": {} if self.is_copy else dict(self.first_statistics),
         }
 
     @override
@@ -358,9 +361,13 @@ class League(Assignment):
         own = {policy_id: read_scores(scores.fields(policy_id)) for policy_id in self.seats}
         of_means = {name: means.number(name) for name in means.names()}
         since = {name: begun.integer(name) for name in self.exploiters}
-        first = state.fields("first_weights")
-        of_first = {name: read_weights_of(first.fields(name)) for name in first.names()}
-        self.first_weights = {**self.first_weights, **of_first}
+        first, of_first = state.fields("first_weights"), dict[PolicyID, State]()
+        first_weights = {name: read_weights_of(first.fields(name)) for name in first.names()}
+        if "first_statistics" in state:  # checkpoints of earlier versions have none
+            first = state.fields("first_statistics")
+            of_first = {name: dict(first.fields(name).values()) for name in first.names()}
+        self.first_weights = {**self.first_weights, **first_weights}
+        self.first_statistics = {**self.first_statistics, **of_first}
         self.members = {**{name: Member(name) for name in self.opponents}, **read}
         self.scores, self._means, self._begun = own, of_means, since
 

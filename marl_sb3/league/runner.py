@@ -15,14 +15,13 @@ from marl_sb3.core.acting import Actor, PolicyBundle, PredictingPolicy
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import weight_forms
-from marl_sb3.core.state import SavedPart, State, StateReader, TensorFile
+from marl_sb3.core.state import SavedPart, State, StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import Opponent, ask_opponent, opponents_of
 from marl_sb3.extensions.assignment import AssignedRunner, seen_by_players
 from marl_sb3.league.league import League
-from marl_sb3.league.pool import Member, read_member, read_weights_of
+from marl_sb3.league.pool import Member, read_member, read_weights_of, require_fitting
 from marl_sb3.league.snapshots import SnapshotBatch, acts_in_batch
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -269,13 +268,13 @@ class LeagueRunner(AssignedRunner):
 
     @override
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
-        guests = saved.fields("guests")
-        self._require_fitting(saved.fields("assignment").fields("own").fields("members"))
-        self._require_fitting(guests.fields("members"))
+        guests, own = saved.fields("guests"), saved.fields("assignment").fields("own")
+        self._require_fitting(own.fields("members"), complete=not self._league.is_copy)
+        self._require_fitting(guests.fields("members"), complete=True)
         put_others = super().read_state(saved)
         listed, members, actors = guests.listed("names"), guests.fields("members"), guests.fields("actors")
         names = [listed.string(key) for key in listed]
-        known = {*self._league.opponents, *members.names(), *saved.fields("assignment").fields("own").fields("members")}
+        known = {*self._league.opponents, *members.names(), *own.fields("members")}
         if strange := [name for name in names if name not in known]:
             raise guests.error("names", strange[0], "a member of the pool, or one that has left it")
         plays = guests.array("plays", np.int64, (saved.num_envs, len(self._candidates)), _NOBODY)
@@ -298,16 +297,21 @@ class LeagueRunner(AssignedRunner):
 
         return put
 
-    def _require_fitting(self, members: StateReader) -> None:
-        """Refuse snapshots whose weights are not of the form of their policy's."""
+    def _require_fitting(self, members: StateReader, *, complete: bool) -> None:
+        """Refuse snapshots whose weights and statistics are not of the form of their policy's.
+
+        Args:
+            complete: whether all of them have to be there; else those that are left out are known from elsewhere.
+        """
         for name in members.names():
             member = members.fields(name)
             policy_id = member.string("policy")
             if policy_id not in self._policies:
                 raise member.error("policy", policy_id, f"one of {', '.join(self._policies)}")
-            if "weights" in member:
-                forms = weight_forms(self._policies[policy_id].actor.policy.algorithm)
-                TensorFile(f"{member.where}/weights", read_weights_of(member.fields("weights"))).require(forms)
+            if complete or "weights" in member:
+                part = self._policies[policy_id]
+                own = read_weights_of(member.fields("weights")), dict(member.fields("statistics").values())
+                require_fitting(member.where, *own, part.actor.policy.algorithm, part.processing)
 
 
 def _require_same_spaces(name: str, rows: PolicyRows, bundle: PolicyBundle) -> None:
