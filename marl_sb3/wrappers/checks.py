@@ -146,8 +146,7 @@ def _dict_fault(space: spaces.Space[Any], value: Any) -> str | None:
         keys = sorted(value) if isinstance(value, Mapping) else type(value).__name__
         return f"has keys {keys}, its space says {sorted(space.spaces)}"
     for key, part in space.spaces.items():
-        fault = observation_fault(part, value[key])
-        if fault:
+        if fault := observation_fault(part, value[key]):
             return f"{fault} (key {key!r})"
     return None
 

@@ -22,21 +22,13 @@ _said: set[str] = set()
 
 def _once_each(record: logging.LogRecord) -> bool:
     """Let each message pass once: PettingZoo logs the same words at every illegal move of a policy that learns."""
-    message = record.getMessage()
-    is_new = message not in _said
-    _said.add(message)
-    return is_new
+    known = len(_said)
+    _said.add(record.getMessage())
+    return len(_said) > known
 
 
-# What the env says of its agents between one action and the next, by agent, as `ParallelEnv.step` returns it:
-# observations, rewards, terminations, truncations and infos.
+# By agent, what `ParallelEnv.step` returns: observations, rewards, terminations, truncations and infos.
 _Told = tuple[dict[AgentID, Any], ...]
-
-
-def _tell(told: _Told, agent: AgentID, last: tuple[Any, ...]) -> None:
-    """Add what `AECEnv.last` returned in the agent's turn."""
-    for values, value in zip(told, last, strict=True):
-        values[agent] = value
 
 
 class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
@@ -56,13 +48,18 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self.metadata = getattr(env, "metadata", None)
         self.render_mode = getattr(env, "render_mode", None)
         self._live: set[AgentID] = set()  # have not ended
+        # PettingZoo's own wrappers pass on each read of `agents` and the like: together, as long as a step of a game.
+        self._state = env
+        while type(self._state).__module__.startswith("pettingzoo.utils.wrappers."):
+            self._state = self._state.env
+        self._last = self._read_last if type(env).last is AECEnv.last else env.last
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
         """Begin an episode; the observation and the info are those of the agent that acts first."""
         self.env.reset(seed=seed, options=options)
-        self._live = set(self.env.agents)
+        self._live = set(self._state.agents)
         told: _Told = ({}, {}, {}, {}, {})
         self._go_to_next_turn(told)
         return told[0], told[4]
@@ -75,7 +72,7 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
             acts next. An agent that has acted and waits has the reward 0: it is paid at its next turn.
         """
         ((agent, action),) = actions.items()
-        self._live.update(self.env.agents)
+        self._live.update(self._state.agents)
         self.env.step(action)
         told: _Told = ({}, {agent: 0.0}, {agent: False}, {agent: False}, {})
         self._go_to_next_turn(told)
@@ -86,12 +83,13 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Take the dead turns of agents that have ended, until it is the turn of one that acts or nobody is left."""
         self.agents = []
         left: set[AgentID] = set()
-        while self.env.agents and not self.agents:
-            agent = self.env.agent_selection
+        while self._state.agents and not self.agents:
+            agent = self._state.agent_selection
             if agent in left:
                 raise RuntimeError(f"agent {agent!r} has ended, but step(None) gives it another turn")
-            last = self.env.last()
-            _tell(told, agent, last)
+            last = self._last()
+            for values, value in zip(told, last, strict=True):
+                values[agent] = value
             if last[2] or last[3]:
                 left.add(agent)
                 self._live.discard(agent)
@@ -99,14 +97,21 @@ class TurnBasedEnv(BaseParallelWrapper):  # type: ignore[misc]
             else:
                 self.agents = [agent]
 
+    def _read_last(self) -> tuple[Any, ...]:
+        """Read what `AECEnv.last` returns."""
+        agent = (state := self._state).agent_selection
+        of_agent = state._cumulative_rewards[agent], state.terminations[agent], state.truncations[agent]
+        return (self.env.observe(agent), *of_agent, state.infos[agent])
+
     def _report_removed(self, told: _Told) -> None:
         """Report the end of agents that the env has removed without a dead turn, if it flagged them."""
-        env = self.env
+        env = self._state
         for agent in self._live.difference(env.agents):
             flags = env.terminations.get(agent, False), env.truncations.get(agent, False)
             if any(flags):
-                earned = env._cumulative_rewards.get(agent, 0.0)
-                _tell(told, agent, (env.observe(agent), earned, *flags, env.infos.get(agent, {})))
+                earned, info = env._cumulative_rewards.get(agent, 0.0), env.infos.get(agent, {})
+                for values, value in zip(told, (self.env.observe(agent), earned, *flags, info), strict=True):
+                    values[agent] = value
                 self._live.discard(agent)
 
 

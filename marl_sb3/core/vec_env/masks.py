@@ -46,7 +46,7 @@ def mask_fault(mask: Array, size: int, space: spaces.Space[Any]) -> str | None:
     """Describe what is wrong with the form of one agent's mask; None if nothing is."""
     if mask.shape != (size,):
         return f"{MASK} has shape {mask.shape}; accepted: ({size},), for {space}"
-    if mask.dtype != np.bool_ and not (mask.dtype.kind in "iuf" and np.isin(mask, (0, 1)).all()):
+    if mask.dtype != np.bool_ and not (mask.dtype.kind in "iuf" and (mask == mask.astype(np.bool_)).all()):
         return f"{MASK} is {mask.tolist()}; accepted: booleans, or 0 and 1"
     return None
 
@@ -73,10 +73,10 @@ class MaskReader:
     def adopt(self, masks: ActionMasks) -> None:
         """Continue with the groups that have masks here; the others are checked again when an agent acts."""
         # Whether each group has masks; None: not known yet.
-        self._masked: list[bool | None] = [None if choices else False for choices in self._choices]
-        for number, mask in enumerate(masks):
-            if mask is not None:
-                self._masked[number] = True
+        self._masked: list[bool | None] = [
+            True if mask is not None else None if choices else False
+            for mask, choices in zip(masks, self._choices, strict=True)
+        ]
         self.idle = all(masked is False for masked in self._masked)
 
     def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
@@ -115,8 +115,7 @@ class MaskReader:
                 place = self._layout.places[agent]
                 if place.group == number:
                     masks[slot.row, place.group_column] = _mask(slot, agent, infos[slot.row], sum(choices))
-        forbidden = forbidden_place(masks, choices)
-        if forbidden is not None:
+        if (forbidden := forbidden_place(masks, choices)) is not None:
             index, column, choice = forbidden
             slot = next(slot for slot in slots if slot.row == index)
             raise slot.error(forbidden_words(choice, choices), agents[column])
@@ -130,8 +129,7 @@ def _mask(slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], size: int) ->
         accepted = "a mask whenever one of these agents acts, of ones if all is allowed; or no masks at all"
         raise slot.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
     mask = np.asarray(info[MASK])
-    fault = mask_fault(mask, size, slot.view.action_space(agent))
-    if fault:
+    if fault := mask_fault(mask, size, slot.view.action_space(agent)):
         raise slot.error(fault, agent)
     return mask
 

@@ -314,8 +314,7 @@ class EnvSlot:
             _log.warning("%s", self.error(f"reward {rewards[agent]} {problem}", agent))
 
     def _check_reward(self, agent: AgentID, reward: Any) -> None:
-        fault = reward_fault(reward)
-        if fault:
+        if fault := reward_fault(reward):
             raise self.error(f"reward {fault}", agent, reward)
 
     def _check_observation(self, agent: AgentID, observations: Any) -> None:
@@ -325,8 +324,7 @@ class EnvSlot:
             observation = observations[agent]
         except (KeyError, IndexError, TypeError):
             raise self._missing(agent, (observations,)) from None
-        fault = observation_fault(self._spaces[agent], observation)
-        if fault:
+        if fault := observation_fault(self._spaces[agent], observation):
             raise self.error(f"observation {fault}", agent, observation)
 
     def _check_infos(self, agents: Collection[AgentID], infos: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import AECEnv
+from pettingzoo.utils import BaseWrapper, OrderEnforcingWrapper
 from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 
 from marl_sb3 import make_vec_env
@@ -128,6 +129,29 @@ def of(*moves: Move, **others: Any) -> dict[str, list[Any]]:
     plans = [[TurnPlan(moves, **others)]]
     transitions = by_vec_env(lambda: TurnEnv(plans), 1, lambda observation, mask: 1)
     return {agent: [transition[2:5] for transition in of_agent] for agent, of_agent in transitions.items()}
+
+
+class Doubled(BaseWrapper):
+    """A wrapper of the user's: it pays twice."""
+
+    def last(self, observe: bool = True) -> tuple[Any, ...]:
+        observation, reward, *others = super().last(observe)
+        return (observation, 2 * reward, *others)
+
+
+class DoubledInside(BaseWrapper):
+    """Another one, which PettingZoo's own may stand around."""
+
+    @property
+    def _cumulative_rewards(self) -> dict[str, float]:
+        return {agent: 2 * reward for agent, reward in self.env._cumulative_rewards.items()}
+
+
+@pytest.mark.parametrize("wrap", [Doubled, lambda env: OrderEnforcingWrapper(DoubledInside(env))])
+def test_wrappers_of_the_users_are_heard(wrap: Any) -> None:
+    loop = by_plain_loop(wrap(pettingzoo.make("aec", "classic/tictactoe-v3")), 3, chooser(1))
+    assert any(transition[2] == 2 for transition in loop["player_1"] + loop["player_2"])
+    assert by_vec_env(lambda: wrap(pettingzoo.make("aec", "classic/tictactoe-v3")), 3, chooser(1)) == loop
 
 
 def test_an_agent_is_paid_for_its_action_whoever_moves_meanwhile() -> None:
