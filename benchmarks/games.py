@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 
 from marl_sb3 import evaluate_policies, make_vec_env
 from marl_sb3.core.acting import PolicyBundle
@@ -14,9 +12,9 @@ SIDES = ("first", "second")
 OUTCOMES = ("won", "drawn", "lost")
 MOST_ENVS = 50
 STRONGER: Mapping[str, tuple[str, ...]] = {
-    "classic/connect_four-v3": ("Greedy", "Minimax2", "Minimax4"),
-    "classic/tictactoe-v3": ("Greedy", "Minimax2", "Perfect"),
-}  # of examples/opponents.py
+    "classic/connect_four-v3": ("greedy", "minimax2", "minimax4"),
+    "classic/tictactoe-v3": ("greedy", "minimax2", "perfect"),
+}
 
 Shares = dict[str, float]  # by outcome
 
@@ -29,14 +27,11 @@ def play(bundle: PolicyBundle, env_id: str, games: int, seed: int, against: str 
         env_id: a game in which two agents take turns, in the order of `possible_agents`.
         games: number of games on each side.
         seed: seed of the envs and of the other player.
-        against: `random`, or a class of examples/opponents.py.
+        against: `random`, or a player of the package.
 
     Returns:
         Side -> outcome -> share of the games on this side.
     """
-    if against != "random":
-        sys.path.append(str(Path(__file__).parent.parent / "examples"))
-        against = f"opponents:{against}"
     with closing(make_vec_env(env_id, n_envs=min(games, MOST_ENVS))) as env:
         seats = evaluate_policies(bundle, env, games, deterministic=True, seed=seed, against=against)
         return {

@@ -5,7 +5,7 @@
 Each training is that of `python -m marl_sb3.train ENV --algo ALGO --seed SEED`, in one thread of its own process.
 Afterwards the policies are evaluated as the preset says, with the most probable actions or with sampled ones. Games of
 two players are trained by self-play, and evaluated against a player that takes random legal moves and against the
-players of examples/opponents.py.
+players of the package.
 
 `--folder` keeps `results.jsonl`, with a line for each finished training, and `table.md`. Trainings that it has are not
 repeated, so that an interrupted benchmark can be continued. `--draw` needs matplotlib (`pip install -e '.[docs]'`).

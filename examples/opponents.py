@@ -1,151 +1,16 @@
-"""Players of tic-tac-toe and connect four, from weak to strong, for `evaluate --against examples.opponents:Minimax2`.
+"""A player of your own for `evaluate --against examples.opponents:Centre`, in a tournament with those of the package.
 
-Alone, it lets them play against each other: `python examples/opponents.py --games 50`. The players of Monte Carlo tree
-search need OpenSpiel.
+`python examples/opponents.py --games 50` lets the players of tic-tac-toe and connect four play against each other.
 """
 
 import argparse
-import json
-from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pettingzoo
 
-try:
-    import pyspiel
-except ImportError:
-    pyspiel = None
-
-IN_LINE = {(3, 3): 3, (6, 7): 4}  # cells in a line that win, by rows and columns of the board
-WORTH = (0, 1, 10, 100)  # of a line in which one player has so many pieces, and the other has none
-WIN = 10_000  # is worth more than all lines together
-
-Shape = tuple[int, int]
-
-
-@cache
-def lines_through(shape: Shape) -> list[list[int]]:
-    """For each cell, row * columns + column, the lines that win there, each as an integer with a bit for each cell."""
-    rows, columns = shape
-    found: list[list[int]] = [[] for _ in range(rows * columns)]
-    for row, column in np.ndindex(shape):
-        for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-            line = [(row + i * down, column + i * right) for i in range(IN_LINE[shape])]
-            if all(y < rows and 0 <= x < columns for y, x in line):
-                cells = [y * columns + x for y, x in line]
-                for cell in cells:
-                    found[cell].append(sum(1 << each for each in cells))
-    return found
-
-
-@cache
-def all_lines(shape: Shape) -> set[int]:
-    """All lines of a board that win."""
-    return {line for lines in lines_through(shape) for line in lines}
-
-
-def cells_of_moves(shape: Shape, taken: int) -> dict[int, int]:
-    """Action -> the cell that it fills, of the moves that are possible."""
-    rows, columns = shape
-    if shape == (3, 3):
-        free = {cell: cell for cell in range(rows * columns)}
-    else:  # a piece falls to the lowest free cell of its column
-        heights = [sum(taken >> (y * columns + x) & 1 for y in range(rows)) for x in range(columns)]
-        free = {x: (rows - 1 - height) * columns + x for x, height in enumerate(heights) if height < rows}
-    return {action: cell for action, cell in free.items() if not taken >> cell & 1}
-
-
-def worth_of_lines(shape: Shape, own: int, other: int) -> int:
-    """What the lines are worth that a player could still complete, less those of the other player."""
-    pieces = [((line & own).bit_count(), (line & other).bit_count()) for line in all_lines(shape)]
-    return sum(WORTH[mine] - WORTH[others] for mine, others in pieces if not mine or not others)
-
-
-def worth_of_move(shape: Shape, own: int, other: int, cell: int) -> int:
-    """What a move into a cell adds to `worth_of_lines`."""
-    total = 0
-    for line in lines_through(shape)[cell]:
-        mine, others = (line & own).bit_count(), (line & other).bit_count()
-        if not others:
-            total += WORTH[mine + 1] - WORTH[mine]
-        elif not mine:
-            total += WORTH[others]
-    return total
-
-
-@lru_cache(2**18)
-def values_of_moves(shape: Shape, own: int, other: int, depth: int, worth: int | None = None) -> dict[int, float]:
-    """Action -> its value by minimax: 1 for a win, -1 for a loss, less for later ones.
-
-    What is not seen has the value 0; or that of the lines, which are now worth `worth`, and never as much as a win.
-    """
-    values, lines_of = {}, lines_through(shape)
-    for action, cell in cells_of_moves(shape, own | other).items():
-        mine = own | 1 << cell
-        if any(mine & line == line for line in lines_of[cell]):
-            values[action] = 1.0
-            continue
-        then = None if worth is None else worth + worth_of_move(shape, own, other, cell)
-        if depth == 1:
-            values[action] = (then or 0) / WIN
-        else:
-            replies = values_of_moves(shape, other, mine, depth - 1, None if then is None else -then)
-            values[action] = -0.9 * max(replies.values(), default=0.0)
-    return values
-
-
-class Greedy:
-    """Looks one move ahead: it wins where it can, and else draws any move."""
-
-    depth, counts = 1, False
-
-    def act(self, observation: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -> int:
-        """Choose a best move, by what the env shows: (rows, columns, 2), own pieces and those of the other player."""
-        own, other = (sum(1 << int(cell) for cell in np.flatnonzero(observation[..., who])) for who in (0, 1))
-        if self.counts and not own:  # otherwise all games against a player that draws nothing would be the same
-            return int(rng.choice(np.flatnonzero(mask)))
-        shape = observation.shape[:2]
-        worth = worth_of_lines(shape, own, other) if self.counts else None
-        values = values_of_moves(shape, own, other, self.depth, worth)
-        return int(rng.choice([action for action, value in values.items() if value == max(values.values())]))
-
-
-class Minimax2(Greedy):
-    """Looks two moves ahead: it also blocks a line that the other player would complete."""
-
-    depth = 2
-
-
-class Minimax4(Greedy):
-    """Looks four moves ahead: it also makes and avoids two threats at once."""
-
-    depth = 4
-
-
-class Lines2(Minimax2):
-    """Also counts the pieces in lines that a player could still complete, after two moves; its first move is drawn."""
-
-    counts = True
-
-
-class Lines3(Lines2):
-    """The same, three moves ahead."""
-
-    depth = 3
-
-
-class Lines4(Lines2):
-    """The same, four moves ahead."""
-
-    depth = 4
-
-
-class Perfect(Greedy):
-    """Looks ahead to the end of a game of tic-tac-toe, and never loses."""
-
-    depth = 9
+from marl_sb3.evaluation import OPPONENTS
 
 
 class Random:
@@ -156,60 +21,20 @@ class Random:
         return int(rng.choice(np.flatnonzero(mask)))
 
 
-class Sparring:
-    """Somebody to train against: each move is that of another player, and one in ten is drawn, so that games differ."""
-
-    players = (Minimax2(), Lines2(), Lines3())
+class Centre:
+    """Prefers moves near the middle: in connect four, more lines lead through them."""
 
     def act(self, observation: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -> int:
-        """Choose a move."""
-        player = Random() if rng.random() < 0.1 else self.players[rng.integers(len(self.players))]
-        return player.act(observation, mask, rng)
-
-
-class MCTS10:
-    """Plays connect four by OpenSpiel's Monte Carlo tree search, with so many simulations for each move."""
-
-    simulations = 10
-
-    def __init__(self) -> None:
-        if pyspiel is None:
-            raise ImportError("it needs OpenSpiel, the extra openspiel")
-        self.game = pyspiel.load_game("connect_four")
-
-    def state(self, observation: np.ndarray) -> Any:
-        """What OpenSpiel calls a board that the env shows to the player whose turn it is; its rows begin below."""
-        own, other = observation[::-1, :, 0], observation[::-1, :, 1]
-        me, you = "xo" if own.sum() == other.sum() else "ox"  # x begins
-        board = np.where(own, me, np.where(other, you, "."))
-        about = {"board": board.tolist(), "current_player": me, "is_terminal": False, "winner": ""}
-        return self.game.new_initial_state(json.dumps(about))
-
-    def act(self, observation: np.ndarray, mask: Any, rng: np.random.Generator) -> int:
-        """Search with the settings of OpenSpiel's own example: a UCT constant of 2, and what is proven is kept."""
-        of_rollouts, of_search = rng.integers(2**31, size=2).tolist()
-        evaluator = pyspiel.RandomRolloutEvaluator(1, of_rollouts)
-        bot = pyspiel.MCTSBot(self.game, evaluator, 2.0, self.simulations, 100, True, of_search, False)
-        return int(bot.step(self.state(observation)))
-
-
-class MCTS100(MCTS10):
-    """The same with 100 simulations."""
-
-    simulations = 100
-
-
-class MCTS1000(MCTS10):
-    """The same with 1,000 simulations."""
-
-    simulations = 1000
+        """Choose a move; `observation` is what the env shows the player whose turn it is, `mask` which moves it has."""
+        near = -np.abs(np.arange(len(mask)) - len(mask) // 2)
+        return int(np.argmax(np.where(mask, near + rng.random(len(mask)), -np.inf)))
 
 
 # --- A tournament ----------------------------------------------------------------------------------------------------
 
 LADDERS: dict[str, list[type]] = {
-    "classic/tictactoe-v3": [Random, Greedy, Minimax2, Perfect],
-    "classic/connect_four-v3": [Random, Greedy, Minimax2, Minimax4, Lines2],
+    "classic/tictactoe-v3": [Random, *map(OPPONENTS.__getitem__, ("greedy", "minimax2", "perfect"))],
+    "classic/connect_four-v3": [Random, Centre, *map(OPPONENTS.__getitem__, ("minimax2", "minimax4", "lines2"))],
 }
 
 

@@ -64,8 +64,8 @@ class EvaluateOptions:
     against: Annotated[
         str | None,
         "--against WHO",
-        "random, or MODULE:CLASS of a player of yours: plays all agents but one, which its policy plays; each "
-        "agent in turn; default: all agents are played by their policies",
+        "random, a player of the package such as minimax2, or MODULE:CLASS of yours: plays all agents but one, which "
+        "its policy plays; each agent in turn; default: all agents are played by their policies",
     ]
     agents: Annotated[
         Sequence[list[str]],

@@ -47,7 +47,8 @@ class MatchOptions:
     opponent: Annotated[
         Sequence[str],
         "--opponent WHO",
-        "one more player: random, or MODULE:CLASS of yours; may be repeated; default: none",
+        "one more player: random, one of the package such as minimax2, or MODULE:CLASS of yours; may be repeated; "
+        "default: none",
     ]
     agents: Annotated[
         Sequence[list[str]],

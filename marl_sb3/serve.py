@@ -64,8 +64,8 @@ class ServeOptions:
         Sequence[str],
         "--against WHO",
         "with --ui: who can be chosen in the page to play against, beside the members of the run's league and its "
-        "checkpoints: a run, a checkpoint, a member of a league, or MODULE:CLASS of a player of yours; may be "
-        "repeated; default: nobody",
+        "checkpoints: a run, a checkpoint, a member of a league, a player of the package such as minimax2, or "
+        "MODULE:CLASS of yours; may be repeated; default: nobody",
     ]
     max_body: Annotated[
         int, Meta(ge=1000), cli.Section("limits"), "--max-body BYTES", "size of a request; default: 8000000"

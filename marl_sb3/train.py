@@ -106,8 +106,8 @@ class TrainOptions:
     against: Annotated[
         Sequence[str],
         "--against WHO",
-        "train against an opponent that does not learn: a run or checkpoint, `random`, or MODULE:CLASS; may be "
-        "repeated; default: those of the settings, see league",
+        "train against an opponent that does not learn: a run or checkpoint, `random`, a player of the package such as "
+        "minimax2, or MODULE:CLASS; may be repeated; default: those of the settings, see league",
         cli.NEW_RUN,
     ]
     stop: Annotated[

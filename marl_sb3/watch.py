@@ -60,8 +60,8 @@ class WatchOptions:
     against: Annotated[
         str | None,
         "WHO",
-        "who plays the other agents: a run, a checkpoint, a member of a league, random, or MODULE:CLASS of a player "
-        "of yours; default: nobody, the policies play all agents",
+        "who plays the other agents: a run, a checkpoint, a member of a league, random, a player of the package "
+        "such as minimax2, or MODULE:CLASS of yours; default: nobody, the policies play all agents",
     ]
     checkpoint: Annotated[str | None, CHECKPOINT]
     episodes: Annotated[PositiveInt, "--episodes N", "number of episodes; default: 5"] = 5

@@ -262,7 +262,7 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
     assert early["error"] == "not begun: the time limit was reached"
     assert [point[0] for point in complete["curve"]] == [16, 32]
     played = complete["evaluation"]["games"]
-    assert list(played) == ["random", "Greedy", "Minimax2", "Perfect"]
+    assert list(played) == ["random", "greedy", "minimax2", "perfect"]
     for shares in (shares for sides in played.values() for shares in sides.values()):
         assert set(shares) == {"won", "drawn", "lost"}
         assert sum(shares.values()) == pytest.approx(1.0)

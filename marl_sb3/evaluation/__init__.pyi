@@ -3,6 +3,7 @@
 from .game import Control as Control
 from .game import Game as Game
 from .game import GamePlan as GamePlan
+from .opponents import OPPONENTS as OPPONENTS
 from .opponents import RANDOM as RANDOM
 from .opponents import Against as Against
 from .opponents import Code as Code
@@ -13,6 +14,7 @@ from .opponents import Source as Source
 from .opponents import ask_opponent as ask_opponent
 from .opponents import bundle_of as bundle_of
 from .opponents import combine_policies as combine_policies
+from .opponents import is_code as is_code
 from .opponents import opponent_name as opponent_name
 from .opponents import opponents_of as opponents_of
 from .player import LEAST_PER_S as LEAST_PER_S

@@ -16,12 +16,13 @@ from marl_sb3.core.config import shown
 from marl_sb3.core.envs import attribute_from_here
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
+from marl_sb3.doors import Door
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.wrappers import choices_of
 
 RANDOM = "random"
-_ACCEPTED = f"{RANDOM}, MODULE:CLASS, such a class, an object with act(observation, mask, rng), or policies of a run"
+_PLACE = "MODULE:CLASS of an opponent"
 
 
 class Opponent(Protocol):
@@ -50,6 +51,12 @@ class HasBundle(Protocol):
     def bundle(self) -> PolicyBundle:
         """Return the policies."""
 
+
+# Players of known games, by name: a class of your own can be added, or the place of one.
+OPPONENTS: Door[type[Opponent]] = Door("opponent")
+_MINIMAX = ("Greedy", "Minimax2", "Minimax4", "Lines2", "Lines3", "Lines4", "Perfect", "Sparring")
+for _class in (*_MINIMAX, "MCTS10", "MCTS100", "MCTS1000"):
+    OPPONENTS.add(_class.lower(), f"marl_sb3.evaluation.board_players:{_class}")
 
 Code: TypeAlias = str | type[Opponent] | Opponent  # no policy
 Against: TypeAlias = Code | Mapping[AgentID, Code] | PolicyBundle | HasBundle
@@ -92,13 +99,18 @@ def bundle_of(against: Against) -> PolicyBundle | None:
     return against if isinstance(against, PolicyBundle) else None
 
 
+def is_code(name: str) -> bool:
+    """Return whether a text names an opponent that is no policy: `random`, one of `OPPONENTS`, or `MODULE:CLASS`."""
+    return name == RANDOM or name in OPPONENTS or ":" in name
+
+
 def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[AgentID]) -> dict[AgentID, Opponent]:
     """Return who plays each of these agents.
 
     Args:
-        against: `random`; `MODULE:CLASS`, which is imported; a class, which is called once for each agent, with
-            `agent=` the agent's id if it has a parameter of this name, else without arguments; an object, which plays
-            all agents; or a mapping from agents to these.
+        against: `random`; a name in `OPPONENTS`; `MODULE:CLASS`, which is imported; a class, which is called once for
+            each agent, with `agent=` the agent's id if it has a parameter of this name, else without arguments; an
+            object, which plays all agents; or a mapping from agents to these.
 
     Raises:
         ConfigError: it is none of these, cannot be imported, or cannot be made.
@@ -114,12 +126,15 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
         }
     player: Any = against
     if isinstance(against, str):
-        if ":" not in against:
-            raise ConfigError(f"opponent {shown(against)}; accepted: {RANDOM}, or MODULE:CLASS", key="against")
-        player = attribute_from_here(against, f"opponent {shown(against)}", "MODULE:CLASS of an opponent", "against")
+        if not is_code(against):
+            accepted = ", ".join((RANDOM, *OPPONENTS.names()))
+            raise ConfigError(f"opponent {shown(against)}; accepted: {accepted}, or MODULE:CLASS", key="against")
+        what = f"opponent {shown(against)}"
+        player = OPPONENTS[against] if against in OPPONENTS else attribute_from_here(against, what, _PLACE, "against")
     if not callable(getattr(player, "act", None)):
         words = f"opponent {shown(against)}: there is no method act(observation, mask, rng)"
-        raise ConfigError(f"{words}; accepted: {_ACCEPTED}", key="against")
+        accepted = "such a class, an object with this method, MODULE:CLASS, or policies of a run"
+        raise ConfigError(f"{words}; accepted: {RANDOM}, {', '.join(OPPONENTS.names())}, {accepted}", key="against")
     return {agent: _made(player, agent) if isinstance(player, type) else player for agent in agents}
 
 

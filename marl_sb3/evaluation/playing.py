@@ -71,11 +71,11 @@ def evaluate_policies(
 
     Args:
         algo, env, n_episodes, deterministic, seed, n_env_steps: see `play_episodes`.
-        against: who plays the other agents: `random` (uniformly among the actions that masks allow); `MODULE:CLASS` or
-            a class, which is called once for each agent, with `agent=` its id if it has a parameter of this name, else
-            without arguments; an object with `act(observation, mask, rng)`, see `evaluation.opponents.Opponent`; or
-            policies of another run: what `load_policies` or `load_run` returns, or an algorithm. None: all agents are
-            played by their policies.
+        against: who plays the other agents: `random` (uniformly among the actions that masks allow); a player of the
+            package, such as `minimax2`; `MODULE:CLASS` or a class, which is called once for each agent, with `agent=`
+            its id if it has a parameter of this name, else without arguments; an object with
+            `act(observation, mask, rng)`, see `evaluation.Opponent`; or policies of another run: what `load_policies`
+            or `load_run` returns, or an algorithm. None: all agents are played by their policies.
         seats: see `play_seats`.
 
     Returns:

@@ -17,7 +17,7 @@ from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.evaluation import combine_policies
+from marl_sb3.evaluation import combine_policies, is_code
 from marl_sb3.extensions.store import load_policies
 from marl_sb3.league.pool import (
     Member,
@@ -72,7 +72,6 @@ class League(Assignment):
         scores: policy id -> opponent -> results of games.
         is_copy: whether it is that of a shard.
         first_weights: exploiter -> the weights with which it begins anew.
-        first_statistics: exploiter -> the statistics by which it normalises then.
 
     Raises:
         ConfigError: a setting is wrong, or there is nobody to play against.
@@ -93,12 +92,10 @@ class League(Assignment):
             self.seats.setdefault(name, self.seats[self.settings.plays_like(name, self.mains)])
         self.bundles: dict[str, PolicyBundle] = {}  # of the fixed opponents that are policies
         self.members: dict[str, Member] = {}
-        self.opponents = _named(
-            self.settings.opponents or (), list(self.seats)
-        )  # name -> path, MODULE:CLASS or `random`
+        self.opponents = _named(self.settings.opponents or (), list(self.seats))  # name -> its path, or code
         for name, source in self.opponents.items():
             self.members[name] = Member(name)
-            if source != "random" and ":" not in source:
+            if not is_code(source):
                 try:
                     self.bundles[name] = _player(load_policies(source), Path(source).name)
                 except MarlSb3Error as error:
@@ -107,7 +104,6 @@ class League(Assignment):
         self._means: dict[PolicyID, float] = {}  # the mean return of its side in all games, those of long ago less
         self._begun: dict[PolicyID, int] = dict.fromkeys(self.exploiters, 0)  # the iteration in which it began anew
         self.first_weights: dict[PolicyID, Weights] = {}
-        self.first_statistics: dict[PolicyID, State] = {}
         self.is_copy = False
         self._sides: tuple[_Side, ...] = ()
         self.candidates(list(dict.fromkeys(agent for own in self.seats.values() for agent in own)))
@@ -243,10 +239,6 @@ class League(Assignment):
     def _by_own_mean(self) -> bool:
         return not self.settings.rates(plays_all_sides=len(self.mains) == 1)
 
-    def _rated_by(self, policy_id: PolicyID) -> Sequence[str]:
-        """Return those whom a policy is to win against: the pool, or the policy that it exploits."""
-        return [self.exploiters[policy_id].of] if policy_id in self.exploiters else list(self.members)
-
     def share_of_points(self, policy_id: PolicyID, others: Sequence[str]) -> float | None:
         """Return the share of points of a policy against some others together; None if it has played few games."""
         scores = [self.scores[policy_id][other] for other in others if other in self.scores[policy_id]]
@@ -280,7 +272,7 @@ class League(Assignment):
             "pool_size": len(self.members),
             "rating_mean": sum(of_mains) / len(of_mains) if of_mains else None,
             "ratings": ratings,
-            "points_mean": {name: self.share_of_points(name, self._rated_by(name)) for name in self.seats},
+            "points_mean": {name: self.share_of_points(name, list(self.members)) for name in self.seats},
             "against": {
                 name: {other: score.metrics() for other, score in scores.items()}
                 for name, scores in self.scores.items()
@@ -344,7 +336,6 @@ class League(Assignment):
             "means": dict(self._means),
             "begun": dict(self._begun),
             "first_weights": {} if self.is_copy else {name: dict(own) for name, own in self.first_weights.items()},
-            "first_statistics": {} if self.is_copy else dict(self.first_statistics),
         }
 
     @override
@@ -361,13 +352,9 @@ class League(Assignment):
         own = {policy_id: read_scores(scores.fields(policy_id)) for policy_id in self.seats}
         of_means = {name: means.number(name) for name in means.names()}
         since = {name: begun.integer(name) for name in self.exploiters}
-        first, of_first = state.fields("first_weights"), dict[PolicyID, State]()
-        first_weights = {name: read_weights_of(first.fields(name)) for name in first.names()}
-        if "first_statistics" in state:  # checkpoints of earlier versions have none
-            first = state.fields("first_statistics")
-            of_first = {name: dict(first.fields(name).values()) for name in first.names()}
-        self.first_weights = {**self.first_weights, **first_weights}
-        self.first_statistics = {**self.first_statistics, **of_first}
+        first = state.fields("first_weights")
+        of_first = {name: read_weights_of(first.fields(name)) for name in first.names()}
+        self.first_weights = {**self.first_weights, **of_first}
         self.members = {**{name: Member(name) for name in self.opponents}, **read}
         self.scores, self._means, self._begun = own, of_means, since
 

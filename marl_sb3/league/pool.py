@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from marl_sb3.core.metrics import Result
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import weight_forms
-from marl_sb3.core.state import State, StateReader, TensorFile
+from marl_sb3.core.state import State, StateReader
 from marl_sb3.types import Array, PolicyID
 
 Weights = Mapping[str, Array]  # of one policy, by name, as a checkpoint holds them
@@ -107,21 +105,6 @@ def read_weights_of(state: StateReader) -> Weights:
         if not isinstance(array, np.ndarray):
             raise state.error(name, array, "an array")
     return weights
-
-
-def require_fitting(where: str, weights: Weights, statistics: State, algorithm: Any, processing: Processing) -> None:
-    """Refuse weights, and statistics by which observations are normalised, that are not of the form of a policy's.
-
-    Args:
-        where: they are from, for messages.
-        algorithm: of the policy.
-        processing: of the policy.
-
-    Raises:
-        CheckpointError: they are not; names the first one that does not fit.
-    """
-    TensorFile(f"{where}/weights", weights).require(weight_forms(algorithm))
-    processing.read_state(StateReader(statistics, f"{where}/statistics"))
 
 
 def plain_scores(scores: Mapping[str, Score]) -> State:

@@ -15,13 +15,14 @@ from marl_sb3.core.acting import Actor, PolicyBundle, PredictingPolicy
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.state import SavedPart, State, StateReader
+from marl_sb3.core.sb3 import weight_forms
+from marl_sb3.core.state import SavedPart, State, StateReader, TensorFile
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import Opponent, ask_opponent, opponents_of
 from marl_sb3.extensions.assignment import AssignedRunner, seen_by_players
 from marl_sb3.league.league import League
-from marl_sb3.league.pool import Member, read_member, read_weights_of, require_fitting
+from marl_sb3.league.pool import Member, read_member, read_weights_of
 from marl_sb3.league.snapshots import SnapshotBatch, acts_in_batch
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -94,7 +95,6 @@ class LeagueRunner(AssignedRunner):
     def _read_members(self) -> None:
         """Take over what has changed in the pool; who has left it plays the running episodes to their end."""
         self._playing = None
-        self._number_anew()
         known = {**self._retired, **self._known, **self._league.members}
         self._retired = {name: known[name] for name in self._present() if name not in self._league.members}
         self._known = dict(self._league.members)
@@ -107,13 +107,6 @@ class LeagueRunner(AssignedRunner):
                 self._of_batch[policy_id] = names
         for name in [n for n in self._actors if n not in known and n not in self._policies]:
             del self._actors[name]
-
-    def _number_anew(self) -> None:
-        """Forget the numbers of members that do not play now: in a long training, many come and go."""
-        present = self._present()
-        places = np.full(len(self._numbers) + 1, _NOBODY)  # of their numbers; the last is nobody's
-        places[[self._numbers[name] for name in present]] = range(len(present))
-        self._guests, self._numbers = places[self._guests], {name: place for place, name in enumerate(present)}
 
     def _present(self) -> list[str]:
         """Return the members that play now."""
@@ -247,12 +240,13 @@ class LeagueRunner(AssignedRunner):
     @override
     def get_state(self) -> State:
         self._read_members()
-        present, league = list(self._numbers), self._league
+        present, league = self._present(), self._league
+        places = {self._numbers[name]: place for place, name in enumerate(present)} | {_NOBODY: _NOBODY}
         # The state of a shard has the weights of those who play in it: they may have left the pool when it goes on.
         kept = {name: member for name, member in {**league.members, **self._retired}.items() if name in present}
         guests = {
             "names": present,
-            "plays": self._guests.copy(),
+            "plays": np.vectorize(places.__getitem__, otypes=[np.int64])(self._guests),
             "members": {
                 name: member.to_plain(complete=True)
                 for name, member in kept.items()
@@ -268,13 +262,13 @@ class LeagueRunner(AssignedRunner):
 
     @override
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
-        guests, own = saved.fields("guests"), saved.fields("assignment").fields("own")
-        self._require_fitting(own.fields("members"), complete=not self._league.is_copy)
-        self._require_fitting(guests.fields("members"), complete=True)
+        guests = saved.fields("guests")
+        self._require_fitting(saved.fields("assignment").fields("own").fields("members"))
+        self._require_fitting(guests.fields("members"))
         put_others = super().read_state(saved)
         listed, members, actors = guests.listed("names"), guests.fields("members"), guests.fields("actors")
         names = [listed.string(key) for key in listed]
-        known = {*self._league.opponents, *members.names(), *own.fields("members")}
+        known = {*self._league.opponents, *members.names(), *saved.fields("assignment").fields("own").fields("members")}
         if strange := [name for name in names if name not in known]:
             raise guests.error("names", strange[0], "a member of the pool, or one that has left it")
         plays = guests.array("plays", np.int64, (saved.num_envs, len(self._candidates)), _NOBODY)
@@ -297,21 +291,16 @@ class LeagueRunner(AssignedRunner):
 
         return put
 
-    def _require_fitting(self, members: StateReader, *, complete: bool) -> None:
-        """Refuse snapshots whose weights and statistics are not of the form of their policy's.
-
-        Args:
-            complete: whether all of them have to be there; else those that are left out are known from elsewhere.
-        """
+    def _require_fitting(self, members: StateReader) -> None:
+        """Refuse snapshots whose weights are not of the form of their policy's."""
         for name in members.names():
             member = members.fields(name)
             policy_id = member.string("policy")
             if policy_id not in self._policies:
                 raise member.error("policy", policy_id, f"one of {', '.join(self._policies)}")
-            if complete or "weights" in member:
-                part = self._policies[policy_id]
-                own = read_weights_of(member.fields("weights")), dict(member.fields("statistics").values())
-                require_fitting(member.where, *own, part.actor.policy.algorithm, part.processing)
+            if "weights" in member:
+                forms = weight_forms(self._policies[policy_id].actor.policy.algorithm)
+                TensorFile(f"{member.where}/weights", read_weights_of(member.fields("weights"))).require(forms)
 
 
 def _require_same_spaces(name: str, rows: PolicyRows, bundle: PolicyBundle) -> None:

@@ -30,8 +30,8 @@ class LeagueSettings:
     # share of points against it) or `even` (by p (1 - p))
     sampling: Sampling = "hard"
     self_play: Fraction = 0.5  # share of episodes in which present policies play all sides
-    # opponents that do not change: paths of runs or checkpoints, `random`, or `MODULE:CLASS` of a class with
-    # `act(observation, mask, rng)`. None: none.
+    # opponents that do not change: paths of runs or checkpoints, `random`, players of the package such as `minimax2`,
+    # or `MODULE:CLASS` of a class with `act(observation, mask, rng)`. None: none.
     opponents: Strings | None = None
     # share of the other episodes that is against these opponents. None: they are drawn like the snapshots.
     opponents_share: Fraction | None = None

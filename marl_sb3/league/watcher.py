@@ -13,12 +13,12 @@ from typing_extensions import override
 from marl_sb3.core.config import file_names
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import read_weights, reset_optimizers, weights
-from marl_sb3.core.state import State, StateReader, TensorFile, store_of
+from marl_sb3.core.state import TensorFile, store_of
 from marl_sb3.core.training import MultiAgentAlgorithm, TrainingWatcher
 from marl_sb3.core.vec_env import VecStep
 from marl_sb3.files import remove_folder, write_whole
 from marl_sb3.league.league import League
-from marl_sb3.league.pool import Member, Weights, require_fitting
+from marl_sb3.league.pool import Member
 from marl_sb3.types import PolicyID
 
 
@@ -42,25 +42,6 @@ class LeagueWatcher(TrainingWatcher):
         self._algorithm, self._league = algorithm, league
         for name in league.exploiters:
             league.first_weights.setdefault(name, weights(algorithm.policies[name]))
-            league.first_statistics.setdefault(name, algorithm.processing[name].get_state())
-        self._require_fitting()
-
-    def _require_fitting(self) -> None:
-        """Refuse what a checkpoint has of policies in other forms than theirs: in shards, nobody else has looked at it.
-
-        Raises:
-            CheckpointError: names the first one that does not fit.
-        """
-        league = self._league
-        for member in league.members.values():
-            if member.policy_id is not None:
-                self._require_form(f"member {member.name}", member.policy_id, member.weights or {}, member.statistics)
-        for name in league.exploiters:
-            self._require_form(f"beginning of {name}", name, league.first_weights[name], league.first_statistics[name])
-
-    def _require_form(self, where: str, policy_id: PolicyID, own: Weights, statistics: State) -> None:
-        algorithm = self._algorithm
-        require_fitting(where, own, statistics, algorithm.policies[policy_id], algorithm.processing[policy_id])
 
     @override
     def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
@@ -102,22 +83,14 @@ class LeagueWatcher(TrainingWatcher):
         listed = [
             {"name": each.name, "policy": each.policy_id, "iteration": each.iteration, "rating": ratings[each.name]}
             for each in league.members.values()
-            # A training that was killed may have removed some since the checkpoint with which this one goes on.
-            if each.policy_id is None or _place(each, folder).exists()
         ]
         write_whole(folder / "members.json", json.dumps(listed, indent=1) + "\n")
 
     def _begin_anew(self, name: PolicyID, iteration: int) -> None:
-        """Give an exploiter what it began with, and take from it what it has learned from."""
-        league, learner = self._league, self._algorithm.parts.learners[name]
-        algorithm: Any = learner.algorithm
-        read_weights(algorithm, TensorFile("the first weights", league.first_weights[name]))()
+        algorithm: Any = self._algorithm.policies[name]
+        read_weights(algorithm, TensorFile("the first weights", self._league.first_weights[name]))()
         reset_optimizers(algorithm)
-        learner.processing.read_state(StateReader(league.first_statistics[name], "the first statistics"))()
-        learner.actor.processing.invalidate()
-        if getattr(algorithm, "replay_buffer", None) is not None:
-            algorithm.replay_buffer.reset()
-        league.begin_anew(name, iteration)
+        self._league.begin_anew(name, iteration)
 
 
 def _place(member: Member, folder: Path) -> Path:

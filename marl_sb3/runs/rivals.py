@@ -16,7 +16,7 @@ from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import file_names, shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import RANDOM, Rival, combine_policies
+from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, combine_policies, is_code
 from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
 from marl_sb3.files import is_regular, path_is_usable, read_regular, require_folder
 from marl_sb3.runs.folder import LEAGUE, RunFolder, find_run, run_around
@@ -24,7 +24,8 @@ from marl_sb3.runs.run import SavedRun
 
 MEMBERS_FILE = "members.json"
 _LONGEST_NAME = 32  # of longer paths, the last part is shown
-_ACCEPTED = f"a run folder, a checkpoint, a member of a league, {RANDOM}, or MODULE:CLASS"
+_CODE = f"{RANDOM}, {', '.join(OPPONENTS.names())}, or MODULE:CLASS"
+_ACCEPTED = f"a run folder, a checkpoint, a member of a league, {_CODE}"
 
 
 class Member(Struct):
@@ -101,7 +102,8 @@ def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
     """Return the rival that a command line names; it is loaded later.
 
     Args:
-        who: a run folder, or a folder of runs; a checkpoint, or a member of a league; `random`; or `MODULE:CLASS`.
+        who: a run folder, or a folder of runs; a checkpoint, or a member of a league; `random`; a name in `OPPONENTS`;
+            or `MODULE:CLASS`.
         run: that it plays against.
         env: the env that the user names for both.
 
@@ -110,7 +112,7 @@ def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
     """
     path = Path(who)
     if not path.exists():
-        if who != RANDOM and ":" not in who:
+        if not is_code(who):
             raise ConfigError(f"opponent {shown(who)}: there is no such path; accepted: {_ACCEPTED}", key="against")
         return Rival(who, lambda _: who)
     around = run_around(path)

@@ -1,3 +1,4 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .builtin import ALGORITHMS as ALGORITHMS
+from .kernels.cache import compiled as compiled
