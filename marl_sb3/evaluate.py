@@ -139,10 +139,10 @@ def _require_without(options: EvaluateOptions, option: str, names: Sequence[str]
 def _nash_conv(options: EvaluateOptions) -> int:
     _require_without(options, "--nash-conv", ("on", *_OF_PLAYING), "--deterministic")
     with without_collections():
-        from marl_sb3.runs import nash_conv, run_around
+        from marl_sb3.runs import nash_conv
 
-        run = options.run if run_around(options.run) else found_run(options.run)
-        found = nash_conv(run, checkpoint=options.checkpoint, deterministic=options.deterministic)
+        run, env = found_run(options.run), options.env.named()
+        found = nash_conv(run, env, options.checkpoint, options.deterministic)
     if options.json:
         print(json.dumps(found, allow_nan=False), flush=True)
         return EXIT_DONE

@@ -26,6 +26,7 @@ from .folder import TRACEBACK_FILE as TRACEBACK_FILE
 from .folder import RunFolder as RunFolder
 from .folder import find_run as find_run
 from .folder import find_run_or_env as find_run_or_env
+from .folder import members_of as members_of
 from .folder import run_around as run_around
 from .folder import undone_on_error as undone_on_error
 from .folder import write_traceback as write_traceback
@@ -33,10 +34,8 @@ from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone
 from .jobs import Pool as Pool
 from .jobs import SeedRuns as SeedRuns
-from .rivals import members_of as members_of
 from .rivals import named_apart as named_apart
 from .rivals import player_at as player_at
-from .rivals import read_at as read_at
 from .rivals import rival_of as rival_of
 from .rivals import rivals_in as rivals_in
 from .run import Run as Run

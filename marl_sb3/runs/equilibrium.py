@@ -17,8 +17,7 @@ from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.extensions.store import load_policies
-from marl_sb3.runs.folder import LEAGUE, run_around
-from marl_sb3.runs.rivals import members_of, read_at
+from marl_sb3.runs.folder import LEAGUE, members_of
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.types import AgentID, Array
 
@@ -44,7 +43,7 @@ def nash_conv(
         checkpoint: of a run folder, see `load_policies`.
         deterministic: the most likely actions instead of the probabilities with which they are sampled. In games with
             hidden information, such as poker, equilibria need the latter.
-        env_kwargs: parameters of the game; those of the run, if `env` is None.
+        env_kwargs: parameters of the game; none: those of the run, if `env` is None or that of the run.
 
     Returns:
         `nash_conv`, the sum of `gains`; `exploitability`, their mean; `gains`, what each agent would win more by a best
@@ -95,17 +94,12 @@ def _of_run(
     policies: Any, env: str | None, checkpoint: str | None, env_kwargs: dict[str, Any]
 ) -> tuple[Any, PolicyBundle, str | None, dict[str, Any]]:
     """Return the run, if a whole one is given; the policies; and the id and the arguments of their env."""
-    run, around = policies, None
-    if isinstance(policies, (str, Path)):
-        around = run_around(policies)
-        run = SavedRun.open(around or policies, makes_env=False)
-    if env is None and isinstance(run, (SavedRun, Run)):
-        env, env_kwargs = run.config.env, dict(run.config.env_kwargs)
+    run = SavedRun.open(policies, makes_env=False) if isinstance(policies, (str, Path)) else policies
+    if isinstance(run, (SavedRun, Run)) and env in (None, run.config.env):
+        env, env_kwargs = run.config.env, env_kwargs or dict(run.config.env_kwargs)
     if isinstance(run, SavedRun):
-        bundle = read_at(run, policies) if around else run.policies(checkpoint)
-    else:
-        bundle = run if isinstance(run, PolicyBundle) else run.bundle()
-    return None if around else run, bundle, env, env_kwargs
+        return run if run.at is None else None, run.policies(checkpoint), env, env_kwargs
+    return run, run if isinstance(run, PolicyBundle) else run.bundle(), env, env_kwargs
 
 
 def _snapshots(run: Any, bundle: PolicyBundle) -> dict[AgentID, list[PolicyBundle]]:

@@ -15,15 +15,19 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
+import msgspec
 from filelock import FileLock, Timeout
+from msgspec import Struct
 
-from marl_sb3.core.config import EXTERNAL, shown
+from marl_sb3.core.config import EXTERNAL, file_names, shown
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (
     as_path,
     is_regular,
     path_is_usable,
+    read_regular,
+    require_folder,
     require_regular,
     require_text,
     unfinished_path,
@@ -42,6 +46,7 @@ _log = logging.getLogger(__name__)
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
 LEAGUE = "league"  # the members of its pool, each as a checkpoint
+_MEMBERS_FILE = "members.json"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
@@ -101,6 +106,38 @@ def _why_no_run(path: Path) -> str:
     close = [path.parent / name for name in difflib.get_close_matches(path.name, beside, n=1)]
     close = [RUNS / path] if (RUNS / path).is_dir() else close
     return f"it does not exist{f'; did you mean {close[0]}?' if close else ''}"
+
+
+class Member(Struct):
+    """A member of a league, as `members.json` lists it."""
+
+    policy: str | None = None  # whose snapshot it is; None: an opponent from elsewhere, which has no folder there
+    iteration: int | None = None
+    rating: float | None = None
+
+
+def members_of(run: Path) -> dict[str, Member]:
+    """Return the snapshots that the list of a run's league names, by their folders; none if it has no league.
+
+    Raises:
+        ConfigError: the list is damaged, or a link.
+    """
+    file = run / LEAGUE / _MEMBERS_FILE
+    with path_is_usable("cannot read", file, "run"):
+        require_regular(file)
+        if not file.exists():
+            return {}
+        require_folder(file.parent)
+        text = read_regular(file)
+    try:
+        listed = msgspec.json.decode(text, type=list[Member])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is no list of members: {error}", key="run") from error
+    return {
+        file_names([member.policy], f"@{member.iteration}")[member.policy]: member
+        for member in listed
+        if member.policy is not None and member.iteration is not None
+    }
 
 
 @contextmanager

@@ -9,50 +9,30 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import file_names, shown
+from marl_sb3.core.config import shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, combine_policies, is_code
 from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
-from marl_sb3.files import is_regular, path_is_usable, read_regular, require_folder
-from marl_sb3.runs.folder import LEAGUE, RunFolder, find_run, run_around
+from marl_sb3.files import require_folder
+from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
 
-MEMBERS_FILE = "members.json"
 _LONGEST_NAME = 32  # of longer paths, the last part is shown
 _CODE = f"{RANDOM}, {', '.join(OPPONENTS.names())}, or MODULE:CLASS"
 _ACCEPTED = f"a run folder, a checkpoint, a member of a league, {_CODE}"
-
-
-class Member(Struct):
-    """A member of a league, as `members.json` lists it."""
-
-    policy: str | None = None  # whose snapshot it is; None: an opponent from elsewhere, which has no folder there
-    iteration: int | None = None
-    rating: float | None = None
-
-
-def read_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
-    """Load the policies of a checkpoint of a run, or of a member of its league.
-
-    Raises:
-        CheckpointError: it is damaged, or does not fit the run's configuration.
-    """
-    return with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
 
 
 def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:
     """Load a checkpoint of a run; or of a member of its league the one policy that it is, for all that it may play.
 
     Raises:
-        CheckpointError: see `read_at`.
+        CheckpointError: it is damaged, or does not fit the run's configuration.
         ConfigError: it has no such policy, or the list of members is damaged.
     """
-    bundle, folder = read_at(run, path, env), Path(path).absolute()
+    bundle = with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
+    folder = Path(path).absolute()
     member = members_of(run.files.path).get(folder.name) if folder.parent.name == LEAGUE else None
     if member is None or member.policy is None:
         return bundle
@@ -61,29 +41,6 @@ def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyB
         raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
     own = combine_policies(dict.fromkeys(bundle.agents_of(member.policy), (bundle, member.policy)))
     return replace(own, checkpoint=bundle.checkpoint)
-
-
-def members_of(run: Path) -> dict[str, Member]:
-    """Return the snapshots that the list of a run's league names, by their folders; none if it has no league.
-
-    Raises:
-        ConfigError: the list is damaged.
-    """
-    file = run / LEAGUE / MEMBERS_FILE
-    if not is_regular(file):
-        return {}
-    with path_is_usable("cannot read", file, "run"):
-        require_folder(file.parent)
-        text = read_regular(file)
-    try:
-        listed = msgspec.json.decode(text, type=list[Member])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is no list of members: {error}", key="run") from error
-    return {
-        file_names([member.policy], f"@{member.iteration}")[member.policy]: member
-        for member in listed
-        if member.policy is not None and member.iteration is not None
-    }
 
 
 def _opened(folder: Path) -> SavedRun:

@@ -12,7 +12,16 @@ import torch as th
 from refusals import refusal
 
 import marl_sb3
-from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, evaluate, make_vec_env, nash_conv
+from marl_sb3 import (
+    MaskablePPO,
+    MultiAgentAlgorithm,
+    PolicySpec,
+    combine_policies,
+    evaluate,
+    load_policies,
+    make_vec_env,
+    nash_conv,
+)
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
@@ -171,6 +180,9 @@ def test_a_league_has_that_of_its_pool(in_tmp: Path, capsys: pytest.CaptureFixtu
     assert lines[3].startswith(f"NashConv {found['nash_conv']:.4f}")
     assert lines[3].endswith("one of 2 snapshots in the pool, drawn for each game")
     assert "pool" not in nash_conv("run", checkpoint="latest")
+    exploiter = load_policies("run/league/rival@1")
+    own = combine_policies(dict.fromkeys(("player_0", "player_1"), (exploiter, "rival")))
+    assert nash_conv("run/league/rival@1") == nash_conv(own, KUHN) != nash_conv(exploiter, KUHN)
     assert "pool" not in nash_conv(run.bundle(), KUHN)
 
 
@@ -191,6 +203,10 @@ def test_the_command_prints_it(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("the most likely actions")
     assert [line.split(":")[0] for line in lines[1:3]] == ["player_0", "player_1"]
-    assert "--nash-conv plays no episode: --seed does not go with it" in refusal(
-        evaluate.main, ["run", "--nash-conv", "--seed", "1"], capsys
-    )
+    assert nash_conv("run", KUHN) == nash_conv("run")
+    for arguments, words in (
+        (["run", "--seed", "1"], "--nash-conv plays no episode: --seed does not go with it"),
+        (["run/league/shared@1", "--checkpoint", "1"], "is a checkpoint itself, and checkpoint is 1"),
+        (["run", "--env", "classic/rps-v2"], "NashConv is not known for env 'classic/rps-v2'"),
+    ):
+        assert words in refusal(evaluate.main, [*arguments, "--nash-conv"], capsys)

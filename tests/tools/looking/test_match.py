@@ -374,6 +374,11 @@ def test_a_damaged_list_of_members_is_refused(run: Path, tmp_path: Path) -> None
     members.write_bytes(b"\xb1")
     with pytest.raises(ConfigError, match=r"members.json is no list of members"):
         marl_sb3.match([copied], checkpoints="all", episodes=1)
+    members.rename(members.with_name("other.json")).write_text("[]")
+    members.symlink_to("other.json")
+    with pytest.raises(ConfigError, match=r"members.json: it is a link"):
+        marl_sb3.match([copied], checkpoints="all", episodes=1)
+    members.unlink()
     members.write_text('[{"policy": 1}]')
     with pytest.raises(ConfigError, match=r"members.json is no list of members: Expected `str \| null`, got `int`"):
         marl_sb3.match([copied], checkpoints="all", episodes=1)
