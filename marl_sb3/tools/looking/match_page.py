@@ -34,9 +34,11 @@ Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its h
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a file that is neither a page nor JSON, or a page without the package for it."""
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"--out is {path}; accepted: a file that ends with {' or '.join(SUFFIXES)}", key="--out")
+    """Refuse a file that is neither a page nor JSON, is a folder or in a file; or a page without the package for it."""
+    around = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.suffix not in SUFFIXES or path.is_dir() or not around.is_dir():
+        why = f", and {around} is no folder" if not around.is_dir() else ", a folder" if path.is_dir() else ""
+        raise ConfigError(f"--out is {path}{why}; accepted: a file that ends with {' or '.join(SUFFIXES)}", key="--out")
     if path.suffix == ".html":
         require_extra(path.name, "report")
 
@@ -58,10 +60,10 @@ def show_match(found: Match) -> None:
     from rich.table import Table
 
     console = standard_console()
-    console.print(_how(found), soft_wrap=True, markup=False)
+    console.print(one_line(_how(found)), soft_wrap=True, markup=False)
     for title, head, rows in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
         if title:
-            console.print(title, style="italic", soft_wrap=True, markup=False)
+            console.print(one_line(title), style="italic", soft_wrap=True, markup=False)
         printed = Table(box=None, pad_edge=False, header_style="bold")
         for place, name in enumerate(head):
             printed.add_column(one_line(name), overflow="fold", justify="left" if place == 1 else "right")
@@ -69,7 +71,7 @@ def show_match(found: Match) -> None:
             printed.add_row(*map(one_line, row))
         console.print(printed)
     for line in [*sentences(found), *(f"note: {line}" for line in found.notes)]:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(one_line(line), soft_wrap=True, markup=False)
 
 
 def sentences(found: Match) -> list[str]:

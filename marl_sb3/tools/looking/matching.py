@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import PositiveInt, require
+from marl_sb3.core.config import PositiveInt, require, shown
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.metrics import Opposition, SampleStats, sample_stats, share_stats
@@ -32,15 +32,16 @@ _ROUNDING = 1e-4  # of returns: rewards are float32
 _UNFAIR = 0.95  # share of the episodes that anybody won, above which a side wins by itself
 _BEST = 10  # players among whom cycles are looked for
 _NOBODY = PolicyBundle({}, {}, {}, {})
+_Episodes = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a number of them; floats hold these exactly
 
 
 @dataclass(frozen=True)
 class Points:
     """What a player has won against another: 1 point for each win, 0.5 for each draw; see `Match.unfair`."""
 
-    won: int
-    drawn: int
-    lost: int
+    won: _Episodes
+    drawn: _Episodes
+    lost: _Episodes
     share: float  # of the points
     ci95: tuple[float, float]  # Wilson's interval, which is wider than it needs to be where there are draws
 
@@ -153,14 +154,16 @@ def match(
         HookError: an opponent of code failed.
     """
     episodes = require("episodes", episodes, PositiveInt)
+    checkpoints = require("checkpoints", checkpoints, str | None)
     env_id, factory = named_factory(env)
-    named = _named(players)
+    code = _code([opponents] if isinstance(opponents, str) else opponents)
+    named = _named([players] if isinstance(players, (str, Path)) else players, code)
     folders = [getattr(each, "folder", each) for each in named.values()]
     runs = runs_of([folder for folder in folders if isinstance(folder, Path)], env_id)
     config, notes = game_of(runs, env_id)
     plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
     with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:
-        found = players_of({**named, **_code(opponents)}, runs, checkpoints, envs)
+        found = players_of({**named, **code}, runs, checkpoints, envs)
         bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
@@ -172,16 +175,23 @@ def match(
     return table.result(config.env, episodes, seed, notes)
 
 
-def _named(players: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-    """Return the players by name; those that are paths are `Path`s."""
+def _named(players: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -> dict[str, Any]:
+    """Return the players by names, none of which is taken; those that are paths are `Path`s."""
     if isinstance(players, Mapping):
-        return {name: Path(each) if isinstance(each, str) else each for name, each in players.items()}
-    paths = [each for each in players if isinstance(each, (str, Path))]
-    named: dict[str, Any] = dict(labels(paths)) if paths else {}
-    for number, each in enumerate(players):
-        if not isinstance(each, (str, Path)):
-            named[Path(each.folder).name if hasattr(each, "folder") else f"player {number + 1}"] = each
-    return named
+        names, given = [*players], [*players.values()]
+    else:
+        given = [*players]
+        folders = [Path(each) if isinstance(each, str) else getattr(each, "folder", each) for each in given]
+        of_folders = iter(labels([folder for folder in folders if isinstance(folder, Path)], taken))
+        names = [
+            next(of_folders) if isinstance(folder, Path) else f"player {number}"
+            for number, folder in enumerate(folders, 1)
+        ]
+    twice = next((name for name in names if names.count(name) > 1 or name in taken), None)
+    if twice is not None:
+        words = f"two players are called {shown(twice)}; accepted: different names: other paths, or by name in Python"
+        raise ConfigError(words, key="run")
+    return {name: Path(each) if isinstance(each, str) else each for name, each in zip(names, given, strict=True)}
 
 
 def _cannot(placed: Iterable[tuple[Player, Mapping[str, str]]]) -> list[str]:
@@ -371,8 +381,7 @@ class _Games:
         """The mean over all other players in each episode: episodes of the same seed are alike."""
         found = [self._returns_of(side, player, other) for other in range(len(self._players)) if other != player]
         found = [each for each in found if len(each)]
-        n = max(map(len, found), default=0)
-        return self._stats(np.mean([np.resize(each, n) for each in found], axis=0)) if n else None
+        return self._stats(np.mean(found, axis=0)) if found else None
 
     @staticmethod
     def _stats(values: Array) -> SampleStats | None:
@@ -382,9 +391,8 @@ class _Games:
     def _repeated(self, episodes: int) -> Iterator[str]:
         if self._same:
             n, of = len(self._same), len(self.seatings)
-            words = (
-                f"in {'all games' if n == of else f'{n} of {of} games'}, the {episodes} episodes are one and the same"
-            )
+            which = "all games" if n == of else f"{n} of {of} games"
+            words = f"in {which}, the {episodes} episodes are one and the same, although intervals count them all"
             yield f"{words}: nothing in them is drawn at random; --stochastic (deterministic=False) samples actions"
 
 

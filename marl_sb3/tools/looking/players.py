@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -101,7 +101,7 @@ def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: 
         listed = [agent for side in asked for agent in side]
         wrong = [agent for agent in listed if agent not in agents or listed.count(agent) > 1]
         left = tuple(agent for agent in agents if agent not in listed)
-        sides = [tuple(side) for side in asked] + ([left] if left else [])
+        sides = [tuple(side) for side in asked if len(side)] + ([left] if left else [])
         if wrong or len(sides) < 2:
             why = f"{shown(wrong[0])} is no agent, or in two sides" if wrong else "there is one side alone"
             words = f"accepted: some of {', '.join(agents)} for each side, and each agent in one of them"
@@ -240,11 +240,12 @@ def _at(label: str, run: SavedRun, folder: Path, env: MultiAgentVecEnv) -> Playe
     return Player(label, str(run.files.shown), player_at(run, folder, env), folder.name)
 
 
-def labels(paths: Sequence[str | Path]) -> dict[str, Path]:
-    """Return paths by what they are called: their names, without the folder that all are in."""
+def labels(paths: Sequence[str | Path], taken: Collection[str]) -> dict[str, Path]:
+    """Return paths by what they are called: their names, without the folder that all are in, unless one is taken."""
     given = [Path(path) for path in paths]
-    is_flat = len({path.absolute().parent for path in given}) == 1
-    named = {path.name or str(path) if is_flat else path.as_posix(): path for path in given}
+    names = [path.name or str(path) for path in given]
+    is_short = len({path.absolute().parent for path in given}) == 1 and not {*names} & {*taken}
+    named = dict(zip(names if is_short else [path.as_posix() for path in given], given, strict=True))
     if len(named) < len(given):
         raise ConfigError("a player is given twice; accepted: different ones", key="run")
     return named

@@ -21,7 +21,7 @@ from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.match import main
 from marl_sb3.report import main as report
 from marl_sb3.tools.looking.match_page import sentences
-from marl_sb3.tools.looking.matching import Match
+from marl_sb3.tools.looking.matching import Match, Points
 
 PAY = {
     # The highest number wins what the others lose.
@@ -150,7 +150,7 @@ def test_one_of_three_sides_is_taken_against_two() -> None:
     points = found.points[1][0]
     assert points is not None
     assert (points.won, points.lost) == (36, 0)  # alone on each side, and on two against each
-    together = played({"weak": Always(0), "strong": Always(9)}, limits=limits, sides=[["a", "c"]])
+    together = played({"weak": Always(0), "strong": Always(9)}, limits=limits, sides=[["a", "c"], []])
     assert together.sides == {"a,c": ["a", "c"], "b": ["b"]}
     assert means(together.returns["a,c"]) == [[0.0, -3.0], [3.0, 0.0]]
 
@@ -175,10 +175,11 @@ def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFix
     assert max(ratings) - min(ratings) < 100
     from marl_sb3.tools.looking import show_match
 
-    show_match(found)
+    show_match(replace(found, notes=[*found.notes, "\x1b[31m"]))
     shown = capsys.readouterr().out
     assert "cycle: rock > scissors > paper > rock: each wins against the next one" in shown
-    assert "in 9 of 16 games, the 20 episodes are one and the same" in shown
+    assert "in 9 of 16 games, the 20 episodes are one and the same, although intervals count them all" in shown
+    assert r"note: \x1b[31m" in shown
 
 
 # --- Players ---------------------------------------------------------------------------------------------------------
@@ -234,6 +235,8 @@ def test_policies_that_share_agents_differently_need_the_sides(tmp_path: Path) -
         saved(tmp_path / str(number), limits, policies=spec, policy_mapping_fn=mapping)
         for number, mapping in enumerate(pairs)
     ]
+    with pytest.raises(ConfigError, match="checkpoints is 4; accepted: a string"):
+        played(paths, limits=limits, checkpoints=4)
     with pytest.raises(ConfigError, match=r"differently: a,b against c, and a against b,c; accepted: --agents A,B"):
         played(paths, limits=limits)
     found = played({"one": paths[0], "zero": Always(0)}, limits=limits)
@@ -285,8 +288,10 @@ def test_all_checkpoints_and_members_play_and_the_report_shows_it(
         "match.json is no result of a match: Object missing required field" in (run.parent / "report.html").read_text()
     )
     out.unlink()
-    with pytest.raises(ConfigError, match=r"no result of a match: .* accepted: what match --json prints"):
-        Match.from_json(b"\xb1")
+    huge = replace(found, points=[4 * [Points(10**99, 0, 0, 1.0, (0.0, 1.0))]] * 4)  # no float is as large
+    for text in (b"\xb1", json.dumps(huge.to_plain()).encode()):
+        with pytest.raises(ConfigError, match=r"no result of a match: .* accepted: what match --json prints"):
+            Match.from_json(text)
 
 
 def test_the_best_of_a_league_is_the_member_with_the_highest_rating(run: Path) -> None:
@@ -300,6 +305,19 @@ def test_a_run_in_python_is_a_player_whose_env_is_taken(run: Path) -> None:
     found = marl_sb3.match([loaded], opponents=["random"], episodes=1)
     loaded.close()
     assert (found.env, found.players[0].name, found.players[0].checkpoint) == ("arena", "run", "ckpt-000002")
+
+
+def test_players_of_one_name_are_refused_and_none_is_left_out(run: Path, tmp_path: Path) -> None:
+    loaded, other = marl_sb3.load_run(run, "2"), marl_sb3.load_run(shutil.copytree(run, tmp_path / "run"), "4")
+    found = marl_sb3.match([other, run / "league" / "agent1@4", loaded], episodes=1)
+    assert [each.name for each in found.players] == [str(tmp_path / "run"), str(run / "league" / "agent1@4"), str(run)]
+    for each in (loaded, other):
+        each.close()
+    named = shutil.copytree(run, run.parent / "random")
+    found = marl_sb3.match(named, opponents="random", episodes=1)
+    assert [each.name for each in found.players] == [named.as_posix(), "random"]
+    with pytest.raises(ConfigError, match="two players are called 'random'; accepted: different names"):
+        marl_sb3.match({"random": run}, opponents=["random"], episodes=1)
 
 
 def test_another_length_of_episodes_in_one_of_the_runs_is_noted(run: Path, tmp_path: Path) -> None:
@@ -334,8 +352,10 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
         ("--opponent random", r"no player is a run, whose env could be taken; accepted: --env ENV"),
         ("RUN --opponent random --agents agent1,x", "--agents: 'x' is no agent, or in two sides; accepted: some of"),
         ("RUN --opponent random --agents agent1,agent2", "--agents: there is one side alone"),
-        ("RUN --opponent nobody", "opponent 'nobody'; accepted: random, or MODULE:CLASS"),
+        ("RUN --opponent nobody", r"opponent 'nobody'; accepted: random, .* or MODULE:CLASS"),
         ("RUN --opponent random --out x.txt", "--out is x.txt; accepted: a file that ends with .html or .json"),
+        ("RUN --opponent random --out FOLDER", "--out is .*/folder.json, a folder; accepted: a file"),
+        ("RUN --opponent random --out IN_A_FILE", "--out is .*/x.json, and .*config.yaml is no folder; accepted"),
         ("RUN --opponent random --stochastic --deterministic", "are given; accepted: one of them"),
         ("RUN --opponent random --episodes 0", "--episodes is 0; accepted"),
         ("--env CartPole-v1 --opponent random --opponent test_match:Fails", "the env has one agent, 'agent': there is"),
@@ -353,7 +373,9 @@ def test_what_is_wrong_is_said_in_a_line(
     if "OTHER" in arguments:
         other.mkdir()
         (other / "config.yaml").write_text("classic/rps-v2: {seed: 1}\n")
+    (run.parent / "folder.json").mkdir(exist_ok=True)
     places = {"RUN/DAMAGED": damaged, "RUN": run, "MISSING": run.parent / "missing", "OTHER": other}
+    places |= {"FOLDER": run.parent / "folder.json", "IN_A_FILE": run / "config.yaml" / "x.json"}
     line = [str(places.get(each, each)) for each in arguments.split()]
     assert main(line) == 2
     assert re.search(message, capsys.readouterr().err)
