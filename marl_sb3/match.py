@@ -17,8 +17,9 @@ RUN is a run folder, or a folder of runs, for the newest run in it; one of its
 checkpoints; or a member of its league. All players play each other, on all
 sides, in the same episodes. The side whose agents have the higher mean return
 wins an episode. Ratings are by Bradley and Terry's model, on Elo's scale; there
-are some where one side wins what the others lose. The mean return of each side,
-with the player's own policies and against others', is shown for all games.
+are some where one side wins what the others lose. Where there are none, and on
+the page, are mean returns of each side, with the player's own policies on the
+other sides, and with those of others.
 
 examples
   python -m marl_sb3.match runs/a runs/b --out match.html
