@@ -36,10 +36,14 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
     So that a player who has won, or lost, everything has a finite rating, each has in addition drawn `prior_games`
     games against one imagined player. They count less the more games there are. The intervals follow from the curvature
     of the likelihood at its maximum, and not from a bootstrap, which finds the same result in all resamples where a
-    player has won every game. Draws make them wider than they need to be.
+    player has won every game. Draws make them wider than they need to be. Sets of games, such as those of one seed,
+    make them wider where the results in a set go together, as those of a lucky player against all others do: the
+    variance is then that of the sets (White, "Maximum likelihood estimation of misspecified models", Econometrica 50,
+    1982; Liang and Zeger, Biometrika 73, 1986).
 
     Args:
-        points: (n, n), what i has won against j: 1 for each win, 0.5 for each draw; the diagonal does not count.
+        points: (n, n), what i has won against j: 1 for each win, 0.5 for each draw; the diagonal does not count. Or
+            (m, n, n), that of each set of games.
         at: index of the player whose rating is 0; None: the mean of all is 0.
         prior_games: more than 0.
 
@@ -49,10 +53,13 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
     Raises:
         ConfigError: the points are no square of finite numbers from 0 on, or the player at 0 has met nobody.
     """
-    points = np.array(points, dtype=np.float64)
-    if points.ndim != 2 or points.shape[0] != points.shape[1] or not (np.isfinite(points) & (points >= 0)).all():
-        raise ConfigError(f"points are {points!r:.200}; accepted: (n, n), finite numbers from 0 on", key="points")
-    np.fill_diagonal(points, 0.0)
+    sets = np.array(points, dtype=np.float64)
+    if sets.ndim not in (2, 3) or sets.shape[-2] != sets.shape[-1] or not (np.isfinite(sets) & (sets >= 0)).all():
+        words = "accepted: (n, n) or (m, n, n), finite numbers from 0 on"
+        raise ConfigError(f"points are {sets!r:.200}; {words}", key="points")
+    sets = sets if sets.ndim == 3 else sets[None]
+    sets[:, range(sets.shape[-1]), range(sets.shape[-1])] = 0.0
+    points = sets.sum(axis=0)
     met = np.flatnonzero((points + points.T).any(axis=1))
     if at is not None and at not in met:
         raise ConfigError(f"player {at} has met nobody; accepted as the one at 0: {met.tolist()}", key="at")
@@ -63,7 +70,10 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
         weights = np.full(len(met), 1 / len(met)) if at is None else (met == at).astype(np.float64)
         shift = np.eye(len(met)) - weights
         centers = shift @ strengths * _ELO
-        margins = _Z * np.sqrt(np.diag(shift @ covariance @ shift.T).clip(0.0)) * _ELO
+        margins = _Z * np.sqrt(np.diag(shift @ covariance @ shift.T).clip(0.0))
+        if len(sets) > 1:
+            margins = np.maximum(margins, _margins_of_sets(sets[:, met][:, :, met], strengths, covariance @ shift.T))
+        margins *= _ELO
         for player, center, margin in zip(met.tolist(), centers.tolist(), margins.tolist(), strict=True):
             found[player] = Rating(center, (center - margin, center + margin))
     return found
@@ -81,3 +91,20 @@ def _fitted(points: Array, prior_games: float) -> tuple[Array, Array]:
     information = -(with_prior + with_prior.T) / (2 + np.exp(apart) + np.exp(-apart))
     np.fill_diagonal(information, -information.sum(axis=1))
     return strengths[:-1], np.linalg.inv(information[:-1, :-1])
+
+
+def _margins_of_sets(sets: Array, strengths: Array, influence: Array) -> Array:
+    """Return half of the intervals (n,) if the games in a set may go together, and those of different sets do not.
+
+    Args:
+        sets: (m, n, n), the points.
+        strengths: (n,).
+        influence: (n, n), by how much column j moves with the derivative of the likelihood by strength i.
+    """
+    from scipy.special import expit, stdtrit
+
+    chances = expit(np.subtract.outer(strengths, strengths))
+    moved = (sets - (sets + sets.transpose(0, 2, 1)) * chances).sum(axis=2) @ influence  # (m, n), by each set
+    m = len(sets)
+    margins: Array = stdtrit(m - 1, 0.975) * np.sqrt(m * moved.var(axis=0, ddof=1))
+    return margins

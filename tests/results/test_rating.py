@@ -87,7 +87,25 @@ def test_intervals_hold_the_true_ratings() -> None:
     assert held >= 180
 
 
+def test_games_of_a_set_that_go_together_count_like_one() -> None:
+    """Of 20 sets a player has won 12, in each of which it plays once, or five times with the same result."""
+    won = (np.arange(20) < 12).astype(float)
+    once = np.stack([[[0.0, x], [1 - x, 0.0]] for x in won])
+    alone, often = (rated(sets, at=1, prior_games=1e-9)[0] for sets in (once, 5 * once))
+    # The variance of log odds is 1 / (m p (1 - p)), with m - 1 for m, and the interval Student's: t is 2.0930 for 19.
+    margin = 2.0930 * math.sqrt(1 / (19 * 0.6 * 0.4)) * 400 / math.log(10)
+    assert often.ci95 == pytest.approx((alone.rating - margin, alone.rating + margin), rel=1e-4)
+    assert alone.ci95 == pytest.approx(often.ci95, rel=1e-4)
+    summed = rated(5 * once.sum(axis=0), at=1, prior_games=1e-9)[0]
+    assert summed.rating == pytest.approx(often.rating)
+    assert summed.ci95[1] - summed.ci95[0] < margin
+    sets = np.zeros((20, 2, 2))
+    sets[:, 0, 1] = 1.0  # everything is won: the sets do not differ
+    assert rated(sets) == rated(sets.sum(axis=0))
+    assert ratings(np.zeros((0, 0))) == []
+
+
 @pytest.mark.parametrize("points", [[[0, 1]], [[0, -1], [0, 0]], [[0, math.nan], [0, 0]]])
 def test_points_that_are_none_are_refused(points: list[list[float]]) -> None:
-    with pytest.raises(ConfigError, match=r"accepted: \(n, n\), finite numbers from 0 on"):
+    with pytest.raises(ConfigError, match=r"accepted: \(n, n\) or \(m, n, n\), finite numbers from 0 on"):
         ratings(np.array(points))

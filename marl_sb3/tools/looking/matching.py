@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -294,11 +294,13 @@ class _Games:
         """Return the numbers."""
         (opposed, doubt), numbers = self._opposed(), range(len(self._players))
         unfair = None if opposed is None else self._unfair()
-        points = [
-            [None if opposed is None else self._points(one, two, paired=unfair is not None) for two in numbers]
-            for one in numbers
-        ]
-        rated = ratings(np.array([[0.0 if p is None else p.won + p.drawn / 2 for p in row] for row in points]))
+        pairs = [] if opposed is None else list(permutations(numbers, 2))
+        won = {pair: self._won(*pair, paired=unfair is not None) for pair in pairs}
+        points = [[_points(won.get((one, two))) for two in numbers] for one in numbers]
+        by_seed = np.zeros((episodes, len(self._players), len(self._players)))
+        for pair, values in won.items():
+            by_seed[:, *pair] = np.nansum(values, axis=0)
+        rated = ratings(by_seed)
         returns = {
             side: [[self._stats(self._returns_of(side, one, two)) for two in numbers] for one in numbers]
             for side in self._sides
@@ -353,24 +355,24 @@ class _Games:
         won, lost = (int((sign * np.concatenate(margins) > 0).sum()) for sign in (1, -1))
         return None if max(won, lost) <= _UNFAIR * (won + lost) else list(self._sides)[0 if won > lost else 1]
 
-    def _points(self, one: int, two: int, *, paired: bool) -> Points | None:
-        """Count what a player has won against another; with `paired`, in both orders of the sides together."""
-        margins = [
-            self._mean_return(seating, self._seats(seating, one))
-            - self._mean_return(seating, self._seats(seating, two))
-            for seating in self.seatings
-            if one != two and {*seating} == {one, two}
-        ]
+    def _won(self, one: int, two: int, *, paired: bool) -> Array:
+        """Return what a player has won against another, (orders of the sides, episodes): 1, or 0.5 for a draw.
+
+        NaN: nobody has won, or lost. With `paired`, both orders count together.
+        """
+        margins: Array = np.array(
+            [
+                self._mean_return(seating, self._seats(seating, one))
+                - self._mean_return(seating, self._seats(seating, two))
+                for seating in self.seatings
+                if {*seating} == {one, two}
+            ]
+        )
         if len(margins) < 1 + paired:
-            return None
-        together = np.sum(margins, axis=0) if paired else np.concatenate(margins)
-        together = together[~np.isnan(together)]
-        close = _ROUNDING * max(1.0, float(np.abs(together).max(initial=0.0)))
-        values = np.where(np.abs(together) <= close, 0.5, together > 0).tolist()
-        stats = share_stats(values)
-        if stats.mean is None or stats.ci95 is None:
-            return None
-        return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
+            return np.full((1, 1), np.nan)
+        together = margins.sum(axis=0, keepdims=True) if paired else margins
+        close = _ROUNDING * max(1.0, float(np.nanmax(np.abs(together), initial=0.0)))
+        return np.where(np.isnan(together), np.nan, np.where(np.abs(together) <= close, 0.5, together > 0))
 
     def _returns_of(self, side: str, one: int, two: int) -> Array:
         """Return the mean return of a side in each episode, with one player on it, and another on all others."""
@@ -394,6 +396,15 @@ class _Games:
             which = "all games" if n == of else f"{n} of {of} games"
             words = f"in {which}, the {episodes} episodes are one and the same, although intervals count them all"
             yield f"{words}: nothing in them is drawn at random; --stochastic (deterministic=False) samples actions"
+
+
+def _points(won: Array | None) -> Points | None:
+    """Count what `_Games._won` has returned; None if there is nothing."""
+    values = [] if won is None else won[~np.isnan(won)].tolist()
+    stats = share_stats(values)
+    if stats.mean is None or stats.ci95 is None:
+        return None
+    return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
 
 
 def _cycles(players: Sequence[Entrant], points: Sequence[Sequence[Points | None]]) -> list[Cycle]:

@@ -164,6 +164,15 @@ def test_where_one_side_always_wins_both_orders_of_a_seed_count_together() -> No
     assert "side left has won nearly every episode that anybody won, whoever played it" in sentences(found)[-1]
 
 
+def test_luck_against_all_others_makes_the_interval_of_a_rating_wider() -> None:
+    """The random player draws the same numbers against all, who are one and the same: 40 games tell as much as 160."""
+    alike = {name: Always(5) for name in "abcd"}
+    *four, drawing = (each.rating for each in played(alike, opponents=["random"], episodes=20).players)
+    assert drawing is not None
+    assert four[0] is not None
+    assert np.diff(drawing.ci95) > 1.6 * np.diff(four[0].ci95)
+
+
 def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The random player wins as often as it loses, and is part of no certain cycle."""
     players = {"rock": Always(0), "paper": Always(1), "scissors": Always(2)}
