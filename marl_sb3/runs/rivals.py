@@ -15,7 +15,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, combine_policies, is_code
 from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
-from marl_sb3.files import require_folder
+from marl_sb3.files import UNFINISHED, require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
 
@@ -113,9 +113,10 @@ def _members(league: Path) -> list[str]:
         return []
     try:
         require_folder(league)
-        found = [each.name for each in league.iterdir() if each.is_dir() and not each.is_symlink()]
+        folders = [each.name for each in league.iterdir() if each.is_dir() and not each.is_symlink()]
     except OSError as error:
         raise CheckpointError(f"cannot read {league}: {error.strerror}") from error
+    found = [name for name in folders if not name.startswith(UNFINISHED)]  # a training may be writing
     return sorted(found, key=lambda name: [part.zfill(12) for part in re.split(r"(\d+)", name)])
 
 
@@ -127,7 +128,10 @@ def named_apart(rivals: Iterable[Rival], taken: str) -> list[Rival]:
     """Return rivals with different names, none of which is taken."""
     found, names = [], {taken}
     for rival in rivals:
-        number = 1 + sum(rival.name in (name, name.rpartition(" (")[0]) for name in names)
-        found.append(replace(rival, name=rival.name if number == 1 else f"{rival.name} ({number})"))
-        names.add(found[-1].name)
+        name, number = rival.name, 1
+        while name in names:
+            number += 1
+            name = f"{rival.name} ({number})"
+        found.append(replace(rival, name=name))
+        names.add(name)
     return found

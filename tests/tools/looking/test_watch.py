@@ -19,8 +19,8 @@ from marl_sb3.core.envs import register_env
 from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import GamePlan, Moment, View, ViewerLeftError, play_episodes
-from marl_sb3.runs import SavedRun, env_of, env_settings
+from marl_sb3.evaluation import GamePlan, Moment, Rival, View, ViewerLeftError, play_episodes
+from marl_sb3.runs import SavedRun, env_of, env_settings, named_apart
 from marl_sb3.tools import looking
 from marl_sb3.tools.looking import watching
 from marl_sb3.tools.looking.stages import KeyStage, TerminalStage, WindowStage
@@ -111,6 +111,17 @@ def test_two_play_each_other_and_each_episode_has_a_line(
     theirs = f"{other} (ckpt-000002)" if other.endswith(")") else other
     assert f"arena, ckpt-000002 against {theirs}: 3 complete episodes" in printed
     assert "runs/arena/one as agent2" in printed
+
+
+def test_rivals_have_names_of_their_own() -> None:
+    rivals = [Rival(name, lambda _: "random") for name in ("run", "run", "run (2)", "run (3)", "other")]
+    assert [each.name for each in named_apart(rivals, "run (2)")] == [
+        "run",
+        "run (3)",
+        "run (2) (2)",
+        "run (3) (2)",
+        "other",
+    ]
 
 
 @pytest.mark.usefixtures("moments")

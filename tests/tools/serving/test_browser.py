@@ -22,7 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from marl_sb3.evaluation import ViewerLeftError
+from marl_sb3.evaluation import Rival, ViewerLeftError
 from marl_sb3.runs import SavedRun, rival_of
 from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
 from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes
@@ -137,9 +137,9 @@ def test_a_run_that_cannot_be_played_says_so(arena: SavedRun) -> None:
 
 @pytest.fixture(scope="module")
 def league(arena: SavedRun) -> SavedRun:
-    """The same run with two members of a league, of which one is damaged, and a strange folder beside them."""
+    """The same run with two members of a league, of which one is damaged, and beside them a link and half a member."""
     folder, (*_, latest) = arena.files.path / "league", arena.files.checkpoints.names()
-    for member in ("shared@10", "shared@9"):
+    for member in ("shared@10", "shared@9", ".unfinished-shared@12"):
         shutil.copytree(arena.files.checkpoints.path / latest, folder / member)
     (folder / "shared@9" / "state.json").write_text("{")
     (folder / "shared@11").symlink_to(folder / "shared@10")
