@@ -215,7 +215,7 @@ class OpponentRows:
                     actions[seat.group][place] = ask_opponent(
                         seat.opponent, seat.space, seen, mask, seat.rngs[env_index]
                     )
-                except Exception as error:  # code of the user's
+                except (Exception, SystemExit) as error:  # code of the user's
                     where = f"env {env_index}, episode {self._ended[env_index] + 1}"
                     where += f", step {self._lengths[env_index] + 1}"
                     why = error if isinstance(error, HookError) else f"it raised {described(error)}"

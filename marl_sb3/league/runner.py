@@ -204,7 +204,7 @@ class LeagueRunner(AssignedRunner):
             rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key))
             try:
                 actions[number][place] = ask_opponent(self._code[name][agent], group.action_space, seen, mask, rng)
-            except Exception as error:  # code of the user's
+            except (Exception, SystemExit) as error:  # code of the user's
                 where = f"env {env_index}, episode {episode}, step {length + 1} of it"
                 why = error if isinstance(error, HookError) else f"it raised {described(error)}"
                 raise HookError(f"opponent {name}, agent {agent!r}, {where}: {why}") from error

@@ -199,6 +199,18 @@ def test_who_can_play_one_side_keeps_it(side: str, pays: float) -> None:
         with pytest.raises(ConfigError, match="them cannot play"):
             playing.take(side)
         assert playing.persons == {}
+class Leaves:
+    """Ends the process that asks it."""
+
+    def act(self, observation: Any, mask: Any, rng: Any) -> int:
+        raise SystemExit
+
+
+def test_a_rival_that_ends_the_process_has_failed() -> None:
+    with game(always(US), Leaves()) as playing, pytest.raises(HookError, match=r"Leaves, agent 'b', .* SystemExit"):
+        playing.begin(1, True, None, "them")
+
+
     with game(always(US), rival, seat=[side]) as playing, pytest.raises(ConfigError, match="the policies act for"):
         playing.begin(1, True, None, "them")
 

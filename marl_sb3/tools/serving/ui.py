@@ -57,6 +57,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",  # a page of another version would not understand the server
 }
 _SEND_S = 30.0  # that a viewer may take to receive a message
+_END_S = 5.0  # that a game may take to end: code of an opponent may never return
 _TRY_LATER, _BAD_DATA = 1013, 1008  # codes of RFC 6455 and its registry
 _MOST_WAITING = 1000  # commands that have not been obeyed yet
 _MOST_CHARACTERS = 10_000  # of a command
@@ -139,12 +140,12 @@ class SocketStage(Stage):
         return None if self._player is None else self._player.films.get(name)
 
     def close(self) -> None:
-        """End the game, and remove the films."""
+        """End the game, and remove the films; a game that does not end in time is left to itself."""
         self._ended = True
         with suppress(queue.Full):  # then the thread is awake and sees `_ended`
             self._commands.put_nowait(None)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
         if self._player is not None:
             self._player.close()
 
@@ -159,7 +160,7 @@ class SocketStage(Stage):
                     self._player.play()
             except MarlSb3Error as error:
                 self._say(Problem(str(error), is_final=True))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a thread would end by the latter without a word
                 _log.exception("a live episode has ended")
                 self._say(Problem(described(error), is_final=True))
 

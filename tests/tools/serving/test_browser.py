@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -110,6 +111,41 @@ def test_a_game_ends_when_nobody_listens(arena: SavedRun) -> None:
     viewer.start()
     viewer._thread.join(20)
     assert not viewer._thread.is_alive()
+
+
+class Busy:
+    """Thinks until it is told to stop."""
+
+    asked, stop = Event(), Event()
+
+    def act(self, observation: Any, mask: Any, rng: Any) -> int:
+        self.asked.set()
+        self.stop.wait(20)
+        return 0
+
+
+def test_a_viewer_leaves_while_an_opponent_thinks(arena: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_sb3.tools.serving.ui._END_S", 0.1)
+    viewer = SocketStage(arena, lambda _: None, [Rival("busy", lambda _: Busy())])
+    viewer.start()
+    assert Busy.asked.wait(20)
+    viewer.close()
+    assert viewer._thread.is_alive()
+    Busy.stop.set()
+    viewer._thread.join(20)
+
+
+def test_an_env_that_ends_the_process_ends_its_game(arena: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(_: Any) -> Any:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(SocketStage, "_plan", plan)
+    sent: list[str | bytes] = []
+    viewer = SocketStage(arena, sent.append)
+    viewer.start()
+    viewer._thread.join(20)
+    (problem,) = map(json.loads, sent)
+    assert (problem["message"], problem["is_final"]) == ("SystemExit: 3", True)
 
 
 def test_pictures_are_sent_as_files_before_their_moments(tmp_path: Path) -> None:
