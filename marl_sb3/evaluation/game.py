@@ -111,6 +111,7 @@ class Game:
 
     _pairing: Pairing
     _seats: list[Sequence[AgentID]]  # see `_loaded`
+    _take_back: Callable[[], None]  # against a rival: takes back what was chosen, as if `_rng_before` were now
 
     def __init__(self, plan: GamePlan, view: Callable[[Mapping[str, Any]], ViewedEnv]) -> None:
         self.plan = plan
@@ -213,12 +214,15 @@ class Game:
         if load is None:
             policies = _no_policies(self.env)
             return policies, Pairing(self.env, policies, RANDOM, (), agents), [()]
-        policies = load(checkpoint, self.env)
+        with _TURN:  # it draws weights, and puts the generators back as they were
+            policies = load(checkpoint, self.env)
         if not against:
             require_same_agents(policies, self.env)
             return policies, Pairing(self.env, policies, None, agents, ()), [agents]
+        with _TURN:
+            theirs = self._rival(against).load(self.env)
         first = self._first_seat(policies)
-        pairing, faults = Pairing(self.env, policies, self._rival(against).load(self.env), agents, agents), []
+        pairing, faults = Pairing(self.env, policies, theirs, agents, agents), []
         seats = [first, self._others(first)]
         for seat in list(seats):
             try:
@@ -248,7 +252,7 @@ class Game:
 
         Raises:
             EnvError: the env broke the `ParallelEnv` contract. `begin` starts anew.
-            HookError: the rival is code of the user's, and failed; so it does until `begin`.
+            HookError: the rival is code of the user's, and failed; so it does until `begin`, or until others play.
         """
         self.finished = ()
         if self._failed is not None:
@@ -284,6 +288,8 @@ class Game:
 
     def _choose(self) -> None:
         """Let the policies, and the rival, choose the next actions."""
+        if self.against:
+            self._take_back, self._rng_before = self._pairing.marked(), get_rng()
         self._actions, self._failed = zero_actions(self.env), None
         try:
             self._pairing.act(self.env.latest, self._actions)
@@ -351,6 +357,7 @@ class Game:
 
         Raises:
             ConfigError: nobody can act for the agent.
+            HookError: the rival is code of the user's, has another agent to act for now, and failed.
         """
         control, space = self.controls[agent], self._spaces[agent]
         if control.why_not:
@@ -367,9 +374,15 @@ class Game:
         self._change_players()
 
     def _change_players(self) -> None:
-        """Let others play from the next action on that is not chosen yet."""
+        """Let others play from now on: the next actions, which others have chosen already, are chosen anew."""
         self._pairing.play(self._ours())
         self._name_players()
+        if self.against:
+            with _TURN, preserve_rng():
+                set_rng(self._rng_before)
+                self._take_back()
+                self._choose()
+                self._rng = get_rng()
 
     def act(self, agent: AgentID, action: Any) -> None:
         """Set the next action of an agent that a person acts for, as the env takes it.

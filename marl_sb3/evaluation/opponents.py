@@ -195,6 +195,18 @@ class OpponentRows:
         """From the next step on, act for these of the agents."""
         self._agents = agents
 
+    def marked(self) -> Callable[[], None]:
+        """Return a function that takes the next `put` back."""
+        lengths, ended = self._lengths, self._ended.copy()
+        drawn = [(rng.bit_generator, rng.bit_generator.state) for seat in self._seats for rng in seat.rngs]
+
+        def take_back() -> None:
+            self._lengths, self._ended = lengths, ended.copy()
+            for generator, state in drawn:
+                generator.state = state
+
+        return take_back
+
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group, ...); called in every step.
 

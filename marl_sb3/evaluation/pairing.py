@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from marl_sb3.core.acting import Acted, Actor, PolicyBundle
 from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
+from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.evaluation.opponents import Against, OpponentRows, bundle_of, opponents_of
 from marl_sb3.types import AgentID, Array, PolicyID
@@ -112,6 +113,18 @@ class Pairing:
         self._acted = [side.act(step, actions) for side in self._sides]
         self._code_rows.put(step, actions)
         return self._acted[0]
+
+    def marked(self) -> Callable[[], None]:
+        """Return a function that takes the next `act` back, so that others may act in place of those who have."""
+        actors = [(actor, actor.get_state()) for side in self._sides for actor in side.actors]
+        unmark = self._code_rows.marked()
+
+        def take_back() -> None:
+            for actor, state in actors:
+                actor.read_state(StateReader(state, actor.rows.policy_id))()
+            unmark()
+
+        return take_back
 
     def observe(self, step: VecStep) -> None:
         """Note the rewards and ends of a step."""

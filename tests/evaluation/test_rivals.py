@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -111,17 +113,66 @@ def test_a_person_sits_in_the_place_of_the_policies() -> None:
         playing.take("b")
         playing.act("b", 1)
         assert playing.players == {"a": "them", "b": "You"}
-        episodes_of(playing, 1)  # the policies had chosen the action of a before
+        assert episodes_of(playing, 1) == [({"a": "them", "b": "You"}, {"a": 0.25, "b": -0.25})]
         playing.advance()
         playing.act("b", 2)
         assert episodes_of(playing, 1) == [({"a": "them", "b": "You"}, {"a": -0.25, "b": 0.25})]
         assert playing.result == "You won"
-        playing.advance()
-        playing.act("b", 1)
-        assert episodes_of(playing, 1)[0][1] == {"a": 0.25, "b": -0.25}
-        assert playing.score.tally() == "them 2 : 1 You"
+        assert playing.score.tally() == "them 1 : 1 You"
         playing.release("b")
         assert set(playing.players.values()) == {"us", "them"}
+
+
+@pytest.mark.parametrize("rival", ["random", "another"])
+def test_who_takes_over_and_gives_back_has_changed_nothing(rival: str) -> None:
+    spec, settings = PolicySpec(marl_sb3.RecurrentPPO, "MlpLstmPolicy"), {"plans": plans(2)}
+    ours, other = (make(NoisyEnv, {"p": spec}, env_kwargs=settings, seed=seed) for seed in (0, 1))
+    done: list[list[Any]] = []
+    for _ in range(2):
+        with game(ours, other.bundle() if rival == "another" else rival, NoisyEnv, settings) as playing:
+            playing.begin(1, False, None, "them")
+            done.append([])
+            while playing.episode < 4:
+                if len(done) == 2 and playing.step % 2:
+                    playing.take("b")
+                    playing.release("b")
+                playing.advance()
+                done[-1].append(playing.latest_actions)
+    assert done[0] == done[1]
+
+
+def test_a_rival_that_is_loaded_draws_nothing_from_another_game() -> None:
+    """It is loaded in the thread of its viewer; loading draws weights."""
+    settings: Any = {"plans": plans(2)}
+    algorithm = make(NoisyEnv, {"p": PolicySpec(**SEEING)}, env_kwargs=settings)
+
+    def load(_: Any) -> Any:
+        th.rand(9)
+        return algorithm.bundle()
+
+    def acted(beginning: Thread | None) -> list[Any]:
+        with game(algorithm, "random", NoisyEnv, settings) as playing:
+            playing.begin(1, False, None)
+            step, found = playing.env.step, list[Any]()
+
+            def stepped(actions: Any) -> Any:
+                if beginning is not None and not found:
+                    beginning.start()
+                    beginning.join(0.2)
+                return step(actions)
+
+            playing.env.step = stepped  # type: ignore[method-assign]
+            while playing.episode < 4:
+                playing.advance()
+                found.append(playing.latest_actions)
+            return found
+
+    with game(algorithm, None, NoisyEnv, settings) as other:
+        other.plan = replace(other.plan, rivals=[Rival("them", load)])
+        beginning = Thread(target=other.begin, args=(2, False, None, "them"))
+        assert acted(beginning) == acted(None)
+        beginning.join()
+        assert other.against == "them"
 
 
 def test_the_first_side_is_what_one_policy_plays() -> None:
@@ -146,6 +197,18 @@ class LosesItsWay:
     def act(self, observation: Any, mask: Any, rng: Any) -> int:
         LosesItsWay.left -= 1
         return 3 if LosesItsWay.left >= 0 else {}["map"]
+
+
+class Leaves:
+    """Ends the process that asks it."""
+
+    def act(self, observation: Any, mask: Any, rng: Any) -> int:
+        raise SystemExit
+
+
+def test_a_rival_that_ends_the_process_has_failed() -> None:
+    with game(always(US), Leaves()) as playing, pytest.raises(HookError, match=r"Leaves, agent 'b', .* SystemExit"):
+        playing.begin(1, True, None, "them")
 
 
 def test_a_rival_that_fails_is_named_with_episode_and_step_until_the_game_begins_anew() -> None:
@@ -199,18 +262,6 @@ def test_who_can_play_one_side_keeps_it(side: str, pays: float) -> None:
         with pytest.raises(ConfigError, match="them cannot play"):
             playing.take(side)
         assert playing.persons == {}
-class Leaves:
-    """Ends the process that asks it."""
-
-    def act(self, observation: Any, mask: Any, rng: Any) -> int:
-        raise SystemExit
-
-
-def test_a_rival_that_ends_the_process_has_failed() -> None:
-    with game(always(US), Leaves()) as playing, pytest.raises(HookError, match=r"Leaves, agent 'b', .* SystemExit"):
-        playing.begin(1, True, None, "them")
-
-
     with game(always(US), rival, seat=[side]) as playing, pytest.raises(ConfigError, match="the policies act for"):
         playing.begin(1, True, None, "them")
 
