@@ -48,18 +48,31 @@ def spiel_game(env_id: str, parameters: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{where}: the game does not take {', '.join(unknown)}; {words}", key="env")
     try:
         game = pyspiel.load_game(name, dict(parameters))
-    except pyspiel.SpielError as error:
+    except (pyspiel.SpielError, LookupError) as error:  # the latter of C++
         raise ConfigError(f"{where}: OpenSpiel refuses {dict(parameters)}: {error}", key="env") from error
     kind = game.get_type()  # of these parameters
     refused = {
         "its players move at the same time": kind.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL,
         "its chance follows no seed": kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC,
-        "it has no tensor": not (kind.provides_information_state_tensor or kind.provides_observation_tensor),
+        "it has no tensor": not _has_tensor(game),
     }
     for why in (words for words, is_so in refused.items() if is_so):
         accepted_games = "games with turns, listed chance and a tensor, such as open_spiel/leduc_poker"
         raise ConfigError(f"{where}: {why}; accepted: {accepted_games}", key="env")
     return game
+
+
+def _has_tensor(game: Any) -> bool:
+    import pyspiel
+
+    kind = game.get_type()
+    if kind.provides_information_state_tensor or not kind.provides_observation_tensor:
+        return bool(kind.provides_information_state_tensor)
+    try:
+        game.observation_tensor_shape()
+    except pyspiel.SpielError:  # the game has it in its list, but not in its code
+        return False
+    return True
 
 
 class OpenSpielEnv(AECEnv):  # type: ignore[misc]

@@ -65,6 +65,8 @@ def test_what_is_no_game_with_turns_is_refused() -> None:
         ("open_spiel/kuhn_poker", {"cards": 4}, "the game does not take cards; accepted: players"),
         ("open_spiel/kuhn_poker", {"players": 99}, "OpenSpiel refuses {'players': 99}"),
         ("open_spiel/matrix_rps", {}, "its players move at the same time; accepted: games with turns"),
+        ("open_spiel/crossword", {}, "it has no tensor; accepted: games with turns"),
+        ("open_spiel/nfg_game", {}, "OpenSpiel refuses {}"),
         ("kuhn_poker", {}, "unknown env 'kuhn_poker'; did you mean open_spiel/kuhn_poker?"),
     ):
         with pytest.raises(ConfigError) as raised:
