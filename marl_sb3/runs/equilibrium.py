@@ -12,6 +12,7 @@ from marl_sb3.core.acting import AgentInputs, PolicyBundle, Want
 from marl_sb3.core.config import shown
 from marl_sb3.core.envs import MASK, env_factory
 from marl_sb3.core.metrics import Result
+from marl_sb3.core.sb3 import inference
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError
@@ -22,6 +23,7 @@ from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.types import AgentID, Array
 
 _ILLEGAL = 1e-6  # probability of illegal actions that is taken for rounding
+_MOST_HISTORIES = 10_000_000  # of a game: more take hours, and more memory than there is
 
 
 def nash_conv(
@@ -52,8 +54,9 @@ def nash_conv(
         game, each with the same probability; with `snapshots`, how many there are, by agent.
 
     Raises:
-        ConfigError: the game is none of OpenSpiel's with information state tensors, or OpenSpiel is not installed; or a
-            policy has a memory or no probabilities, takes illegal actions, or is for other agents or spaces.
+        ConfigError: the game is none of OpenSpiel's with information state tensors, or has more than ten million
+            histories, or OpenSpiel is not installed; or a policy has a memory or no probabilities, takes illegal
+            actions, or is for other agents or spaces.
     """
     run, bundle, env, env_kwargs = _of_run(policies, env, checkpoint, env_kwargs)
     game_env = _game_env(env, env_kwargs)
@@ -126,13 +129,30 @@ def _game_env(env: str | None, env_kwargs: dict[str, Any]) -> OpenSpielEnv:
     if not made.knows:
         words = "the game has too many information states, or shows players less than they know"
         raise ConfigError(f"NashConv is not known for env {env!r}: {words}; {accepted}", key="env")
+    _require_small(made.game, f"NashConv is not known for env {env!r}")
     return made
+
+
+def _require_small(game: Any, where: str) -> None:
+    """Refuse a game with so many histories that nobody waits for its end."""
+    left, number = [game.new_initial_state()], 0
+    while left:
+        state, number = left.pop(), number + 1
+        if number > _MOST_HISTORIES:
+            words = f"the game has more than {_MOST_HISTORIES:,} histories"
+            raise ConfigError(f"{where}: {words}; accepted: smaller ones, such as open_spiel/leduc_poker", key="env")
+        if not state.is_terminal():
+            left += [state.child(action) for action in state.legal_actions()]
 
 
 def _probabilities(bundle: PolicyBundle, env: OpenSpielEnv, states: list[Any], deterministic: bool) -> Array:
     """Return the probability of each action in each state, (states, actions), by the policy of the player who acts."""
     found: Array = np.zeros((len(states), env.game.num_distinct_actions()))
     for player, agent in enumerate(env.possible_agents):
+        own = bundle.policies.get(bundle.policy_of.get(agent, ""))
+        if not deterministic and own is not None and not inference.has_distribution(own):
+            words = f"the policy of {agent} gives no probabilities"
+            raise ConfigError(f"{words}; accepted: --deterministic (deterministic=True)", key="policies")
         places = [place for place, state in enumerate(states) if state.current_player() == player]
         seen = [env.observed(states[place], player) for place in places]
         batch = {part: np.stack([one[part] for one in seen]) for part in seen[0]}

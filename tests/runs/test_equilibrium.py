@@ -25,6 +25,7 @@ from marl_sb3 import (
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import play_episodes
+from marl_sb3.runs import equilibrium
 from marl_sb3.runs.equilibrium import _drawn_once
 
 KUHN, LEDUC = "open_spiel/kuhn_poker", "open_spiel/leduc_poker"
@@ -149,7 +150,7 @@ def test_who_draws_a_policy_for_each_game_plays_as_one_policy_does() -> None:
     np.testing.assert_array_equal(never, bets)  # in states that nobody gets to, too
 
 
-def test_policies_that_do_not_fit_are_refused() -> None:
+def test_policies_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspiel")
     remembers = untrained(KUHN, frame_stack=2)
     with pytest.raises(ConfigError, match=r"the policy of player_0 has a memory; accepted: policies without"):
@@ -162,6 +163,13 @@ def test_policies_that_do_not_fit_are_refused() -> None:
         nash_conv(unmasked, LEDUC)
     with pytest.raises(ConfigError, match=r"open_spiel/connect_four': the game has too many information states"):
         nash_conv(unmasked, "open_spiel/connect_four")
+    kuhn, chooses = make_vec_env(KUHN, n_envs=1), {"shared": PolicySpec(marl_sb3.DQN, buffer_size=10)}
+    by_values = MultiAgentAlgorithm(kuhn, chooses, lambda _: "shared")
+    with pytest.raises(ConfigError, match=r"policy of player_0 gives no probabilities; accepted: --deterministic"):
+        nash_conv(by_values, KUHN)
+    monkeypatch.setattr(equilibrium, "_MOST_HISTORIES", 100)
+    with pytest.raises(ConfigError, match=r"poker': the game has more than 100 histories; accepted: smaller ones"):
+        nash_conv(unmasked, LEDUC)
 
 
 def test_a_league_has_that_of_its_pool(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
