@@ -151,6 +151,7 @@ class Player:
         self._game, self._stage, self._clock = game, stage, clock
         self._steps_per_s, self._n_episodes = steps_per_s, n_episodes
         self._playing, self._waits = True, False
+        self._is_stuck = False  # whether env or rival have failed, so that there is no next step
         self._selected = game.env.agents[0] if stage.selects else ""
         self._shown_s = self._stepped_s = 0.0  # when it was shown, when the latest step was taken, by the clock
         self._said = set[str]()
@@ -189,7 +190,7 @@ class Player:
         """Obey the next command, or take the next step, whichever is due first; returns whether that was all."""
         waits_for_persons = self._waits and self._game.awaited()
         timeout_s = max(0.0, self._stepped_s + self._step_s() - self._clock())
-        command = self._stage.next_command(timeout_s if self._playing and not waits_for_persons else None)
+        command = self._stage.next_command(timeout_s if self._goes_on and not waits_for_persons else None)
         if command is None:
             if self._game.is_over and self._game.episode == self._n_episodes:
                 return True
@@ -203,6 +204,10 @@ class Player:
             self._show(looks=command.do == "begin")
         return False
 
+    @property
+    def _goes_on(self) -> bool:
+        return self._playing and not self._is_stuck
+
     def _step_s(self) -> float:
         """Return how long the latest step is shown before the next one."""
         if self._game.is_over:
@@ -212,12 +217,12 @@ class Player:
     def _advance(self) -> None:
         game, now_s = self._game, self._clock()
         chooses = self._waits and bool(game.persons)
-        game.viewed.looks = chooses or not self._playing or now_s - self._shown_s >= 1 / self._stage.most_per_s
+        game.viewed.looks = chooses or not self._goes_on or now_s - self._shown_s >= 1 / self._stage.most_per_s
         self._stepped_s = now_s
         try:
             game.advance()
-        except MarlSb3Error as error:  # the env's fault
-            self._playing, game.viewed.film = False, None
+        except MarlSb3Error as error:  # the env's fault, or the rival's
+            self._is_stuck, game.viewed.film = True, None
             self._stage.fail(error, "Begin anew to go on.")
             self._show(looks=False)
             return
@@ -255,7 +260,7 @@ class Player:
             masks=masks,
             boards={agent: board for agent, board in boards.items() if board is not None},
             insight=game.insight(self._selected) if self._selected else None,
-            playing=self._playing,
+            playing=self._goes_on,
             steps_per_s=self._steps_per_s,
             seed=self._seed,
             checkpoint=game.policies.checkpoint or "",
@@ -286,7 +291,7 @@ class Player:
             raise ConfigError(f"unknown agent {agent!r:.100}; accepted: {', '.join(game.controls)}")
         match command.do:
             case "play" | "pause":
-                self._playing = command.do == "play"
+                self._playing, self._is_stuck = command.do == "play", False
             case "step":
                 self._playing = False
                 if self._waits and (awaited := game.awaited()):
@@ -302,6 +307,7 @@ class Player:
                 self._selected = agent
                 game.take(agent)
                 self._playing, self._waits = True, bool(game.controls[agent].sizes)
+                self._is_stuck = False
             case "release":
                 game.release(agent)
             case "act":
@@ -321,7 +327,7 @@ class Player:
         against = plan.against if command.against is None else command.against
         swaps = plan.swaps if command.swaps is None else command.swaps
         self._game.begin(seed, chosen, command.checkpoint, against, swaps)
-        self._seed, self._stepped_s = seed, self._clock()
+        self._seed, self._stepped_s, self._is_stuck = seed, self._clock(), False
 
     def _begin_film(self) -> None:
         viewed = self._game.viewed

@@ -279,3 +279,23 @@ def test_a_viewer_whose_first_rival_fails_is_told_and_chooses_another() -> None:
         stage = ScriptedStage(script)
         Player(playing, stage, 10.0, clock=lambda: stage.now_s).play()
         assert len(stage.problems) == 3
+
+
+def test_a_viewer_whose_rival_fails_plays_on_against_another() -> None:
+    def script(stage: Any) -> Iterator[Any]:
+        yield Command("begin", against="them")
+        LosesItsWay.left = 0
+        yield None
+        assert "it raised KeyError: 'map' Begin anew to go on." in stage.problems[0]
+        assert not stage.moment.playing
+        yield Command("begin", against="other")
+        assert stage.moment.playing
+        yield None
+        assert (stage.moment.against, stage.moment.step) == ("other", 1)
+
+    LosesItsWay.left = 1
+    with game(always(US), LosesItsWay()) as playing:
+        playing.plan = replace(playing.plan, rivals=[*playing.plan.rivals, Rival("other", lambda _: "random")])
+        stage = ScriptedStage(script)
+        Player(playing, stage, 10.0, clock=lambda: stage.now_s).play()
+        assert len(stage.problems) == 1
