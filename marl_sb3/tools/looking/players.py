@@ -61,7 +61,7 @@ def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig
     """
     if not runs:
         if env is None:
-            words = "no player is a run, whose env could be taken; accepted: --env ENV (env=)"
+            words = "no player is a run, whose env could be taken; accepted: runs, or --env ENV (env=)"
             raise ConfigError(words, key="env")
         return load_config(env), []
     (first_path, first), *others = ((path, run.config) for path, run in runs.items())
@@ -219,9 +219,11 @@ def _from_files(
     members = members_of(run.files.path)
     rated = {name: each.rating for name, each in members.items() if each.rating is not None}
     if checkpoints == "best" and rated:  # a sum of returns does not say how good a member is
-        best = max(rated, key=rated.__getitem__)
-        yield _at(f"{label}/{best}", run, run.files.path / LEAGUE / best, env)
-        return
+        name = max(rated, key=rated.__getitem__)
+        best = player_at(run, run.files.path / LEAGUE / name, env)
+        if best.policy_of.keys() >= {*env.agents}:  # else it needs the others, and their ratings say nothing about it
+            yield Player(f"{label}/{name}", str(run.files.shown), best, name)
+            return
     which = [checkpoints]
     if checkpoints == "all":
         which = [str(int(name.removeprefix("ckpt-"))) for name in run.files.checkpoints.names()] or [None]

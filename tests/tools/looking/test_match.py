@@ -16,7 +16,7 @@ from pettingzoo import ParallelEnv
 from small_runs import start
 
 import marl_sb3
-from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.match import main
 from marl_sb3.report import main as report
@@ -303,10 +303,18 @@ def test_all_checkpoints_and_members_play_and_the_report_shows_it(
             Match.from_json(text)
 
 
-def test_the_best_of_a_league_is_the_member_with_the_highest_rating(run: Path) -> None:
-    found = marl_sb3.match([run, run / "league" / "agent1@4"], checkpoints="best", opponents=["random"], episodes=1)
-    assert found.players[0].name.endswith("agent1@2")
-    assert [each.sides for each in found.players] == [["agent1"], ["agent1"], ["agent1", "agent2"]]
+def test_the_best_of_a_league_is_the_member_with_the_highest_rating_if_it_plays_all_sides(
+    run: Path, tmp_path: Path
+) -> None:
+    member, how = run / "league" / "agent1@4", {"checkpoints": "best", "opponents": ["random"], "episodes": 1}
+    apart = marl_sb3.match([run, member], **how).players
+    assert [each.checkpoint for each in apart] == [load_policies(run, "best").checkpoint, "agent1@4", None]
+    assert [each.sides for each in apart] == [["agent1", "agent2"], ["agent1"], ["agent1", "agent2"]]
+    start(str(tmp_path / "run"), 4).close()
+    shutil.copytree(tmp_path / "run" / "checkpoints" / "ckpt-000002", tmp_path / "run" / "league" / "shared@2")
+    listed = [{"policy": "shared", "iteration": number, "rating": -number} for number in (2, 4)]
+    (tmp_path / "run" / "league" / "members.json").write_text(json.dumps(listed))
+    assert [each.name for each in marl_sb3.match(tmp_path / "run", **how).players] == ["run/shared@2", "random"]
 
 
 def test_a_run_in_python_is_a_player_whose_env_is_taken(run: Path) -> None:
@@ -358,7 +366,7 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
         ("RUN --opponent random --opponent random", "an opponent is given twice"),
         ("RUN --checkpoints 7,2", r"has no checkpoint '7'; accepted: best, latest, or one of 2, 4"),
         ("RUN MISSING", "missing is not a run folder: it does not exist"),
-        ("--opponent random", r"no player is a run, whose env could be taken; accepted: --env ENV"),
+        ("--opponent random", r"no player is a run, whose env could be taken; accepted: runs, or --env ENV"),
         ("RUN --opponent random --agents agent1,x", "--agents: 'x' is no agent, or in two sides; accepted: some of"),
         ("RUN --opponent random --agents agent1,agent2", "--agents: there is one side alone"),
         ("RUN --opponent nobody", r"opponent 'nobody'; accepted: random, .* or MODULE:CLASS"),
