@@ -304,7 +304,7 @@ def test_actions_are_those_of_the_env(space: Any, good: Any, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("against", "message"),
     [
-        ("Third", "opponent 'Third'; accepted: random, or MODULE:CLASS"),
+        ("Third", "opponent 'Third'; accepted: random, greedy, "),
         ("no_such_module:Third", "opponent 'no_such_module:Third': cannot import"),
         (f"{__name__}:Fourth", "there is no method act"),
         (f"{__name__}:always", "there is no method act"),
@@ -374,7 +374,7 @@ def wilson_by_hand(p: float, n: int) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--against nothing", "opponent 'nothing'; accepted: random, or MODULE:CLASS"),
+        ("--against nothing", "opponent 'nothing'; accepted: random, greedy, "),
         ("--against no_such:Thing", "opponent 'no_such:Thing': cannot import 'no_such'"),
         ("--against random --agents c", "seats: unknown agent 'c'; the env has a, b"),
         ("--against random --agents a,b", "a seat has all agents (a, b), which leaves none to an opponent"),
