@@ -297,7 +297,8 @@ class _Games:
         pairs = [] if opposed is None else list(permutations(numbers, 2))
         won = {pair: self._won(*pair, paired=unfair is not None) for pair in pairs}
         points = [[_points(won.get((one, two))) for two in numbers] for one in numbers]
-        by_seed = np.zeros((episodes, len(self._players), len(self._players)))
+        seeds = max(map(len, self._returns.values()), default=0)
+        by_seed = np.zeros((seeds, len(self._players), len(self._players)))
         for pair, values in won.items():
             by_seed[:, *pair] = np.nansum(values, axis=0)
         rated = ratings(by_seed)
@@ -335,8 +336,10 @@ class _Games:
     def _opposed(self) -> tuple[str | None, str | None]:
         """Say how returns oppose each other, in all games together, and if they do not, why that is not certain."""
         everything = np.concatenate(list(self._returns.values()))
-        sums, close = everything.sum(axis=1), _ROUNDING * max(1.0, float(np.nanmax(np.abs(everything), initial=0.0)))
-        if np.isfinite(sums).all() and np.ptp(sums) <= close and (abs(sums[0]) <= close or np.ptp(everything) > close):
+        sums = np.nansum(everything, axis=1)  # of those that took part
+        close = _ROUNDING * max(1.0, float(np.nanmax(np.abs(everything), initial=0.0)))
+        differ = np.nanmax(everything, initial=-np.inf) - np.nanmin(everything, initial=np.inf) > close
+        if np.ptp(sums) <= close and (abs(sums[0]) <= close or differ):
             total = round(float(sums[0]), 3) + 0.0
             return f"the agents' returns oppose each other: their sum is always about {total:.4g}", None
         found = Opposition(self._agents, {agent: name for name, side in self._sides.items() for agent in side})

@@ -65,6 +65,15 @@ class Numbers(ParallelEnv):
         return shown, dict(zip(agents, paid.tolist(), strict=True)), *ended, {agent: {} for agent in agents}
 
 
+class Fewer(Numbers):
+    """The last agent takes no part in some of the episodes."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        shown, infos = super().reset(seed, options)
+        self.agents = self.agents[: -1 if self.drawn % 2 else None]
+        return {agent: shown[agent] for agent in self.agents}, {agent: infos[agent] for agent in self.agents}
+
+
 class Always:
     """Takes one number."""
 
@@ -153,6 +162,15 @@ def test_one_of_three_sides_is_taken_against_two() -> None:
     together = played({"weak": Always(0), "strong": Always(9)}, limits=limits, sides=[["a", "c"], []])
     assert together.sides == {"a,c": ["a", "c"], "b": ["b"]}
     assert means(together.returns["a,c"]) == [[0.0, -3.0], [3.0, 0.0]]
+
+
+def test_who_takes_no_part_in_an_episode_neither_wins_nor_loses_it() -> None:
+    found = marl_sb3.match(THREE, env=lambda: Fewer("duel", {"a": 10, "b": 10, "c": 10}), episodes=6, n_envs=3)
+    assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
+    points, alone = found.points[1][0], found.players[0].against_others["c"]
+    assert points is not None
+    assert (points.won, points.drawn, points.lost) == (24 + 2 * alone.n, 0, 0)
+    assert 0 < alone.n < 6
 
 
 def test_where_one_side_always_wins_both_orders_of_a_seed_count_together() -> None:
