@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-from marl_sb3.cli import EXIT_DONE, STOCHASTIC, OfRun, command, record
+from marl_sb3.cli import EXIT_DONE, SEARCH, STOCHASTIC, OfRun, command, record
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
@@ -61,6 +61,7 @@ class MatchOptions:
     episodes: Annotated[
         PositiveInt, "--episodes N", "episodes of each two players in each order of the sides; default: 100"
     ] = 100
+    search: Annotated[Count, SEARCH] = 0
     stochastic: Annotated[bool, STOCHASTIC]
     deterministic: Annotated[bool, "--deterministic", "take the most likely actions; default: the run's setting"]
     seed: Annotated[Count, "--seed S", "seed of the episodes and of sampled actions; default: 0"] = 0
@@ -95,6 +96,7 @@ def main(options: MatchOptions) -> int:
             deterministic=options.deterministic or (False if options.stochastic else None),
             seed=options.seed,
             n_envs=options.n_envs,
+            search=options.search,
         )
     if options.out is not None:
         found.write(options.out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from marl_sb3 import cli
-from marl_sb3.core.config import PositiveInt
+from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import require_extra, without_collections
 
@@ -67,6 +67,7 @@ class ServeOptions:
         "checkpoints: a run, a checkpoint, a member of a league, a player of the package such as minimax2, or "
         "MODULE:CLASS of yours; may be repeated; default: nobody",
     ]
+    search: Annotated[Count, "--search N", f"with --ui: {cli.SEARCH[1]}"] = 0
     max_body: Annotated[
         int, Meta(ge=1000), cli.Section("limits"), "--max-body BYTES", "size of a request; default: 8000000"
     ] = 8_000_000
@@ -82,8 +83,9 @@ class ServeOptions:
 def main(options: ServeOptions) -> int:
     """Serve until a signal; returns the exit code."""
     require_extra("serve", "serve")
-    if options.against and not options.ui:
-        raise ConfigError("--against is for the page; accepted: with --ui", key="--against")
+    for option, given in (("--against", options.against), ("--search", options.search)):
+        if given and not options.ui:
+            raise ConfigError(f"{option} is for the page; accepted: with --ui", key=option)
     settings = options.server.settings(PORT)
     from marl_sb3.tools.serving import Limits, Listening, Server
 
@@ -100,7 +102,7 @@ def main(options: ServeOptions) -> int:
     if options.ui:
         from marl_sb3.tools.serving import PAGE_FILES, ui_routes
 
-        routes, public = [*routes, *ui_routes(run, rivals)], [*PAGE_FILES]
+        routes, public = [*routes, *ui_routes(run, rivals, options.search)], [*PAGE_FILES]
     what = "page and policies" if options.ui else "serving"
     server = Server(routes, listening, limits, public=public, lifespan=api.lifespan)
     server.run(lambda address: print(f"{what} on {address}", flush=True))

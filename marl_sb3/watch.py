@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, STOCHASTIC, OfRun, command, record
+from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, SEARCH, STOCHASTIC, OfRun, command, record
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
@@ -82,6 +82,7 @@ class WatchOptions:
     keep_sides: Annotated[
         bool, "--keep-sides", "do not swap sides after each episode; default: they swap, if both can play both"
     ]
+    search: Annotated[Count, SEARCH] = 0
     stochastic: Annotated[bool, STOCHASTIC]
     seed: Annotated[Count | None, EPISODES_SEED]
     env: OfRun
@@ -91,7 +92,7 @@ class WatchOptions:
         if self.fps is not None and not 0.1 <= self.fps <= 1000:
             raise ConfigError(f"--fps is {self.fps:g}; accepted: 0.1 to 1000", key="--fps")
         if self.random:
-            for name in ("checkpoint", "stochastic", "against"):
+            for name in ("checkpoint", "stochastic", "search", "against"):
                 if getattr(self, name):
                     option = "an opponent" if name == "against" else f"--{name}"
                     raise ConfigError(f"--random takes no actions of policies; {option} does not go with it", key=name)
@@ -125,7 +126,8 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
         return player_at(run, options.run, env) if is_player else run.policies(options.checkpoint, env)
 
     title = f"{run.config.env}, {run.files.shown if run.at is None else options.run}"
-    return _with_rival(replace(plan, policies=None if options.random else policies), run, options), title
+    plan = replace(plan, policies=None if options.random else policies, search=options.search)
+    return _with_rival(plan, run, options), title
 
 
 def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "GamePlan":

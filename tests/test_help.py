@@ -15,14 +15,14 @@ import pytest
 OPTIONS = {
     "train": 40,
     "evaluate": 19,
-    "watch": 12,
+    "watch": 13,
     "report": 5,
     "export": 7,
     "imitate": 22,
-    "serve": 17,
+    "serve": 18,
     "plot": 9,
     "compare": 6,
-    "match": 13,
+    "match": 14,
     "doctor": 9,
     "tune": 34,
 }

@@ -28,6 +28,7 @@ from .shared import N_ENVS as N_ENVS
 from .shared import POLICIES as POLICIES
 from .shared import RUN as RUN
 from .shared import RUN_DIR as RUN_DIR
+from .shared import SEARCH as SEARCH
 from .shared import SEED as SEED
 from .shared import STOCHASTIC as STOCHASTIC
 from .shared import TRUST_FILE as TRUST_FILE

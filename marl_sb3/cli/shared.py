@@ -23,6 +23,10 @@ CHECKPOINT = (
     "a line of the output says which and why",
 )
 STOCHASTIC = ("--stochastic", "sample the actions, as in training; default: the run's setting")
+SEARCH = (
+    "--search N",
+    "before each action, policies look at N positions in copies of the env; for games of two by turns; default: 0",
+)
 EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed")
 
 

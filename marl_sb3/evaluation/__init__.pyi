@@ -40,6 +40,7 @@ from .playing import random_returns as random_returns
 from .playing import require_same_agents as require_same_agents
 from .playing import seat_name as seat_name
 from .playing import seats_of as seats_of
+from .search import searching as searching
 from .viewed_env import View as View
 from .viewed_env import ViewedEnv as ViewedEnv
 from .viewed_env import view_if_drawn as view_if_drawn

@@ -22,10 +22,11 @@ from marl_sb3.core.state import get_rng, preserve_rng, set_rng
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, ZeroBased, make_vec_env, map_arrays, same
 from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
 from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
-from marl_sb3.evaluation.opponents import RANDOM, Rival
+from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of
 from marl_sb3.evaluation.pairing import Pairing
 from marl_sb3.evaluation.playing import require_same_agents, seats_of, seed_generators
 from marl_sb3.evaluation.score import Score
+from marl_sb3.evaluation.search import searching
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers import choices_of
@@ -78,6 +79,7 @@ class GamePlan:
     # agent alone if that policy plays all; or the others, if only these can be played so
     seat: Sequence[AgentID] | None = None
     swaps: bool = True  # whether the sides swap after each episode, if both can play both
+    search: int = 0  # simulations by which policies look ahead, see `searching`; 0: they do not
 
 
 class Game:
@@ -215,12 +217,14 @@ class Game:
             policies = _no_policies(self.env)
             return policies, Pairing(self.env, policies, RANDOM, (), agents), [()]
         with _TURN:  # it draws weights, and puts the generators back as they were
-            policies = load(checkpoint, self.env)
+            policies = self._looking_ahead(load(checkpoint, self.env))
         if not against:
             require_same_agents(policies, self.env)
             return policies, Pairing(self.env, policies, None, agents, ()), [agents]
         with _TURN:
-            theirs = self._rival(against).load(self.env)
+            rival = self._rival(against).load(self.env)
+            bundle = bundle_of(rival)
+            theirs = rival if bundle is None else self._looking_ahead(bundle)
         first = self._first_seat(policies)
         pairing, faults = Pairing(self.env, policies, theirs, agents, agents), []
         seats = [first, self._others(first)]
@@ -233,6 +237,9 @@ class Game:
         if not seats or (self.plan.seat is not None and seats[0] is not first):
             raise faults[0]
         return policies, pairing, seats
+
+    def _looking_ahead(self, bundle: PolicyBundle) -> PolicyBundle:
+        return searching(bundle, self.plan.search) if self.plan.search else bundle
 
     def _rival(self, name: str) -> Rival:
         for rival in self.plan.rivals:

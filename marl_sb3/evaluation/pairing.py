@@ -12,6 +12,7 @@ from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.evaluation.opponents import Against, OpponentRows, bundle_of, opponents_of
+from marl_sb3.evaluation.search import Searcher, SearchingBundle
 from marl_sb3.types import AgentID, Array, PolicyID
 
 
@@ -37,6 +38,7 @@ class PolicySide:
             for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
             if any(bundle.policy_of.get(agent) == policy_id for agent in agents)
         ]
+        self._searcher = Searcher(bundle, env, deterministic) if isinstance(bundle, SearchingBundle) else None
 
     def play(self, agents: Collection[AgentID]) -> None:
         """From the next step on, act for these of the agents."""
@@ -51,6 +53,8 @@ class PolicySide:
         for group, of_group, to in zip(self._env.groups, chosen, actions, strict=True):
             columns = self._own[list(group.columns)]
             to[:, columns] = of_group[:, columns]
+        if self._searcher is not None:
+            self._searcher.put(shown, actions)
         return acted
 
     def observe(self, step: VecStep) -> None:

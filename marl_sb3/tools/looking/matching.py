@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import PositiveInt, require, shown
+from marl_sb3.core.config import Count, PositiveInt, require, shown
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.metrics import Opposition, SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes
+from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes, searching
 from marl_sb3.extensions.display import progress_bars
 from marl_sb3.results import Rating, ratings
 from marl_sb3.runs import EpisodeDigests, make_envs
@@ -131,6 +131,7 @@ def match(
     deterministic: bool | None = None,
     seed: int = 0,
     n_envs: int | None = None,
+    search: int = 0,
 ) -> Match:
     """Let players play each other, on all sides, in the same episodes.
 
@@ -147,6 +148,7 @@ def match(
         deterministic: the most likely actions (True), or sampled ones (False). None: the setting of each run.
         seed: of the episodes and of sampled actions.
         n_envs: envs that step together; None: as in the first run.
+        search: how many positions policies look at before each action, see `evaluation.searching`; 0: none.
 
     Raises:
         ConfigError: there are fewer than two players, or they do not play one game; the message names them.
@@ -154,7 +156,7 @@ def match(
         HookError: an opponent of code failed.
     """
     episodes = require("episodes", episodes, PositiveInt)
-    checkpoints = require("checkpoints", checkpoints, str | None)
+    checkpoints, search = require("checkpoints", checkpoints, str | None), require("search", search, Count)
     env_id, factory = named_factory(env)
     code = _code([opponents] if isinstance(opponents, str) else opponents)
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
@@ -163,7 +165,7 @@ def match(
     config, notes = game_of(runs, env_id)
     plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
     with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:
-        found = players_of({**named, **code}, runs, checkpoints, envs)
+        found = [_looking_ahead(each, search) for each in players_of({**named, **code}, runs, checkpoints, envs)]
         bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
@@ -173,6 +175,11 @@ def match(
             playing = bars.add_task("episodes", total=episodes * len(table.seatings))
             table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
     return table.result(config.env, episodes, seed, notes)
+
+
+def _looking_ahead(player: Player, simulations: int) -> Player:
+    bundle = bundle_of(player.plays) if simulations else None
+    return player if bundle is None else replace(player, plays=searching(bundle, simulations))
 
 
 def _named(players: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -> dict[str, Any]:

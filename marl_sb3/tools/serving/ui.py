@@ -107,13 +107,16 @@ class SocketStage(Stage):
         send: gets every message, in the thread: JSON, and pictures as bytes, each before its moment. It may take its
             time, which slows the game down, and raises `ViewerLeftError` if nobody listens any more.
         rivals: who may be chosen to play against, beside those that the run has; the first one plays first.
+        search: how many positions policies look at before each action, see `evaluation.searching`; 0: none.
     """
 
     most_per_s = 30.0
     selects = True
 
-    def __init__(self, run: SavedRun, send: Callable[[str | bytes], None], rivals: Sequence[Rival] = ()) -> None:
-        self._run, self._send, self._rivals = run, send, rivals
+    def __init__(
+        self, run: SavedRun, send: Callable[[str | bytes], None], rivals: Sequence[Rival] = (), search: int = 0
+    ) -> None:
+        self._run, self._send, self._rivals, self._search = run, send, rivals, search
         self._commands: queue.Queue[Command | None] = queue.Queue(_MOST_WAITING)
         self._player: Player | None = None  # of the thread
         self._thread = Thread(target=self._play, name="live episode", daemon=True)
@@ -169,7 +172,8 @@ class SocketStage(Stage):
         given = {rival.name for rival in self._rivals}
         others = [rival for rival in rivals_in(self._run) if rival.name not in given]
         rivals = named_apart([*self._rivals, *others], plan.name)
-        return replace(plan, rivals=rivals, against=rivals[0].name if self._rivals else "")
+        against = rivals[0].name if self._rivals else ""
+        return replace(plan, rivals=rivals, against=against, search=self._search)
 
     def _say(self, message: Struct) -> None:
         self._send(msgspec.json.encode(message).decode())
@@ -228,12 +232,12 @@ def _as_file(picture: Array) -> bytes:
 # --- Routes ----------------------------------------------------------------------------------------------------------
 
 
-def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), most_viewers: int = 8) -> list[BaseRoute]:
+def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), search: int = 0, most_viewers: int = 8) -> list[BaseRoute]:
     """Return the routes of the page: `/` and its files, `/live`, `/films/...`.
 
     Args:
         run: the run.
-        rivals: see `SocketStage`.
+        rivals, search: see `SocketStage`.
         most_viewers: how many may watch at once, each with an episode of its own.
     """
     viewers: dict[str, SocketStage] = {}
@@ -257,7 +261,7 @@ def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), most_viewers: int = 8
             await websocket.close(_TRY_LATER)
             return
         name = secrets.token_urlsafe(16)
-        viewer = viewers[name] = SocketStage(run, _sender(websocket), rivals)
+        viewer = viewers[name] = SocketStage(run, _sender(websocket), rivals, search)
         try:
             await websocket.send_text(msgspec.json.encode({"type": "films", "folder": f"films/{name}/"}).decode())
             viewer.start()

@@ -1,0 +1,86 @@
+"""Policies that look ahead in copies of the env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pettingzoo
+import pytest
+from playing import make
+
+import marl_sb3
+from marl_sb3 import ConfigError, PolicySpec, evaluate_policies, make_vec_env
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.vec_env import same
+from marl_sb3.evaluation import searching
+from marl_sb3.evaluation.search import copied
+
+SPEC: dict[str, Any] = {"n_steps": 8, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
+
+
+def untrained(env: str, **options: Any) -> PolicyBundle:
+    """Policies that have learned nothing: what they do well, they do by the search."""
+    bundle: PolicyBundle = make(env, {"shared": PolicySpec(marl_sb3.MaskablePPO, **SPEC, **options)}).bundle()
+    return bundle
+
+
+@pytest.mark.parametrize("env", ["classic/tictactoe-v3", "classic/connect_four-v3", "open_spiel/tic_tac_toe"])
+def test_a_search_makes_a_player_of_a_policy_that_knows_nothing(env: str) -> None:
+    if env.startswith("open_spiel"):
+        pytest.importorskip("pyspiel")
+    bundle, games = untrained(env), make_vec_env(env, n_envs=2)
+
+    def won(policies: PolicyBundle) -> float:
+        seats = evaluate_policies(policies, games, 5, seed=0, against="random")
+        return float(np.mean([metrics["won"] for metrics in seats.values()]))
+
+    assert won(searching(bundle, 40)) > max(0.7, won(bundle))
+    games.close()
+
+
+def test_a_search_wins_and_blocks() -> None:
+    bundle, game = untrained("classic/tictactoe-v3"), pettingzoo.make("aec", "classic/tictactoe-v3")
+    # Cells by columns. The first player has 0 and 1, and would win in 2.
+    for moves, best in (([0, 3, 1, 4], 2), ([0, 3, 1], 2)):
+        game.reset()
+        for move in moves:
+            game.step(move)
+        made = make_vec_env(lambda game=game: game.unwrapped, n_envs=1)
+        searcher = marl_sb3.evaluation.search.Searcher(searching(bundle, 200), made, True)
+        assert searcher._action(game.unwrapped) == best
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    for env_id in ("classic/tictactoe-v3", "classic/connect_four-v3"):
+        game = pettingzoo.make("aec", env_id, render_mode="rgb_array").unwrapped
+        game.reset()
+        game.step(int(np.flatnonzero(game.observe(game.agent_selection)["action_mask"])[0]))
+        game.render()
+        seen = {agent: game.observe(agent) for agent in game.agents}
+        made = copied(game)
+        while made.agents and not any(made.terminations.values()):
+            made.step(int(np.flatnonzero(made.observe(made.agent_selection)["action_mask"])[0]))
+        assert same([seen[agent] for agent in game.agents], [game.observe(agent) for agent in game.agents])
+        assert not any(game.terminations.values())
+
+
+def test_sampled_actions_follow_the_visits() -> None:
+    bundle, games = untrained("classic/tictactoe-v3"), make_vec_env("classic/tictactoe-v3", n_envs=2)
+    options: dict[str, Any] = {"n_episodes": 4, "seed": 0, "deterministic": False}
+    one, other = (evaluate_policies(searching(bundle, 5), games, **options) for _ in range(2))
+    assert one["episode_len_mean"] == other["episode_len_mean"]
+    games.close()
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"search: policy 'shared' is of DQN with actions in Discrete\(3\); accepted"):
+        env = make_vec_env("classic/rps-v2", n_envs=1)
+        searching(marl_sb3.MultiAgentAlgorithm(env, {"shared": PolicySpec(marl_sb3.DQN)}).bundle(), 5)
+    frames = untrained("classic/tictactoe-v3", frame_stack=2)
+    with pytest.raises(ConfigError, match=r"search: policy 'shared' has frame_stack; accepted: policies with values"):
+        searching(frames, 5)
+    env = make_vec_env("classic/rps-v2", n_envs=1)
+    with pytest.raises(ConfigError, match=r"search: this env is another kind; accepted: games of two agents that take"):
+        evaluate_policies(searching(make("classic/rps-v2").bundle(), 5), env, 1)
+    env.close()
