@@ -74,13 +74,13 @@ def test_sampled_actions_follow_the_visits() -> None:
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
+    env = make_vec_env("classic/rps-v2", n_envs=1)
+    values = marl_sb3.MultiAgentAlgorithm(env, {"shared": PolicySpec(marl_sb3.DQN)}).bundle()
     with pytest.raises(ConfigError, match=r"search: policy 'shared' is of DQN with actions in Discrete\(3\); accepted"):
-        env = make_vec_env("classic/rps-v2", n_envs=1)
-        searching(marl_sb3.MultiAgentAlgorithm(env, {"shared": PolicySpec(marl_sb3.DQN)}).bundle(), 5)
+        searching(values, 5)
     frames = untrained("classic/tictactoe-v3", frame_stack=2)
     with pytest.raises(ConfigError, match=r"search: policy 'shared' has frame_stack; accepted: policies with values"):
         searching(frames, 5)
-    env = make_vec_env("classic/rps-v2", n_envs=1)
     with pytest.raises(ConfigError, match=r"search: this env is another kind; accepted: games of two agents that take"):
         evaluate_policies(searching(make("classic/rps-v2").bundle(), 5), env, 1)
     env.close()
