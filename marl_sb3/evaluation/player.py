@@ -177,7 +177,10 @@ class Player:
         except MarlSb3Error as error:
             if not self._game.plan.against:
                 raise
-            self._begin(Command("begin", against=""))
+            try:
+                self._begin(Command("begin", against=""))
+            except MarlSb3Error:  # of policies that cannot play alone
+                raise error from None
             return error
         return None
 
