@@ -18,6 +18,7 @@ from marl_sb3.files import as_path
 _log = logging.getLogger(__name__)
 
 _SUMS = re.compile(r"(evaluation/)?env_runners/episode_return_(mean|min|max)")  # metrics of the sum of all returns
+_MIXED = "others than the policies that learn play in its episodes, too"  # why a sum of returns tells nothing
 
 
 class CheckpointCallback(MultiAgentCallback):
@@ -121,7 +122,8 @@ class CheckpointCallback(MultiAgentCallback):
             "metric": self._metric,
             "value": self._value,
             "higher_is_better": self._higher_is_better,
-            "opposed": self._opposed(),
+            "opposed": None if self._opposition is None or self._is_mixed else self._opposition.words(),
+            "unfit": _MIXED if self._is_mixed else None,
         }
         about = {**algorithm.about(), "score": score}
         state, tensors = algorithm.get_state()
@@ -132,10 +134,8 @@ class CheckpointCallback(MultiAgentCallback):
             self._on_saved(self.latest)
         algorithm.tell("on_checkpoint_saved", self._folder.path / self.latest)
 
-    def _opposed(self) -> str | None:
-        """Why a sum of returns does not tell which checkpoint is the best; None if it does."""
-        if self._opposition is None:
-            return None
-        if hasattr(self.algorithm.assignment, "runner") and not self._metric.startswith("evaluation/"):
-            return "others than the policies that learn play in its episodes, too"
-        return self._opposition.words()
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether the metric is a sum of returns in episodes that others play, too: their returns say little."""
+        has_others = hasattr(self.algorithm.assignment, "runner") and not self._metric.startswith("evaluation/")
+        return self._opposition is not None and has_others

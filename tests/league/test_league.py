@@ -307,6 +307,7 @@ def test_members_are_files_that_commands_load(tmp_path: Path) -> None:
     other = marl_sb3.train(RPS, timesteps=128, seed=1, settings=settings | against, run_dir=tmp_path / "other")
     assert f"run.{newest}" in other.algorithm.assignment.scores["shared"]
     assert "is the latest: others than the policies that learn" in str(load_policies(other.folder).checkpoint_why)
+    assert other.files.checkpoints.opposed() is None  # nobody has compared their returns
 
 
 def test_code_plays_and_its_faults_are_named() -> None:

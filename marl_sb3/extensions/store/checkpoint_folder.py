@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -128,11 +128,12 @@ class CheckpointFolder:
         newest_first = self.names()[::-1]
         if which == "latest":
             return [(name, "") for name in newest_first]
-        best_first, opposed = self._scores(), self.opposed()
-        if opposed is not None and which is None:
-            reason = f"{opposed}, so that {best_first[0].metric} does not tell which is the best"
+        best_first = self._scores()
+        unfit = _newest(best_first).unfit if best_first else None
+        if unfit is not None and which is None:
+            reason = f"{unfit}, so that {best_first[0].metric} does not tell which is the best"
             return [(name, f"{name} is the latest: {reason}") for name in newest_first]
-        but = "" if opposed is None else f"; but {opposed}"
+        but = "" if unfit is None else f"; but {unfit}"
         best = [(score.name, f"{score.name} is the best by {score}{but}") for score in best_first]
         without = [name for name in newest_first if name not in dict(best)]
         return [*best, *((name, f"{name} is the latest: no value says which is the best") for name in without)]
@@ -147,7 +148,7 @@ class CheckpointFolder:
         Reads the manifests only.
         """
         scores = self._scores()
-        return max(scores, key=lambda score: score.order[1]).opposed if scores else None
+        return _newest(scores).opposed if scores else None
 
     def _scores(self) -> list[_Score]:
         """The scores of the checkpoints that have one, the best first."""
@@ -168,15 +169,22 @@ class _Score(NamedTuple):
     value: float
     order: tuple[float, int]  # the largest is the best; of equal values the newer
     opposed: str | None  # how the agents' returns oppose each other
+    unfit: str | None  # why the metric does not tell which one is the best: that, or another reason
 
     @classmethod
     def read(cls, name: str, score: StateReader) -> _Score:
         value, sign = score.number("value"), 1.0 if score.boolean("higher_is_better") else -1.0
-        opposed = score.string("opposed") if "opposed" in score and score.value("opposed") is not None else None
-        return cls(name, score.string("metric"), value, (sign * value, _iteration(name)), opposed)
+        opposed, unfit = (
+            score.string(key) if key in score and score.value(key) is not None else None for key in ("opposed", "unfit")
+        )
+        return cls(name, score.string("metric"), value, (sign * value, _iteration(name)), opposed, opposed or unfit)
 
     def __str__(self) -> str:
         return f"{self.metric} ({self.value:.4g})"
+
+
+def _newest(scores: Sequence[_Score]) -> _Score:
+    return max(scores, key=lambda score: score.order[1])
 
 
 def checkpoints_of(run: Path) -> CheckpointFolder:
