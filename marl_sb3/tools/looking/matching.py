@@ -237,6 +237,10 @@ class _Games:
                 seating = tuple(one if name == side else other for name in sides)
                 if all(name in players[who].sides for name, who in zip(sides, seating, strict=True)):
                     seatings[seating] = None
+        if not seatings:
+            able = ", ".join(f"{player.name} plays {', '.join(player.sides)}" for player in players)
+            words = f"no two players take all sides ({', '.join(sides)}): {able}"
+            raise ConfigError(f"{words}; accepted: somebody for the others, such as --opponent random", key="run")
         self.seatings = list(seatings)  # the player on each side; with two sides, each is one of two orders
         # By seating: each agent's return in each episode, (n, A), in the order of their seeds; NaN where it has none.
         self._returns: dict[tuple[int, ...], Array] = {}
