@@ -51,12 +51,18 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
         One for each player; None for those that have met nobody.
 
     Raises:
-        ConfigError: the points are no square of finite numbers from 0 on, or the player at 0 has met nobody.
+        ConfigError: the points are no square of finite numbers from 0 on, there are no prior games, or the player at 0
+            has met nobody.
     """
-    sets = np.array(points, dtype=np.float64)
+    try:
+        sets = np.array(points, dtype=np.float64)
+    except (TypeError, ValueError):  # text, or a ragged list
+        sets = np.array(np.nan)
     if sets.ndim not in (2, 3) or sets.shape[-2] != sets.shape[-1] or not (np.isfinite(sets) & (sets >= 0)).all():
         words = "accepted: (n, n) or (m, n, n), finite numbers from 0 on"
-        raise ConfigError(f"points are {sets!r:.200}; {words}", key="points")
+        raise ConfigError(f"points are {points!r:.200}; {words}", key="points")
+    if not 0 < prior_games < math.inf:
+        raise ConfigError(f"prior_games is {prior_games}; accepted: a number above 0", key="prior_games")
     sets = sets if sets.ndim == 3 else sets[None]
     sets[:, range(sets.shape[-1]), range(sets.shape[-1])] = 0.0
     points = sets.sum(axis=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,7 +106,9 @@ def test_games_of_a_set_that_go_together_count_like_one() -> None:
     assert ratings(np.zeros((0, 0))) == []
 
 
-@pytest.mark.parametrize("points", [[[0, 1]], [[0, -1], [0, 0]], [[0, math.nan], [0, 0]]])
-def test_points_that_are_none_are_refused(points: list[list[float]]) -> None:
+@pytest.mark.parametrize("points", [[[0, 1]], [[0, -1], [0, 0]], [[0, math.nan], [0, 0]], [[0, 1], [0]], "points"])
+def test_points_that_are_none_are_refused(points: Any) -> None:
     with pytest.raises(ConfigError, match=r"accepted: \(n, n\) or \(m, n, n\), finite numbers from 0 on"):
-        ratings(np.array(points))
+        ratings(points)
+    with pytest.raises(ConfigError, match=r"prior_games is 0; accepted: a number above 0"):
+        ratings(np.eye(2), prior_games=0)
