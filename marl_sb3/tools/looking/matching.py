@@ -165,12 +165,12 @@ def match(
     config, notes = game_of(runs, env_id)
     plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
     with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:
-        found = [_looking_ahead(each, search) for each in players_of({**named, **code}, runs, checkpoints, envs)]
+        found = players_of({**named, **code}, runs, checkpoints, envs)
         bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
         notes += _cannot(placed)
-        table = _Games(envs.agents, the_sides, [player for player, _ in placed])
+        table = _Games(envs.agents, the_sides, [_looking_ahead(player, search) for player, _ in placed])
         with progress_bars() as bars:
             playing = bars.add_task("episodes", total=episodes * len(table.seatings))
             table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))

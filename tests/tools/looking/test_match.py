@@ -240,6 +240,8 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     assert found.notes[0] == f"run cannot play right: {words}"
     assert means(found.returns["right"])[0] == [None, None]
     assert found.players[0].own == {}
+    with pytest.raises(ConfigError, match="search: this env is another kind"):
+        played({"run": path, "zero": Always(0)}, limits={"left": 10, "right": 5}, search=1)
     with pytest.raises(ConfigError, match=r"\(left, right\): one plays left, two plays left; accepted: somebody"):
         played({"one": path, "two": load_policies(path)}, limits={"left": 10, "right": 5})
     players = {"run": path, "zero": Always(0), "one": Always(1)}
