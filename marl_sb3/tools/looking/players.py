@@ -75,9 +75,11 @@ def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig
             raise ConfigError(f"{words}; accepted: runs of one env, or --env with one that all can play", key="run")
         names = [*first.env_kwargs, *(name for name in config.env_kwargs if name not in first.env_kwargs)]
         differ = [name for name in names if first.env_kwargs.get(name) != config.env_kwargs.get(name)]
-        if differ:
-            named = ", ".join(f"env.{name}" for name in differ)
-            notes.append(f"{path} was trained with other values of {named} than those of {first_path}, which are used")
+        named = [f"env.{name}" for name in differ]
+        named += ["episode_horizon"] if config.episode_horizon != first.episode_horizon else []
+        if named:
+            words = f"{path} was trained with other values of {', '.join(named)} than those of {first_path}"
+            notes.append(f"{words}, which are used")
     return first, notes
 
 

@@ -362,11 +362,12 @@ def test_players_of_one_name_are_refused_and_none_is_left_out(run: Path, tmp_pat
 def test_another_length_of_episodes_in_one_of_the_runs_is_noted(run: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(run, tmp_path / "copied")
     config = (copied / "config.yaml").read_text()
-    (copied / "config.yaml").write_text(config.replace("max_timesteps: 15", "max_timesteps: 16"))
+    for before, after in (("max_timesteps: 15", "max_timesteps: 16"), ("episode_horizon: null", "episode_horizon: 9")):
+        config = config.replace(before, after)
+    (copied / "config.yaml").write_text(config)
     found = marl_sb3.match({"one": run, "other": copied}, checkpoints="latest", episodes=1)
-    assert found.notes[0].endswith(
-        f"copied was trained with other values of env.max_timesteps than those of {run}, which are used"
-    )
+    words = "copied was trained with other values of env.max_timesteps, episode_horizon than those of"
+    assert found.notes[0].endswith(f"{words} {run}, which are used")
 
 
 def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
