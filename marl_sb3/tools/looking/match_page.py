@@ -28,6 +28,8 @@ _MOST_CYCLES = 5  # that are listed
 _CELL, _EDGES = 46, 160  # pixels
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
 
+_ACTIONS = {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}
+
 _CHECKPOINT = re.compile(r"(?P<kind>.+)[-@](?P<iteration>[0-9]{1,12})")
 
 Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its head and its rows
@@ -97,9 +99,11 @@ def sentences(found: Match) -> list[str]:
 
 def _how(found: Match) -> str:
     sides = " against ".join(map(_side, found.sides))
+    how = _ACTIONS[found.deterministic]
+    how += f", {counted(found.search, 'position')} looked at before each" if found.search else ""
     return (
         f"{found.env}: {len(found.players)} players, {sides}, {counted(found.episodes, 'episode')} of each two in each "
-        f"order, seed {found.seed}"
+        f"order, {how}, seed {found.seed}"
     )
 
 

@@ -85,6 +85,8 @@ class Match:
     returns: dict[str, list[list[SampleStats | None]]]  # by side: of the row on it, and the column on all others
     cycles: list[Cycle]  # among the best ten
     notes: list[str]
+    deterministic: bool | None = None  # the most likely actions, or sampled ones; None: as in the settings of each run
+    search: int = 0  # how many positions policies looked at before each action
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""
@@ -157,6 +159,7 @@ def match(
     """
     episodes = require("episodes", episodes, PositiveInt)
     checkpoints, search = require("checkpoints", checkpoints, str | None), require("search", search, Count)
+    deterministic = require("deterministic", deterministic, bool | None)
     env_id, factory = named_factory(env)
     code = _code([opponents] if isinstance(opponents, str) else opponents)
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
@@ -174,7 +177,8 @@ def match(
         with progress_bars() as bars:
             playing = bars.add_task("episodes", total=episodes * len(table.seatings))
             table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
-    return table.result(config.env, episodes, seed, notes)
+    found_out = table.result(config.env, episodes, seed, notes)
+    return replace(found_out, deterministic=deterministic, search=search)
 
 
 def _looking_ahead(player: Player, simulations: int) -> Player:

@@ -202,9 +202,10 @@ def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFix
     assert max(ratings) - min(ratings) < 100
     from marl_sb3.tools.looking import show_match
 
-    show_match(replace(found, notes=[*found.notes, "\x1b[31m"]))
+    show_match(replace(found, search=3, deterministic=False, notes=[*found.notes, "\x1b[31m"]))
     shown = capsys.readouterr().out
     assert "cycle: rock > scissors > paper > rock: each wins against the next one" in shown
+    assert "in each order, sampled actions, 3 positions looked at before each, seed 0" in shown
     assert "in 9 of 16 games, the 20 episodes are one and the same, although intervals count them all" in shown
     assert r"note: \x1b[31m" in shown
 
