@@ -365,11 +365,15 @@ class _Games:
         return found.words(), found.doubt()
 
     def _unfair(self) -> str | None:
-        """Return the one of two sides that has won nearly all episodes that anybody won; None if there is none."""
-        if len(self._sides) != 2:
+        """Return the one of two sides that has won nearly all episodes that anybody won; None if there is none.
+
+        Games that two players have played in one order alone do not count: the players may have decided them.
+        """
+        both = [seating for seating in self._returns if seating[::-1] in self._returns]
+        if len(self._sides) != 2 or not both:
             return None
         first, second = self._sides.values()
-        margins = [self._mean_return(seating, first) - self._mean_return(seating, second) for seating in self._returns]
+        margins = [self._mean_return(seating, first) - self._mean_return(seating, second) for seating in both]
         won, lost = (int((sign * np.concatenate(margins) > 0).sum()) for sign in (1, -1))
         return None if max(won, lost) <= _UNFAIR * (won + lost) else list(self._sides)[0 if won > lost else 1]
 

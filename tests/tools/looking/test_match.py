@@ -241,6 +241,11 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     assert found.notes[0] == f"run cannot play right: {words}"
     assert means(found.returns["right"])[0] == [None, None]
     assert found.players[0].own == {}
+    assert found.unfair is None  # the one who plays left alone has won there, and not the side
+    assert [[cell is None or (cell.won, cell.lost) for cell in row] for row in found.points] == [
+        [True, (6, 0)],
+        [(0, 6), True],
+    ]
     with pytest.raises(ConfigError, match="search: this env is another kind"):
         played({"run": path, "zero": Always(0)}, limits={"left": 10, "right": 5}, search=1)
     with pytest.raises(ConfigError, match=r"\(left, right\): one plays left, two plays left; accepted: somebody"):
