@@ -99,10 +99,11 @@ def rivals_in(run: SavedRun) -> list[Rival]:
         listed = members_of(run.files.path)
     ratings = {name: member.rating for name, member in listed.items()}
     named = {f"{LEAGUE}/{name}": (league / name, ratings.get(name)) for name in _members(league)}
+    whole = replace(run, at=None)  # a checkpoint of it may have been named
     which = ["latest", "best", *(str(int(name.rpartition("-")[2])) for name in run.files.checkpoints.names()[::-1])]
     return [
         *(Rival(name, partial(player_at, run, path), _about(rating)) for name, (path, rating) in named.items()),
-        *(Rival(f"checkpoint {each}", partial(run.policies, each)) for each in which),
+        *(Rival(f"checkpoint {each}", partial(whole.policies, each)) for each in which),
         Rival(RANDOM, lambda _: RANDOM),
     ]
 
