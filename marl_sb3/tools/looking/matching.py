@@ -345,7 +345,7 @@ class _Games:
             points,
             returns,
             _cycles(entrants, points),
-            [*notes, *self._repeated(episodes)],
+            [*notes, *(self._decided() if opposed is not None else ()), *self._repeated(episodes)],
         )
 
     def _opposed(self) -> tuple[str | None, str | None]:
@@ -376,6 +376,23 @@ class _Games:
         margins = [self._mean_return(seating, first) - self._mean_return(seating, second) for seating in both]
         won, lost = (int((sign * np.concatenate(margins) > 0).sum()) for sign in (1, -1))
         return None if max(won, lost) <= _UNFAIR * (won + lost) else list(self._sides)[0 if won > lost else 1]
+
+    def _decided(self) -> Iterator[str]:
+        """Say so where each of more than two sides nearly always wins, or loses, against all others."""
+        most = total = 0
+        for number, side in enumerate(self._sides.values() if len(self._sides) > 2 else ()):
+            others = [agent for agent in self._agents if agent not in side]
+            counts = np.zeros(2, np.int64)
+            for seating in self.seatings:
+                alone, other = seating[number], seating[number - 1]
+                swapped = tuple(other if who == alone else alone for who in seating)
+                if seating.count(alone) == 1 and swapped in self._returns:
+                    margins = self._mean_return(seating, side) - self._mean_return(seating, others)
+                    counts += [(margins > 0).sum(), (margins < 0).sum()]
+            most, total = most + int(counts.max()), total + int(counts.sum())
+        if most > _UNFAIR * total:
+            words = "which side is played by one player alone has decided nearly every episode that anybody won"
+            yield f"{words}: points say little about players; --agents (sides=) names the agents of a team"
 
     def _won(self, one: int, two: int, *, paired: bool) -> Array:
         """Return what a player has won against another, (orders of the sides, episodes): 1, or 0.5 for a draw.

@@ -29,6 +29,8 @@ PAY = {
     # What the env draws, and ten times the own number on the first side; the others get their number.
     "apart": lambda numbers, drawn: drawn + numbers * ([10.0] + [1.0] * (len(numbers) - 1)),
     "uphill": lambda numbers, drawn: numbers - numbers.mean() + [100.0, -100.0],
+    # The first two win, and are paid as much for what the first one does.
+    "team": lambda numbers, drawn: np.array([1.0, 1.0, -2.0]) * (50.0 + numbers[0]),
 }
 
 
@@ -189,6 +191,14 @@ def test_luck_against_all_others_makes_the_interval_of_a_rating_wider() -> None:
     assert drawing is not None
     assert four[0] is not None
     assert np.diff(drawing.ci95) > 1.6 * np.diff(four[0].ci95)
+
+
+def test_a_team_that_is_apart_is_noted() -> None:
+    limits = {"a": 10, "b": 10, "c": 10}
+    words = "which side is played by one player alone has decided nearly every episode that anybody won"
+    assert played(pay="team", limits=limits).notes[0].startswith(f"{words}: points say little about players; --agents")
+    for found in (played(limits=limits), played(pay="team", limits=limits, sides=[["a", "b"]])):
+        assert not [note for note in found.notes if words in note]
 
 
 def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFixture[str]) -> None:
