@@ -228,6 +228,12 @@ def test_tests_stand_in_the_folders_of_what_they_test() -> None:
     assert [str(folder) for folder in folders if not _is_of(folder)] == []
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest cannot collect both: their folders are no packages."""
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, number in names.items() if number > 1] == []
+
+
 def test_tests_take_names_from_faces() -> None:
     """Code that moves within its room takes along the tests of that room alone."""
     found = {
