@@ -33,6 +33,7 @@ CORE = (
     ("core.metrics",),
     ("core.policies",),
     ("core.processing",),
+    ("core.extractors",),
     ("core.sb3",),
     ("core.acting",),
     ("core.experience",),

@@ -12,7 +12,7 @@ from marl_sb3.core.config.values import Count, FiniteFloat, Named, PositiveInt
 
 # --- Names of classes ------------------------------------------------------------------------------------------------
 
-_EXTRACTORS, _OWN_EXTRACTORS = "stable_baselines3.common.torch_layers", "marl_sb3.core.policies"
+_EXTRACTORS, _OWN_EXTRACTORS = "stable_baselines3.common.torch_layers", "marl_sb3.core.extractors"
 
 # Entry of `policy_kwargs` -> name -> where the class is: `module:class`. Nothing else is imported by name;
 # `register_network` adds the classes of a user.
@@ -43,7 +43,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "FlattenExtractor": f"{_EXTRACTORS}:FlattenExtractor",
         "NatureCNN": f"{_EXTRACTORS}:NatureCNN",
         "CombinedExtractor": f"{_EXTRACTORS}:CombinedExtractor",
-        "mlp": f"{_OWN_EXTRACTORS}:MlpFeatures",
+        "mlp": "marl_sb3.core.policies:MlpFeatures",
         "attention": f"{_OWN_EXTRACTORS}:AttentionFeatures",
     },
 }

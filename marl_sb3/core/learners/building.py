@@ -23,8 +23,7 @@ from marl_sb3.core.acting import make_action_noise
 from marl_sb3.core.config import ProcessingSettings, counted, shown
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.policies import AttentionFeatures
-from marl_sb3.core.processing import WHOLE, FrameStack, ProcessedPolicy, Processing
+from marl_sb3.core.processing import ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
 from marl_sb3.errors import ConfigError
 from marl_sb3.wrappers import choices_of
@@ -43,7 +42,7 @@ def build(
     """Make the SB3 algorithm of a policy; it gets no replay buffer.
 
     Args:
-        processing: of the policy, whose frames an extractor may look at; None: there is none.
+        processing: of the policy, about which a features extractor may ask; None: there is none.
         seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
         buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
@@ -64,7 +63,7 @@ def build(
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, kwargs)
     _check_net_arch(rows, spec, kwargs.get("net_arch"))
-    _describe_frames(kwargs, processing)
+    _describe_processing(kwargs, processing)
     env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
     arguments = {"policy": spec.policy_class, "env": env, "seed": seed, "device": device, **settings}
     with warnings.catch_warnings():
@@ -202,21 +201,12 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
         )
 
 
-def _describe_frames(policy_kwargs: dict[str, Any], processing: Processing | None) -> None:
-    """Tell a features extractor with attention which frames its policy's observations have."""
-    extractor = policy_kwargs.get("features_extractor_class")
-    stack = None if processing is None else processing.processors.get("frame_stack")
-    if processing is None or not isinstance(stack, FrameStack):
-        return
-    looks_at_frames = isinstance(extractor, type) and issubclass(extractor, AttentionFeatures)
-    if looks_at_frames and WHOLE in stack.frame_shapes:
-        frames = {"frames": processing.settings.frame_stack, "frame_shape": stack.frame_shapes[WHOLE]}
-        if WHOLE in stack.fillers:
-            frames["filler"] = stack.fillers[WHOLE]
-        policy_kwargs["features_extractor_kwargs"] = {
-            **(policy_kwargs.get("features_extractor_kwargs") or {}),
-            **frames,
-        }
+def _describe_processing(policy_kwargs: dict[str, Any], processing: Processing | None) -> None:
+    """Tell a features extractor that asks for it how its policy's observations are processed."""
+    ask = getattr(policy_kwargs.get("features_extractor_class"), "arguments_for", None)
+    if processing is not None and ask is not None and (told := ask(processing)):
+        given = policy_kwargs.get("features_extractor_kwargs") or {}
+        policy_kwargs["features_extractor_kwargs"] = {**given, **told}
 
 
 def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
