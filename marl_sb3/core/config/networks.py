@@ -45,6 +45,8 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "CombinedExtractor": f"{_EXTRACTORS}:CombinedExtractor",
         "mlp": "marl_sb3.core.policies:MlpFeatures",
         "attention": f"{_OWN_EXTRACTORS}:AttentionFeatures",
+        "deep_sets": f"{_OWN_EXTRACTORS}:DeepSetsFeatures",
+        "set_attention": f"{_OWN_EXTRACTORS}:SetAttentionFeatures",
     },
 }
 
@@ -61,15 +63,15 @@ Networks = Annotated[
     ),
 ]
 
+_Widths = Annotated[Sequence[Width], Meta(max_length=100)]
+_OneOrMore = Annotated[Sequence[Width], Meta(min_length=1, max_length=100)]
 _Heads = Annotated[int, Meta(ge=1, le=1000)]
 _LayerCount = Annotated[int, Meta(ge=1, le=100)]
+_POOLED: Mapping[str, Any] = {"pooling": Literal["mean", "max", "sum"], "pooled_arch": _Widths}
 
 # Name of a features extractor of marl_sb3 -> entry of `features_extractor_kwargs` -> kind.
 EXTRACTOR_KWARGS: Mapping[str, Mapping[str, Any]] = {
-    "mlp": {
-        "net_arch": Annotated[Sequence[Width], Meta(min_length=1, max_length=100)],
-        "activation_fn": str,
-    },
+    "mlp": {"net_arch": _OneOrMore, "activation_fn": str},
     "attention": {
         "embed_dim": Width,
         "num_layers": _LayerCount,
@@ -78,7 +80,18 @@ EXTRACTOR_KWARGS: Mapping[str, Mapping[str, Any]] = {
         "feedforward_dim": Width,
         "positions": Literal["learned", "sinusoidal"],
         "gate_bias": FiniteFloat,
-        "net_arch": Annotated[Sequence[Width], Meta(max_length=100)],
+        "net_arch": _Widths,
+        "activation_fn": str,
+    },
+    "deep_sets": {"net_arch": _OneOrMore, **_POOLED, "activation_fn": str},
+    "set_attention": {
+        "embed_dim": Width,
+        "num_layers": _LayerCount,
+        "num_heads": _Heads,
+        "head_dim": Width | None,
+        "feedforward_dim": Width,
+        "net_arch": _Widths,
+        **_POOLED,
         "activation_fn": str,
     },
 }
@@ -118,6 +131,7 @@ STORED_POLICY_KWARGS: Mapping[str, Any] = {
         cnn_output_dim=PositiveInt,
         normalized_image=bool,
         **EXTRACTOR_KWARGS["attention"],
+        **_POOLED,
     ),
     # Arguments of the optimizers, without those that choose PyTorch's implementation (`foreach`, `fused`, ...).
     "optimizer_kwargs": _mapping(
