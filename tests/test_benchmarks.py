@@ -90,6 +90,7 @@ RUNS = {
         {"HYPERPARAMETERS": {"n_envs": 2, "n_steps": 100, "batch_size": 100, "n_epochs": 1}},
     ),
     "memory_task": Small("--delays 3 --sides mlp,lstm --timesteps 512 --seeds 1", {"mlp-3", "lstm-3"}),
+    "nearest_task": Small("--entities 5 --sides mlp,deep_sets --timesteps 512 --seeds 1", {"mlp-5", "deep_sets-5"}),
     "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
     "external_learning": Small(
         "--seeds 1 --envs CartPole-v1",
@@ -111,7 +112,7 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"learning_from_data", "external_learning", "references", "search_errors"}
+NO_SPEEDS |= {"nearest_task", "learning_from_data", "external_learning", "references", "search_errors"}
 
 Load = Callable[[str], ModuleType]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
@@ -174,6 +174,7 @@ def trained(name: str, space: spaces.Space[Any], **settings: Any) -> MultiAgentA
 def test_loaded_policies_act_as_trained_ones(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     if "learning_starts" in settings:
         settings = {**settings, "n_steps": 1, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
+        settings |= {"normalize_observations": True, "normalize_keys": ["own"]}
     algorithm = trained(name, SEEN, **settings)
     loaded = load_policies(algorithm.save(tmp_path / "saved"), device="cpu").policies["p"].policy
     expected = algorithm.policies["p"].policy.state_dict()
@@ -264,32 +265,11 @@ def test_what_does_not_fit_is_refused(space: spaces.Space[Any], settings: dict[s
         trained("deep_sets", space, **settings)
 
 
-class SideOfTheNearest(gymnasium.Env):
-    """1 to 5 entities in any rows: is the nearest one to the left or to the right? Each episode has one step."""
-
-    observation_space = spaces.Box(-1, 1, (5, 2), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        number = self.np_random.integers(1, 6)
-        there = self.np_random.uniform(-1, 1, (number, 2)).astype(np.float32)
-        self._right = there[np.abs(there[:, 0]).argmin(), 0] > 0
-        seen = np.zeros((5, 2), np.float32)
-        seen[self.np_random.choice(5, number, replace=False)] = there
-        return seen, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros((5, 2), np.float32), float(action == self._right), True, False, {}
-
-
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("deep_sets", {"net_arch": [32, 32]}), ("set_attention", {"embed_dim": 32})]
+    ("side", "low", "high"), [("deep_sets", 0.8, 1.0), ("set_attention", 0.8, 1.0), ("mlp", 0.4, 0.7)]
 )
-def test_a_policy_learns_where_the_nearest_entity_is(name: str, arguments: dict[str, Any]) -> None:
-    kwargs = {"features_extractor_class": name, "features_extractor_kwargs": {**arguments, "pooling": "max"}}
-    settings = {"n_steps": 32, "batch_size": 128, "learning_rate": 2e-3, "gamma": 0.0, "policy_kwargs": kwargs}
-    algorithm = MultiAgentAlgorithm(make_vec_env(SideOfTheNearest, n_envs=16, seed=1), seed=1, device="cpu", **settings)
-    for _ in range(8):
-        result = algorithm.train_iteration()
-    assert result["env_runners"]["episode_return_mean"] > 0.75  # of the last 100 answers; half are right by chance
+def test_policies_learn_where_the_nearest_entity_is(
+    side: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    assert low <= importlib.import_module("nearest_task").train(side, most=5, timesteps=4096, seed=0) <= high
