@@ -17,10 +17,12 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from marl_sb3.core.acting import AgentInputs, PolicyBundle, Want
+from marl_sb3.core.envs import MASK
 from marl_sb3.core.mapping import Deterministic, by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, same
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.types import AgentID, Array
+from marl_sb3.wrappers import OBSERVATION
 
 _EXPLORATION = 1.5  # c of PUCT: how much probabilities count beside values
 _UNTRIED = 0.2  # how much less than its position an action is worth that was not tried
@@ -87,74 +89,117 @@ class Searcher:
 
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group)."""
-        for index, column in np.argwhere(step.to_act).tolist():
+        places = np.argwhere(step.to_act).tolist()
+        for (index, column), action in zip(places, self.actions([index for index, _ in places]), strict=True):
             group, place = self._places[self._agents[column]]
-            actions[group][index, place] = self._action(self._games[index])
+            actions[group][index, place] = action
 
-    def _action(self, game: AECEnv) -> int:
-        """Search for an action of the agent whose turn it is."""
-        root = self._position(copied(game))
+    def actions(self, env_indices: Sequence[int]) -> list[int]:
+        """Search in these envs at once, for an action of each agent whose turn it is."""
+        roots = self._positions([copied(self._games[index], is_checked=True) for index in env_indices])
         for _ in range(self._bundle.simulations):
-            self._simulate(root)
-        if self._likeliest[self._bundle.policy_of[game.agent_selection]]:
-            return int(root.actions[np.argmax(root.visits)])
-        return int(root.actions[th.multinomial(th.from_numpy(root.visits), 1)])
+            self._simulate(roots)
+        return [int(root.actions[self._chosen(root)]) for root in roots]
 
-    def _position(self, game: AECEnv) -> _Position:
-        agent: AgentID = game.agent_selection
-        seen = {agent: game.observe(agent)}
-        mask = game.infos.get(agent, {}).get("action_mask")
-        inputs = AgentInputs(seen, action_masks=None if mask is None else {agent: mask})
-        answer = self._bundle.ask(inputs, Want(values=True, distributions=True))
-        distribution: Any = answer.distributions[agent].distribution
-        odds = distribution.probs.numpy(force=True).reshape(-1)
-        actions = np.flatnonzero(odds > 0)  # a mask makes others impossible
-        first: int = game.action_space(agent).start
-        return _Position(game, float(answer.values[agent]), actions + first, odds[actions])
+    def _chosen(self, root: _Position) -> int:
+        if self._likeliest[self._bundle.policy_of[root.agent]]:
+            return int(np.argmax(root.visits))
+        return int(th.multinomial(th.from_numpy(root.visits), 1))
 
-    def _simulate(self, position: _Position) -> float:
-        """Follow the most promising actions to a position that is new, or to the end; returns the value at the start.
+    def _simulate(self, roots: Sequence[_Position]) -> None:
+        """From each of these positions, follow the most promising actions to one that is new, or to the end."""
+        paths = [root.most_promising_path() for root in roots]
+        ends = [path[-1] for path in paths]
+        new = {number: end.tried(action) for number, (end, action) in enumerate(ends) if action not in end.following}
+        going_on = [number for number, (_, game) in new.items() if game is not None]
+        found = dict(zip(going_on, self._positions([new[number][1] for number in going_on]), strict=True))
+        for number, (paid, _) in new.items():
+            position, action = ends[number]
+            position.following[action] = paid, found.get(number)
+        for path in paths:
+            self._note(path)
 
-        Values are those of the agent whose turn it is.
-        """
-        number = position.most_promising()
-        agent = position.game.agent_selection
-        known = position.following.get(number)
-        if known is None:
-            game = copied(position.game)
-            game.step(int(position.actions[number]))
-            paid = float(game.rewards.get(agent, 0.0))
-            over = not game.agents or game.terminations[agent] or game.truncations[agent]
-            known = position.following[number] = paid, None if over else self._position(game)
-            value = 0.0 if known[1] is None else known[1].value
-        else:
-            value = 0.0 if known[1] is None else self._simulate(known[1])
-        paid, after = known
-        if after is not None:
-            sign = 1.0 if after.game.agent_selection == agent else -1.0
-            value *= sign * self._gamma(agent)
-        position.note(number, paid + value)
-        return paid + value
+    def _note(self, path: Sequence[tuple[_Position, int]]) -> None:
+        """Count the actions of a path; values are those of the agent whose turn it is."""
+        paid, after = path[-1][0].following[path[-1][1]]
+        value = 0.0 if after is None else after.value
+        for position, action in reversed(path):
+            paid, after = position.following[action]
+            if after is not None:
+                algorithm: Any = self._bundle.policies[self._bundle.policy_of[position.agent]]
+                value *= algorithm.gamma * (1.0 if after.agent == position.agent else -1.0)
+            value += paid
+            position.note(action, value)
 
-    def _gamma(self, agent: AgentID) -> float:
-        algorithm: Any = self._bundle.policies[self._bundle.policy_of[agent]]
-        return float(algorithm.gamma)
+    def _positions(self, games: Sequence[Any]) -> list[_Position]:
+        """Ask the policies about several positions, once for each agent."""
+        found: dict[int, _Position] = {}
+        for agent in self._agents:
+            numbers = [number for number, game in enumerate(games) if game.agent_selection == agent]
+            if not numbers:
+                continue
+            shown = [_seen(games[number], agent) for number in numbers]
+            seen = np.stack([observation for observation, _ in shown])
+            masks = None if shown[0][1] is None else {agent: np.stack([mask for _, mask in shown if mask is not None])}
+            answer = self._bundle.ask(AgentInputs({agent: seen}, action_masks=masks), _WANTED)
+            distribution: Any = answer.distributions[agent].distribution
+            of_agent = zip(numbers, answer.values[agent].tolist(), distribution.probs.numpy(force=True), strict=True)
+            found |= {number: _Position(games[number], value, odds) for number, value, odds in of_agent}
+        return [found[number] for number in range(len(games))]
+
+
+_WANTED = Want(values=True, distributions=True)
+
+
+def _seen(game: AECEnv, agent: AgentID) -> tuple[Array, Array | None]:
+    """Return what an agent observes, and its action mask."""
+    seen = game.observe(agent)
+    if isinstance(seen, dict) and set(seen) == {OBSERVATION, MASK}:
+        return seen[OBSERVATION], seen[MASK]
+    return seen, game.infos.get(agent, {}).get(MASK)
 
 
 class _Position:
-    """A position of the game, what the policy thinks of it, and what came of its actions so far."""
+    """A position of the game, what the policy thinks of it, and what came of its actions so far.
 
-    def __init__(self, game: AECEnv, value: float, actions: Array, odds: Array) -> None:
-        self.game, self.value, self.actions, self._odds = game, value, actions, odds / odds.sum()
-        self.visits, self._sums = np.zeros(len(actions)), np.zeros(len(actions))
+    Args:
+        game: the env.
+        value: of the position for the agent whose turn it is.
+        odds: (actions,) the probabilities of its actions; 0: it is not possible.
+    """
+
+    def __init__(self, game: AECEnv, value: float, odds: Array) -> None:
+        self.game, self.value = game, value
+        self.agent: AgentID = game.agent_selection
+        possible = np.flatnonzero(odds > 0)
+        self.actions = possible + int(game.action_space(self.agent).start)
+        self._odds = odds[possible] / odds[possible].sum()
+        self.visits, self._sums = np.zeros(len(possible)), np.zeros(len(possible))
         # By the number of an action: what it pays, and the next position; None: the game is over.
         self.following: dict[int, tuple[float, _Position | None]] = {}
 
-    def most_promising(self) -> int:
-        """Return the number of the action to try next."""
+    def most_promising_path(self) -> list[tuple[_Position, int]]:
+        """Return the positions and the numbers of their actions up to one that was not tried, or ends the game."""
+        path, position = list[tuple[_Position, int]](), self
+        while True:
+            number = position._most_promising()
+            path.append((position, number))
+            _, after = position.following.get(number, (0.0, None))
+            if after is None:
+                return path
+            position = after
+
+    def _most_promising(self) -> int:
         means = np.where(self.visits > 0, self._sums / np.maximum(self.visits, 1), self.value - _UNTRIED)
         bonus = _EXPLORATION * self._odds * np.sqrt(self.visits.sum() + 1) / (1 + self.visits)
         return int(np.argmax(means + bonus))
+
+    def tried(self, number: int) -> tuple[float, AECEnv | None]:
+        """Take an action in a copy; returns what it pays, and the copy; None if the game is over."""
+        game = copied(self.game)
+        game.step(int(self.actions[number]))
+        is_over = not game.agents or game.terminations[self.agent] or game.truncations[self.agent]
+        return float(game.rewards.get(self.agent, 0.0)), None if is_over else game
 
     def note(self, number: int, value: float) -> None:
         """Count a try of an action."""
@@ -174,11 +219,15 @@ def _takes_turns(game: Any) -> bool:
 _FIXED = ("possible_agents", "action_spaces", "observation_spaces", "metadata", "game")  # never change
 
 
-def copied(game: AECEnv) -> AECEnv:
+def copied(game: AECEnv, *, is_checked: bool = False) -> AECEnv:
     """Return a copy of an env in the middle of an episode.
 
     `copy.deepcopy` begins PettingZoo's envs anew: they are pickled by the arguments that they were made with. What
     pygame has opened, such as a window, is shared.
+
+    Args:
+        game: the env.
+        is_checked: whether to compare what the copy shows its agents.
 
     Raises:
         ConfigError: it cannot be copied.
@@ -189,11 +238,9 @@ def copied(game: AECEnv) -> AECEnv:
         for name, value in vars(game).items():
             is_shared = name in _FIXED or type(value).__module__.startswith("pygame")
             made.__dict__[name] = value if is_shared else copy.deepcopy(value, memo)
-        is_equal = made.agent_selection == game.agent_selection and all(
-            same([made.observe(agent)], [game.observe(agent)]) for agent in game.agents
-        )
+        differs = is_checked and not all(same([made.observe(each)], [game.observe(each)]) for each in game.agents)
     except Exception as error:  # of the env's code
         raise ConfigError(f"search: this env cannot be copied: {described(error)}", key="--search") from error
-    if not is_equal:
+    if differs or made.agent_selection != game.agent_selection:
         raise ConfigError("search: a copy of this env shows its agents something else", key="--search")
     return made

@@ -48,7 +48,7 @@ def test_a_search_wins_and_blocks() -> None:
             game.step(move)
         made = make_vec_env(lambda game=game: game.unwrapped, n_envs=1)
         searcher = marl_sb3.evaluation.search.Searcher(searching(bundle, 200), made, True)
-        assert searcher._action(game.unwrapped) == best
+        assert searcher.actions([0]) == [best]
 
 
 def test_a_copy_goes_its_own_way() -> None:
