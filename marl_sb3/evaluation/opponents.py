@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import shown
-from marl_sb3.core.envs import attribute_from_here
+from marl_sb3.core.envs import RAISED, attribute_from_here
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.doors import Door
@@ -116,6 +116,9 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
         ConfigError: it is none of these, cannot be imported, or cannot be made.
     """
     if isinstance(against, Mapping):
+        if missing := [agent for agent in agents if agent not in against]:
+            words = f"nobody plays {', '.join(missing)}; accepted: an opponent for each of {', '.join(agents)}"
+            raise ConfigError(f"against has {', '.join(map(shown, against)) or 'no agent'}: {words}", key="against")
         return {agent: opponents_of(against[agent], env, [agent])[agent] for agent in agents}
     if against == RANDOM:
         return {
@@ -127,8 +130,8 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
     player: Any = against
     if isinstance(against, str):
         if not is_code(against):
-            accepted = ", ".join((RANDOM, *OPPONENTS.names()))
-            raise ConfigError(f"opponent {shown(against)}; accepted: {accepted}, or MODULE:CLASS", key="against")
+            accepted = f"{', '.join((RANDOM, *OPPONENTS.names()))}, or MODULE:CLASS; runs play each other in a match"
+            raise ConfigError(f"opponent {shown(against)}; accepted: {accepted}", key="against")
         what = f"opponent {shown(against)}"
         player = OPPONENTS[against] if against in OPPONENTS else attribute_from_here(against, what, _PLACE, "against")
     if not callable(getattr(player, "act", None)):
@@ -150,7 +153,7 @@ def _made(kind: type, agent: AgentID) -> Opponent:
     try:
         takes_agent = "agent" in inspect.signature(kind).parameters
         made: Opponent = kind(agent=agent) if takes_agent else kind()
-    except Exception as error:  # code of the user's
+    except RAISED as error:  # code of the user's
         words = f"opponent {opponent_name(kind)} cannot be made for agent {agent!r}: {described(error)}"
         raise ConfigError(words, key="against") from error
     return made

@@ -66,7 +66,7 @@ class Searcher:
         bundle: the policies.
         env: two agents take turns in it, and one is paid what the other loses. A search copies an env as it is, with
             what players do not see and what its generators will draw: results say something only where players see
-            everything, and nothing is drawn.
+            everything, and nothing is drawn. An env whose metadata have `shows_everything=False` is refused.
         deterministic: whether to take the action that was visited most, or one by the shares of visits; as in
             `play_episodes`.
 
@@ -86,6 +86,9 @@ class Searcher:
         accepted = "games of two agents that take turns, in this process (without --workers)"
         if len(env.agents) != 2 or not self._games or not all(map(_takes_turns, self._games)):
             raise ConfigError(f"search: this env is another kind; accepted: {accepted}", key="--search")
+        if not all((game.metadata or {}).get("shows_everything", True) for game in self._games):
+            words = "players of this game do not see everything, or chance decides: a copy would tell them"
+            raise ConfigError(f"search: {words}; accepted: games of perfect information", key="--search")
 
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group)."""

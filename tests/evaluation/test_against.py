@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,11 @@ def test_actions_are_those_of_the_env(space: Any, good: Any, bad: Any) -> None:
             type("Fussy", (Third,), {"__init__": lambda self, colour: None}),
             r"Fussy cannot be made for agent 'b': TypeEr",
         ),
+        (
+            type("Leaving", (Third,), {"__init__": lambda self: sys.exit(3)}),
+            "Leaving cannot be made for agent 'b': Sys",
+        ),
+        ({"c": Third}, "against has 'c': nobody plays b; accepted: an opponent for each of b"),
     ],
 )
 def test_what_is_no_opponent_is_refused(against: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,10 @@ def test_what_cannot_be_searched_is_refused() -> None:
     frames = untrained("classic/tictactoe-v3", frame_stack=2)
     with pytest.raises(ConfigError, match=r"search: policy 'shared' has frame_stack; accepted: policies with values"):
         searching(frames, 5)
+    if find_spec("pyspiel"):
+        poker = make_vec_env("open_spiel/kuhn_poker", n_envs=1)
+        with pytest.raises(ConfigError, match=r"search: players of this game do not see everything, or chance decides"):
+            evaluate_policies(searching(untrained("open_spiel/kuhn_poker"), 5), poker, 1)
     with pytest.raises(ConfigError, match=r"search: this env is another kind; accepted: games of two agents that take"):
         evaluate_policies(searching(make("classic/rps-v2").bundle(), 5), env, 1)
     env.close()
