@@ -20,13 +20,13 @@ _ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDi
 ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
     "maskable_ppo": _NOT_BOX,
-    **dict.fromkeys(("dqn", "qrdqn"), _DISCRETE),
+    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn"), _DISCRETE),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
 FUSED = {
     **dict.fromkeys(("ppo", "a2c", "maskable_ppo"), f"{_WHOLE}; also with layers that actor and critic share"),
-    **dict.fromkeys(("dqn", "qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
+    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
     "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
     "trpo": "rollouts of MLPs, on CPUs; updates are PyTorch's",
     "crossq": "nowhere",
@@ -44,6 +44,9 @@ ADVICE = {
     "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
     "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",
     "qrdqn": "DQN that learns quantiles of the return instead of its mean, which costs more arithmetic in each update.",
+    "maskable_dqn": "DQN for games with illegal moves: no move that the mask forbids is taken, or counts as the best "
+    "next one.",
+    "maskable_qrdqn": "The same with quantiles of the return, as QRDQN learns them.",
     "sac": "The first one to try where actions are continuous and env steps take long.",
     "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
@@ -96,6 +99,8 @@ def _page(info: AlgorithmInfo) -> str:
 
 
 def _class(info: AlgorithmInfo) -> str:
+    if info.stock is None:
+        return f"`marl_sb3.{info.class_name}`, a subclass of `marl_sb3.{info.class_name.removeprefix('Maskable')}`"
     stock = str(info.stock).partition(":")[0].split(".")[0]
     if info.stock == info.place:
         return f"`{stock}.{info.class_name}`"
@@ -103,7 +108,10 @@ def _class(info: AlgorithmInfo) -> str:
 
 
 def _without_masks(info: AlgorithmInfo) -> str:
-    return "not used; `maskable_ppo` uses them" if ACTIONS[info.name] != _BOX else "not used: actions are continuous"
+    if ACTIONS[info.name] == _BOX:
+        return "not used: actions are continuous"
+    using = f"maskable_{info.name}" if f"maskable_{info.name}" in ALGORITHMS else "maskable_ppo"
+    return f"not used; `{using}` uses them"
 
 
 def _experience(info: AlgorithmInfo) -> str:

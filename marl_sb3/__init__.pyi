@@ -33,7 +33,9 @@ from .extensions.fast.contrib import QRDQN as QRDQN
 from .extensions.fast.contrib import TQC as TQC
 from .extensions.fast.contrib import TRPO as TRPO
 from .extensions.fast.contrib import MaskablePPO as MaskablePPO
+from .extensions.fast.contrib import MaskableQRDQN as MaskableQRDQN
 from .extensions.fast.contrib import RecurrentPPO as RecurrentPPO
+from .extensions.fast.masked_q import MaskableDQN as MaskableDQN
 from .extensions.fast.ppo import A2C as A2C
 from .extensions.fast.ppo import PPO as PPO
 from .extensions.fast.replay import DDPG as DDPG

@@ -25,6 +25,7 @@ CASES = {
     "maskable_ppo": ("classic/tictactoe-v3", MINIBATCHES),
     "a2c": ("CartPole-v1", ROLLOUTS),
     **dict.fromkeys(("dqn", "qrdqn"), ("CartPole-v1", REPLAY)),
+    **dict.fromkeys(("maskable_dqn", "maskable_qrdqn"), ("classic/tictactoe-v3", REPLAY)),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), ("Pendulum-v1", REPLAY)),
 }
 

@@ -136,19 +136,10 @@ class Explorer(LearnerPart):
 class _ChoosingByValues(ExploringPolicy):
     """Acts as DQN and QRDQN do, but an `Explorer` chooses the actions after `learning_starts`."""
 
-    needs_masks = False
-
     def __init__(self, replaced: ExploringPolicy, explorer: Explorer) -> None:
         super().__init__(replaced.algorithm, None, replaced.warms_up)
-        self.takes_masks = True
+        self.takes_masks, self.needs_masks = True, replaced.takes_masks
         self._explorer = explorer
-
-    @override
-    def _random(self, inputs: PolicyInputs) -> Array:
-        if inputs.masks is None:
-            return super()._random(inputs)
-        space = self.algorithm.action_space
-        return np.array([space.sample(mask.astype(np.int8)) for mask in inputs.masks])
 
     @override
     def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:

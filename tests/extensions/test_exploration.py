@@ -73,6 +73,7 @@ ROLLOUTS = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "DQN": ("dqn", REPLAY),
     "QRDQN": ("qrdqn", {**REPLAY, "policy_kwargs": {"n_quantiles": 3}}),
+    "MaskableDQN": ("maskable_dqn", REPLAY),
     "PPO": ("ppo", ROLLOUTS),
     "A2C": ("a2c", {"n_steps": 6}),
     "MaskablePPO": ("maskable_ppo", ROLLOUTS),
@@ -81,7 +82,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(kind: str, exploration: Any = None, seed: int = 5, **env_settings: Any) -> MultiAgentAlgorithm:
     algorithm, settings = KINDS[kind]
-    masked = {"masked": True} if kind == "MaskablePPO" else {}
+    masked = {"masked": True} if kind.startswith("Maskable") else {}
     env = env_settings.pop("env", None) or make_vec_env(ScriptedEnv, n_envs=2, seed=1, **{**masked, **env_settings})
     exploration = Least([[0, 1.0], [40, 0.1]]) if exploration is None else exploration
     spec = PolicySpec(algorithm, exploration=exploration, **settings)
@@ -91,7 +92,7 @@ def make(kind: str, exploration: Any = None, seed: int = 5, **env_settings: Any)
 def in_turns(kind: str) -> Any:
     """Episodes of 7 steps, in which agent b waits now and then, that can be saved in the middle."""
     plans = [[({"a": (7, "truncated"), "b": (7, "terminated")}, {}, {"b": [1, 3, 4, 6]})]] * 2
-    return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=kind == "MaskablePPO")
+    return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=kind.startswith("Maskable"))
 
 
 def explored_by(algorithm: MultiAgentAlgorithm) -> Any:

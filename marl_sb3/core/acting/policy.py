@@ -141,10 +141,8 @@ def decision_of(
     """Bring sampled actions within the bounds of their space, as `OnPolicyAlgorithm.collect_rollouts` does."""
     space, actions = algorithm.action_space, sampled
     if isinstance(space, spaces.Box):
-        if algorithm.policy.squash_output:
-            actions = algorithm.policy.unscale_action(sampled)
-        else:
-            actions = np.clip(sampled, space.low, space.high)
+        squashes = algorithm.policy.squash_output
+        actions = algorithm.policy.unscale_action(sampled) if squashes else np.clip(sampled, space.low, space.high)
     return Decision(actions, states, sampled, values, log_probs)
 
 
@@ -287,6 +285,7 @@ class ExploringPolicy(Policy):
 
     def __init__(self, algorithm: OffPolicyAlgorithm, row_noise: RowNoise | None, warms_up: bool) -> None:
         super().__init__(algorithm)
+        self.takes_masks = takes_masks(algorithm)
         self.row_noise = row_noise
         self.warms_up = warms_up
         self._kernels: Any = None
@@ -314,13 +313,14 @@ class ExploringPolicy(Policy):
         return self._chosen_by_policy(inputs)
 
     def _random(self, inputs: PolicyInputs) -> Array:
-        return np.array([self.algorithm.action_space.sample() for _ in inputs.starts])
+        masks: Any = [()] * len(inputs.starts) if inputs.masks is None else zip(inputs.masks.astype(np.int8))
+        return np.array([self.algorithm.action_space.sample(*mask) for mask in masks])
 
     def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
-        algorithm = self.algorithm
+        algorithm, masked = self.algorithm, {} if inputs.masks is None else {"action_masks": inputs.masks}
         if not self._is_read:
             kernels = getattr(algorithm, "acting_kernels", None)
             self._kernels, self._is_read = None if kernels is None else kernels(), True
         if self._kernels is not None:
-            return self._kernels.explore(inputs.observations)  # type: ignore[no-any-return]
-        return algorithm.predict(inputs.observations, deterministic=False)[0]  # type: ignore[no-any-return]
+            return self._kernels.explore(inputs.observations, **masked)  # type: ignore[no-any-return]
+        return algorithm.predict(inputs.observations, deterministic=False, **masked)[0]  # type: ignore[no-any-return]

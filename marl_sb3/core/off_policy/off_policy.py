@@ -63,6 +63,7 @@ from marl_sb3.core.sb3 import (
 from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import Array, GoalRewards
+from marl_sb3.wrappers import choices_of
 
 _log = logging.getLogger(__name__)
 
@@ -327,6 +328,8 @@ def replay_buffer(
         more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
     elif values["optimize_memory_usage"]:
         buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
+    # An algorithm may have classes of its own in their places, which hold more of each transition.
+    buffer_class = getattr(algorithm, "replay_buffers", {}).get(buffer_class, buffer_class)
     more |= {**(values["replay_buffer_kwargs"] or {}), "device": algorithm.device, "n_envs": algorithm.n_envs}
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
@@ -378,6 +381,7 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]
     numbers = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)
     numbers += 3 * np.dtype(np.float32).itemsize  # rewards and ends
+    numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
     more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Observed
+from marl_sb3.core.envs import MASK
 from marl_sb3.core.experience import Experience, Rewriter
 from marl_sb3.core.sb3 import after_step, set_progress_remaining
 from marl_sb3.core.state import (
@@ -34,12 +35,14 @@ from marl_sb3.core.vec_env import (
     VecStep,
     joined,
     map_arrays,
+    mask_fault,
     pairs,
     require_categories,
     require_observed,
     with_rows,
     zeros,
 )
+from marl_sb3.errors import EnvError
 from marl_sb3.types import Array, BoolArray, Observations
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
@@ -60,16 +63,18 @@ class Transitions(NamedTuple):
     dones: Array  # whether the episode of the agent ended
     timeouts: Array  # whether it was truncated and not terminated
     rows: Array  # the indices of the rows that they are of, in ascending order
+    next_masks: BoolArray | None = None  # which actions the agents may take next; None: their policy takes no masks
 
     def at(self, places: slice) -> Transitions:
         """Return some of them."""
-        parts: list[Any] = [map_arrays(lambda array: array[places], part) for part in self]
+        parts: list[Any] = [None if part is None else map_arrays(lambda array: array[places], part) for part in self]
         return Transitions(*parts)
 
 
 def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
     """Join transitions, one after the other."""
-    return Transitions(*(joined(arrays) for arrays in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    of_all: list[Any] = [None if arrays[0] is None else joined(arrays) for arrays in zip(*parts, strict=True)]
+    return Transitions(*of_all)
 
 
 class Lines(Stateful, _Base):
@@ -435,6 +440,7 @@ class ReplayExperience(Experience):
         step, rewards, ended = observed
         timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
         following, chosen = self._following(step, ended & over), index_of(over)
+        masks = self._next_masks(step, ended & over) if self.actor.policy.takes_masks else None
         observations, actions = self._open.pop(over)
         transitions = Transitions(
             observations,
@@ -444,6 +450,7 @@ class ReplayExperience(Experience):
             ended[chosen],
             timeouts[chosen],
             np.flatnonzero(over),
+            None if masks is None else masks[chosen],
         )
         if self._held is None:
             self.record(transitions)
@@ -480,6 +487,28 @@ class ReplayExperience(Experience):
         if isinstance(following, dict):
             return {key: with_rows(array, rows, final[key]) for key, array in following.items()}
         return with_rows(following, rows, final)
+
+    def _next_masks(self, step: VecStep, ended: BoolArray) -> BoolArray | None:
+        """Return which actions are allowed after a step, (rows, n); None if the env gives no masks.
+
+        Of agents that ended, (rows,) bool: all, but what its mask says if an agent was truncated and its info has one
+        that allows anything.
+        """
+        rows = self.actor.rows
+        masks = rows.masks(step.action_masks)
+        if masks is None or not np.count_nonzero(ended):
+            return masks
+        masks[ended] = True
+        for row in np.flatnonzero(ended & rows.of_agents(step.truncated & ~step.terminated)).tolist():
+            env_index, place = divmod(row, len(rows.agents))
+            agent = rows.agents[place]
+            given = step.infos[env_index].get(agent, {}).get(MASK)
+            if given is not None:
+                mask = np.asarray(given)
+                if fault := mask_fault(mask, masks.shape[1], rows.group.action_space):
+                    raise EnvError(f"env {env_index}, agent {agent!r}, which was truncated: {fault}")
+                masks[row] = mask if mask.any() else True
+        return masks
 
     def break_off(self) -> None:
         """See `Experience.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""

@@ -327,7 +327,7 @@ class LocalRunner(Runner):
             if experience is not None and not actor.policy.takes_masks and rows.masks(step.action_masks) is not None:
                 _log.warning(
                     "policy %s does not use the action masks of the env, and may choose forbidden actions; "
-                    "maskable_ppo (MaskablePPO in Python) never does",
+                    "maskable_ppo, maskable_dqn and maskable_qrdqn (MaskablePPO, ... in Python) never do",
                     rows.policy_id,
                 )
 

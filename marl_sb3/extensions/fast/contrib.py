@@ -1,4 +1,7 @@
-"""The algorithms of sb3-contrib: MaskablePPO, RecurrentPPO, TRPO, QR-DQN, TQC. Imported only where they are used."""
+"""The algorithms of sb3-contrib: MaskablePPO, RecurrentPPO, TRPO, QR-DQN (also with masks), TQC.
+
+Imported only where they are used.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from marl_sb3.core.sb3 import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.extensions.fast.update_path import TwoPaths
 
@@ -150,6 +154,10 @@ class QRDQN(QLearning, sb3_contrib.QRDQN):
 
     covered_policy = QRDQNPolicy
     network_names = ("quantile_net", "quantile_net_target")
+
+
+class MaskableQRDQN(MaskedQLearning, QRDQN):
+    """`QRDQN` that chooses among the actions that a mask allows; it learns in marl_sb3's trainings. See `TwoPaths`."""
 
 
 class TQC(SoftActorCritic, sb3_contrib.TQC):

@@ -22,7 +22,9 @@ from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
 from marl_sb3.extensions.fast.kernels.mlp import Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.extensions.fast.kernels.replay import Batch, Critics
-from marl_sb3.types import Array, FloatArray
+from marl_sb3.types import Array, BoolArray, FloatArray
+
+_NO_MASKS: BoolArray = np.empty((0, 0), np.bool_)
 
 
 class FusedReplayUpdate:
@@ -85,19 +87,24 @@ class QUpdate(FusedReplayUpdate):
         limit = self._algorithm.max_grad_norm
         batch = batch_of(samples, self._network, self._algorithm.gamma)
         max_grad_norm = math.inf if limit is None else float(limit)
-        loss, _ = q.update(self._online, self._target, self._present[0], batch, self._quantiles, max_grad_norm)
+        masks = getattr(self._algorithm.replay_buffer, "drawn_masks", _NO_MASKS)
+        nets = self._online, self._target, self._present[0]
+        loss, _ = q.update(*nets, batch, self._quantiles, max_grad_norm, masks)
         self._stats.append(loss)
 
     @override
     def recorded(self) -> dict[str, float]:
         return {"train/loss": float(np.mean(self._stats))}
 
-    def explore(self, observations: Any) -> Array:
-        """See `FusedReplayUpdate.explore`: epsilon-greedy."""
+    def explore(self, observations: Any, action_masks: BoolArray | None = None) -> Array:
+        """See `FusedReplayUpdate.explore`: epsilon-greedy, among those that (rows, actions) masks allow."""
         algorithm = self._algorithm
         if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
-            return np.array([algorithm.action_space.sample() for _ in range(len(observations))])
-        return q.greedy_actions(self._online, features(self._network, observations), max(self._quantiles, 1))
+            each = [None] * len(observations) if action_masks is None else action_masks.astype(np.int8)
+            return np.array([algorithm.action_space.sample(mask) for mask in each])
+        masks = _NO_MASKS if action_masks is None else action_masks
+        inputs = features(self._network, observations)
+        return q.greedy_actions(self._online, inputs, max(self._quantiles, 1), np.ascontiguousarray(masks))
 
 
 class SACUpdate(FusedReplayUpdate):

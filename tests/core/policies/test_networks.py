@@ -218,7 +218,8 @@ def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: s
     network = {**TINY_CNN, "lstm_hidden_size": 4} if name == "recurrent_ppo" else TINY_CNN
     spec = PolicySpec(algorithm, "CnnPolicy", policy_kwargs=network, **settings)
     action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
-    env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=action_space, masked=name == "maskable_ppo")
+    masked = algorithm_info(name).takes_masks
+    env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=action_space, masked=masked)
     algo = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")
     before = {name: value.clone() for name, value in algo.policies["shared"].policy.state_dict().items()}
     algo.train_iteration()

@@ -15,7 +15,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
 from toy_envs import NoisyEnv, ScriptedEnv
 
-from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import PPO, MaskableDQN, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.metrics import Episode
 from marl_sb3.core.processing import add_recent, recent_state
 from marl_sb3.core.processing.processing import RunningStatistics
@@ -456,6 +456,25 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
     np.testing.assert_allclose(ours.mean, whole.mean)
     np.testing.assert_allclose(ours.var, whole.var)
     assert ours.count == pytest.approx(whole.count)
+
+
+# --- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def test_masks_of_next_observations_come_with_the_transitions_of_shards(
+    make: Callable[..., MultiAgentAlgorithm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = PolicySpec(MaskableDQN, learning_starts=20, batch_size=4, buffer_size=200)
+    monkeypatch.setitem(POLICIES, "masks", {"policies": {"shared": spec}})  # type: ignore[misc]
+    algorithm = make("masks", env=ScriptedEnv, masked=True, script={"a": (7, "truncated"), "b": (7, "terminated")})
+    trained(algorithm)
+    buffer: Any = algorithm.policies["shared"].replay_buffer
+    places = slice(None, buffer.pos)
+    step, over = buffer.next_observations[places, ..., 2], buffer.dones[places] > 0
+    expected = (np.arange(3) != step[..., None] % 2) | over[..., None]
+    np.testing.assert_array_equal(buffer.next_masks[places], expected)
+    assert over.any()
+    assert not over.all()
 
 
 # --- Warnings --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from marl_sb3.extensions.fast.kernels.mlp import (
 )
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, clipping, norm, take_step
 from marl_sb3.extensions.fast.kernels.replay import Batch, quantile_loss
-from marl_sb3.types import Array, FloatArray
+from marl_sb3.types import Array, BoolArray, FloatArray
 
 _Scalar = Any  # a float, once compiled
 
@@ -41,11 +41,21 @@ def _best_action(outputs: FloatArray, row: int, quantiles: int) -> int:
     return best
 
 
+@inner_kernel
+def _forbid(outputs: FloatArray, masks: BoolArray) -> None:
+    """Set the outputs of forbidden actions to minus infinity; masks: (rows, actions), or (0, 0): all are allowed."""
+    for i in range(masks.shape[0]):
+        for j in range(outputs.shape[1]):
+            if not masks[i, j % masks.shape[1]]:
+                outputs[i, j] = -np.inf
+
+
 @kernel
-def greedy_actions(net: Net, observations: FloatArray, quantiles: int) -> Array:
-    """(rows,) int64: the best actions for (rows, inputs) float32 observations."""
+def greedy_actions(net: Net, observations: FloatArray, quantiles: int, masks: BoolArray) -> Array:
+    """(rows,) int64: the best actions for (rows, inputs) float32 observations, of those that are allowed."""
     rows = observations.shape[0]
     outputs = forward(net, plain(observations), np.empty(rows * outputs_size(net), np.float32))
+    _forbid(outputs, masks)
     actions = np.empty(rows, np.int64)
     for i in range(rows):
         actions[i] = _best_action(outputs, i, quantiles)
@@ -91,13 +101,14 @@ def _quantile_loss(
 
 @kernel
 def update(
-    online: Net, target: Net, optimizer: Optimizer, batch: Batch, quantiles: int, max_grad_norm: float
+    online: Net, target: Net, optimizer: Optimizer, batch: Batch, quantiles: int, max_grad_norm: float, masks: BoolArray
 ) -> tuple[float, float]:
     """Take one gradient step.
 
     Args:
         quantiles: of QR-DQN; 0 for DQN.
         max_grad_norm: infinite: gradients are not clipped.
+        masks: (rows, actions); which actions count after the next observations. (0, 0): all.
 
     Returns:
         The loss, and the norm of the gradients before they are clipped.
@@ -107,6 +118,7 @@ def update(
     deltas = np.empty_like(work)
     # The target network runs first: `work` has then the activations that `backward` needs.
     following = forward(target, plain(batch.next_observations), deltas).copy()
+    _forbid(following, masks)
     inputs = plain(batch.observations)
     outputs = forward(online, inputs, work)
     clear(deltas)

@@ -1,0 +1,215 @@
+"""Q-learning among the actions that a mask allows: MaskableDQN, what MaskableQRDQN shares with it, their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from typing_extensions import override
+
+from marl_sb3.core.off_policy import (
+    CompactBuffer,
+    HindsightBuffer,
+    Lines,
+    NStepBuffer,
+    NStepDictBuffer,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+    Transitions,
+)
+from marl_sb3.core.sb3 import q_values
+from marl_sb3.core.state import TensorFile, pieces
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.fast.replay import DQN, QLearning
+from marl_sb3.types import Array, BoolArray
+
+# --- Replay buffers --------------------------------------------------------------------------------------------------
+
+
+class _WithMasks(Lines):
+    """Mixin for a replay buffer: holds which actions an agent could take after each transition.
+
+    Attributes:
+        drawn_masks: (batch, n) bool; those of the latest minibatch.
+    """
+
+    next_masks: BoolArray  # (lines, rows, n)
+    drawn_masks: BoolArray
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        space: Any = self.action_space
+        self.next_masks = np.ones((self.buffer_size, self.n_envs, int(space.n)), dtype=np.bool_)
+
+    @override
+    def _put_observations(self, places: Any, added: Transitions) -> None:
+        super()._put_observations(places, added)
+        self.next_masks[places] = True if added.next_masks is None else added.next_masks
+
+    def _note_drawn(self, lines: Array, columns: Array) -> None:
+        """Note of which transitions, by their places, the masks are those of the minibatch."""
+        self.drawn_masks = self.next_masks[lines, columns]
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """See `Lines.require_columns`; refuses masks that forbid every action: the best one has no value."""
+        super().require_columns(file, lines, rows)
+        if not all(piece.any(axis=-1).all() for _, piece in pieces(file.arrays, "next_masks")):
+            raise CheckpointError(f"{file.name}: next_masks forbid every action")
+
+
+class _MaskedLines(_WithMasks):
+    """The same for buffers of which SB3 draws the rows itself."""
+
+    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
+        before = np.random.get_state()  # noqa: NPY002 - SB3 draws the same rows once more
+        self._note_drawn(batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds)))  # noqa: NPY002
+        np.random.set_state(before)  # noqa: NPY002
+        return super()._get_samples(batch_inds, env)
+
+
+class MaskedReplayBuffer(_MaskedLines, TransitionReplayBuffer):
+    """A `TransitionReplayBuffer` with masks."""
+
+    names = (*TransitionReplayBuffer.names, "next_masks")
+
+
+class MaskedDictReplayBuffer(_MaskedLines, TransitionDictReplayBuffer):
+    """The same for `Dict` observations."""
+
+    names = (*TransitionDictReplayBuffer.names, "next_masks")
+
+
+class _MaskedSteps(_WithMasks):
+    """The same for returns over several steps: the masks are those after the last of them."""
+
+    def _last_steps(self, lines: Array, columns: Array) -> Array:
+        last: Array = super()._last_steps(lines, columns)  # type: ignore[misc]
+        self._note_drawn(lines[np.arange(len(last)), last], columns[:, 0])
+        return last
+
+
+class MaskedNStepBuffer(_MaskedSteps, NStepBuffer):
+    """An `NStepBuffer` with masks."""
+
+    names = (*NStepBuffer.names, "next_masks")
+
+
+class MaskedNStepDictBuffer(_MaskedSteps, NStepDictBuffer):
+    """The same for `Dict` observations."""
+
+    names = (*NStepDictBuffer.names, "next_masks")
+
+
+class MaskedCompactBuffer(_WithMasks, CompactBuffer):
+    """A `CompactBuffer` with masks."""
+
+    names = (*CompactBuffer.names, "next_masks")
+
+    def _samples_at(self, lines: Array, columns: Array, env: Any) -> Any:
+        self._note_drawn(lines, columns)
+        return super()._samples_at(lines, columns, env)
+
+
+class MaskedHindsightBuffer(_WithMasks, HindsightBuffer):
+    """A `HindsightBuffer` with masks, which do not depend on the goal."""
+
+    names = (*HindsightBuffer.names, "next_masks")
+
+    def _get_real_samples(self, batch_indices: Array, env_indices: Array, env: Any = None) -> Any:
+        self._note_drawn(batch_indices, env_indices)
+        return super()._get_real_samples(batch_indices, env_indices, env)
+
+    def _get_virtual_samples(self, batch_indices: Array, env_indices: Array, env: Any = None) -> Any:
+        real = self.drawn_masks  # which SB3 puts first
+        self._note_drawn(batch_indices, env_indices)
+        self.drawn_masks = np.concatenate([real, self.drawn_masks])
+        return super()._get_virtual_samples(batch_indices, env_indices, env)
+
+
+# --- Algorithms ------------------------------------------------------------------------------------------------------
+
+
+class MaskedQLearning(QLearning):
+    """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
+
+    replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
+        TransitionReplayBuffer: MaskedReplayBuffer,
+        TransitionDictReplayBuffer: MaskedDictReplayBuffer,
+        NStepBuffer: MaskedNStepBuffer,
+        NStepDictBuffer: MaskedNStepDictBuffer,
+        CompactBuffer: MaskedCompactBuffer,
+        HindsightBuffer: MaskedHindsightBuffer,
+    }
+
+    def acting_kernels(self) -> Any:
+        """See `FusedOffPolicy.acting_kernels`."""
+        return self.kernels() if type(self).predict is MaskedQLearning.predict else None
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: SB3's own loop tells no masks.
+
+        Raises:
+            ConfigError: always.
+        """
+        name = type(self).__name__
+        words = f"{name}.learn() is SB3's loop, which stores no action masks; accepted: marl_sb3.train, or a"
+        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
+
+    @override
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        if self.kernels() is not None:  # which do it themselves
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+            return
+        hook = self.networks()[1].register_forward_hook(self._without_forbidden)
+        try:
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+        finally:
+            hook.remove()
+
+    def _without_forbidden(self, _network: Any, _inputs: Any, values: th.Tensor) -> th.Tensor:
+        """Return the values of the next observations, (rows, ..., n), with minus infinity for forbidden actions."""
+        buffer: Any = self.replay_buffer
+        forbidden = th.as_tensor(~buffer.drawn_masks, device=values.device)
+        return values.masked_fill(forbidden if values.dim() == 2 else forbidden[:, None], -th.inf)
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[Array, ...] | None = None,
+        episode_start: Array | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Array, tuple[Array, ...] | None]:
+        """See `BaseAlgorithm.predict`; as that of sb3-contrib's MaskablePPO.
+
+        Args:
+            observation: a single observation, or a batch of n.
+            state: is returned as it is.
+            episode_start: not used.
+            deterministic: whether to take the best action; if not, random ones as often as `exploration_rate` says.
+            action_masks: (actions,), or (n, actions) for a batch; true where an action is allowed. None: all are.
+
+        Raises:
+            ConfigError: the masks have another shape, or forbid every action.
+        """
+        if action_masks is None:
+            return super().predict(observation, state, episode_start, deterministic)
+        space: Any = self.action_space
+        seen, is_batch = self.policy.obs_to_tensor(observation)
+        rows = len(next(iter(seen.values())) if isinstance(seen, dict) else seen)
+        allowed = np.asarray(action_masks, dtype=np.bool_).reshape(-1, space.n)
+        if len(allowed) != rows or not allowed.any(axis=1).all():
+            accepted = f"{rows} of {space.n}, with an allowed action each"
+            raise ConfigError(f"action_masks of shape {np.shape(action_masks)}; accepted: {accepted}")
+        if not deterministic and np.random.rand() < self.exploration_rate:  # type: ignore[attr-defined]  # noqa: NPY002
+            actions = np.array([space.sample(mask) for mask in allowed.astype(np.int8)])
+        else:
+            values = q_values(self, observation, None)
+            actions = np.where(allowed, values, -np.inf).argmax(axis=1)
+        return actions if is_batch else actions.squeeze(axis=0), state
+
+
+class MaskableDQN(MaskedQLearning, DQN):
+    """`DQN` that chooses among the actions that a mask allows; it learns in marl_sb3's trainings. See `TwoPaths`."""
