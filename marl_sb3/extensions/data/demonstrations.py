@@ -69,7 +69,9 @@ class Demonstrations:
 
     def transitions(self, chosen: Array, rows: Array) -> Transitions:
         """Return these transitions for a replay buffer, as if they were of these rows."""
-        last, place = self.is_last[chosen], self.places[chosen]
+        last, place, masks = self.is_last[chosen], self.places[chosen], None
+        if self.masks is not None:  # the mask of the next action; after the last one, nobody asks for it
+            masks = last[:, None] | self.masks[np.minimum(chosen + 1, len(self) - 1)]
         return Transitions(
             taken(self.seen, place),
             taken(self.seen, place + 1),
@@ -78,6 +80,7 @@ class Demonstrations:
             last,
             last & ~self.terminated[self.episodes[chosen]],
             rows,
+            masks,
         )
 
     def checksum(self) -> int:

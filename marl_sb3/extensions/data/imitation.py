@@ -38,6 +38,18 @@ class Minibatch(NamedTuple):
         return len(self.actions) if self.counted is None else int(self.counted.sum())
 
 
+def require_masks(data: Demonstrations, policy_id: PolicyID, algorithm: Any) -> None:
+    """Refuse data without action masks.
+
+    Raises:
+        ConfigError: the data have none.
+    """
+    if data.masks is None:
+        words = f"{type(algorithm).__name__} needs action masks, which the data do not have"
+        accepted = "data with action masks, or an algorithm that needs none"
+        raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
+
+
 class ActionLoss:
     """What behaviour cloning minimises for one kind of policy: a loss of each recorded action.
 
@@ -56,10 +68,8 @@ class ActionLoss:
 
     def require_masks(self, data: Demonstrations) -> None:
         """Refuse data without action masks for a policy that needs them."""
-        if self._takes_masks and data.masks is None:
-            words = f"{type(self.algorithm).__name__} needs action masks, which the data do not have"
-            accepted = "data with action masks, or --algo ppo"
-            raise ConfigError(f"policy {self._policy_id!r}: {words}; accepted: {accepted}", key="algo")
+        if self._takes_masks:
+            require_masks(data, self._policy_id, self.algorithm)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are trained."""
@@ -177,6 +187,9 @@ class _SquaredError(ActionLoss):
         self.policy.actor_target.load_state_dict(self.policy.actor.state_dict())
 
 
+_FORBIDDEN = -1e8  # sb3-contrib's logit of an action that a mask forbids
+
+
 class _QValues(ActionLoss):
     """DQN and QRDQN: the cross-entropy of the action, with the Q values as logits."""
 
@@ -193,6 +206,8 @@ class _QValues(ActionLoss):
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
         values = self._net(batch.observations)
         values = values if values.dim() == 2 else values.mean(dim=1)  # of quantiles
+        if batch.masks is not None:
+            values = values.masked_fill(~th.as_tensor(batch.masks, device=values.device), _FORBIDDEN)
         entropies = -(values.softmax(1) * values.log_softmax(1)).sum(1) if with_entropy else None
         return F.cross_entropy(values, batch.actions, reduction="none"), entropies
 

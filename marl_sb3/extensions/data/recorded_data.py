@@ -21,7 +21,7 @@ from marl_sb3.core.state import Fields, Stateful, integer, optional
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import read_data
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes
-from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss
+from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
 from marl_sb3.extensions.data.settings import DataSettings
 from marl_sb3.types import Array
 
@@ -105,8 +105,10 @@ def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., An
 
     def draw(batch_size: int, env: Any = None) -> Any:
         number = round(share * batch_size)
-        parts = [(sample, batch_size - number), (recorded.sample, number)]
-        drawn = [draw_part(size, env=env) for draw_part, size in parts if size]
+        parts = [(own, sample, batch_size - number), (recorded, recorded.sample, number)]
+        drawn = [draw_part(size, env=env) for _, draw_part, size in parts if size]
+        if hasattr(own, "next_masks"):
+            own.drawn_masks = np.concatenate([buffer.drawn_masks for buffer, _, size in parts if size])
         return drawn[0] if len(drawn) == 1 else type(drawn[0])(*map(_joined, *drawn))
 
     return draw
@@ -194,6 +196,8 @@ class ReplayData(LearnerPart):
         learner = self._learner
         data = self._recorded.read(learner.processing, learner.algorithm, learn=learn, normalize=False)
         self._recorded.forget()
+        if learner.actor.policy.takes_masks and learner.actor.policy.needs_masks:
+            require_masks(data, learner.policy_id, learner.algorithm)
         columns, buffer = columns_of(data, learner.rows), learner.buffer
         if self._share is not None:
             buffer = self._make_buffer(size=max(map(len, columns)) * learner.rows.num_rows)

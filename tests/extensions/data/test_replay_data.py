@@ -10,12 +10,12 @@ import pytest
 from gymnasium import spaces
 from recordings import episode, write_dataset
 from small_trainings import assert_same
-from toy_envs import NoisyEnv
+from toy_envs import NoisyEnv, RandomEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.extensions.data import PolicyData, require_episodes
 from marl_sb3.extensions.data.demonstrations import demonstrations
-from marl_sb3.extensions.data.recorded_data import columns_of
+from marl_sb3.extensions.data.recorded_data import columns_of, drawing_from_both
 
 SEEN, TORQUES = (
     spaces.Box(-np.array([1, 1, 8.0], np.float32), np.array([1, 1, 8.0], np.float32)),
@@ -143,6 +143,67 @@ def test_more_data_than_the_buffer_holds_are_mentioned(tmp_path: Path, caplog: p
 def test_other_algorithms_learn_from_data(algo: str, data: str) -> None:
     metrics = training(data, algo, replay_data_share=0.5).train_iteration()["learners"]["shared"]
     assert metrics["critic_loss"] is not None
+
+
+# --- Action masks -----------------------------------------------------------------------------------------------------
+
+
+class MaskedWalk(RandomEnv):
+    """One agent that may do everything."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1000, 1000, (3,), np.float32), spaces.Discrete(3))
+
+    def action_masks(self) -> np.ndarray:
+        return np.ones(3, bool)
+
+
+def masked_learner(**more: Any) -> Any:
+    plans = [[({"a": (4, "terminated"), "b": (4, "terminated")}, {})]] * 2
+    env = make_vec_env(NoisyEnv, n_envs=2, plans=plans, masked=True)
+    algorithm = MultiAgentAlgorithm(env, {"all": PolicySpec("maskable_dqn", **{**SMALL, **more})}, device="cpu",
+                                    policy_mapping_fn=lambda _: "all")  # fmt: skip
+    return algorithm.parts.learners["all"]
+
+
+MASKS = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], bool)
+
+
+def masked_data(learner: Any, masks: np.ndarray | None = MASKS) -> Any:
+    """Two episodes of agent a, of three and two actions."""
+    episodes = [
+        episode(np.zeros((n + 1, 3), np.float32), [0] * n, agent="a", action_masks=None if masks is None else masks[:n])
+        for n in (3, 2)
+    ]
+    return demonstrations(episodes, learner.rows, learner.processing, learner.algorithm)
+
+
+def test_a_recorded_transition_has_the_mask_of_the_next_one() -> None:
+    data = masked_data(masked_learner())
+    found = data.transitions(np.arange(5), np.zeros(5, np.int64)).next_masks
+    assert found.astype(int).tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]]
+
+
+def test_masks_are_drawn_from_both_buffers_with_their_shares() -> None:
+    learner = masked_learner()
+    own, recorded = learner.buffer, masked_learner().buffer
+    data = masked_data(learner)
+    for step in range(4):
+        rows = np.arange(4)
+        for buffer, mask in ((own, [1, 0, 0]), (recorded, [0, 0, 1])):
+            one = data.transitions(np.full(4, step), rows)
+            buffer.add_transitions(one._replace(next_masks=np.tile(np.array(mask, bool), (4, 1))))
+    drawing_from_both(own, recorded, 0.25)(8)
+    assert own.drawn_masks.astype(int).tolist() == [[1, 0, 0]] * 6 + [[0, 0, 1]] * 2
+
+
+def test_data_without_masks_are_refused_for_a_policy_that_needs_them(tmp_path: Path) -> None:
+    seen, acted = spaces.Box(-1000, 1000, (3,), np.float32), spaces.Discrete(3)
+    path = str(write_dataset(tmp_path / "data", seen, acted, [episode(np.zeros((3, 3), np.float32), [0, 1])]))
+    env = make_vec_env(MaskedWalk)
+    algorithm = MultiAgentAlgorithm(env, {"p": PolicySpec("maskable_dqn", replay_data=path, **SMALL)}, device="cpu")
+    with pytest.raises(ConfigError, match="MaskableDQN needs action masks, which the data do not have"):
+        algorithm.read_data()
 
 
 # --- Several agents ---------------------------------------------------------------------------------------------------
