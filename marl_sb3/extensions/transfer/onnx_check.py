@@ -23,6 +23,7 @@ from marl_sb3.extensions.transfer.onnx_graph import (
     GraphProcessing,
     by_input,
     copy_on_cpu,
+    has_q_values,
     more_inputs,
     onnx_packages,
     parts_of_distribution,
@@ -151,8 +152,9 @@ def _by_sb3(algorithm: Any, observations: Observations, more: Arrays) -> dict[st
     of_actor, of_critic = (tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES))
     memory = {"state": of_actor, "episode_start": starts} if of_actor else {}
     masked = {} if masks is None else {"action_masks": masks}
-    actions, after = policy.predict(observations, deterministic=True, **memory, **masked)
-    if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
+    asked = algorithm if has_q_values(policy) else policy  # the policies of Q values know no masks
+    actions, after = asked.predict(observations, deterministic=True, **memory, **masked)
+    if has_q_values(policy):
         return {"actions": actions, "q_values": inference.q_values(algorithm, observations, None)}
     if not hasattr(policy, "predict_values"):
         return {"actions": actions}
@@ -170,8 +172,11 @@ def _by_sb3(algorithm: Any, observations: Observations, more: Arrays) -> dict[st
 def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays, masks: Array | None) -> dict[str, float]:
     if {name: array.shape for name, array in expected.items()} != {n: array.shape for n, array in received.items()}:
         raise ExportError("the outputs of the ONNX graph have other names or shapes than those of the policy")
-    likelier = {} if isinstance(space, spaces.Box) else {"actions": _likelier(space, expected, received["actions"])}
-    if masks is not None:  # numbers as large as these would hide all differences
+    allowed = expected
+    if masks is not None and "q_values" in expected:  # which do not tell what is forbidden
+        allowed = {**expected, "q_values": np.where(masks, expected["q_values"], -np.inf)}
+    likelier = {} if isinstance(space, spaces.Box) else {"actions": _likelier(space, allowed, received["actions"])}
+    if masks is not None and "logits" in expected:  # numbers as large as these would hide all differences
         expected, received = (
             {**each, "logits": np.where(~masks & (each["logits"] < _FORBIDDEN), 0, each["logits"])}
             for each in (expected, received)

@@ -184,18 +184,24 @@ def more_inputs(algorithm: BaseAlgorithm, rows: int) -> dict[str, Array]:
     Raises:
         ConfigError: the policy takes masks or has a memory, but is not of sb3-contrib's classes.
     """
-    own = initial_states(algorithm, rows)
+    own, masked = initial_states(algorithm, rows), takes_masks(algorithm)
+    foreign = masked and not has_q_values(algorithm.policy)
     for takes, what, place in ((bool(own), "recurrent state", _RECURRENT_POLICY),
-                               (takes_masks(algorithm), "action masks", _MASKABLE_POLICY)):  # fmt: skip
+                               (foreign, "action masks", _MASKABLE_POLICY)):  # fmt: skip
         if takes and not _is_a(algorithm.policy, place):
             words = f"{type(algorithm.policy).__name__} needs {what} and is no {place.partition(':')[2]}"
             raise ConfigError(f"{words}, so that it has no ONNX form; an SB3 zip holds it")
-    if takes_masks(algorithm):
+    if masked:
         return {MASK: np.ones((rows, sum(choices_of(algorithm.action_space) or ())), dtype=np.bool_)}
     if not own:
         return {}
     of_critic = dict(zip(CRITIC_STATES, critic_states(algorithm, rows), strict=False))  # it may have none
     return {**dict(zip(STATES, own, strict=True)), **of_critic, START: np.zeros(rows, dtype=np.bool_)}
+
+
+def has_q_values(policy: Any) -> bool:
+    """Whether a policy has a value for each action, or quantiles of it, as DQN's and QR-DQN's."""
+    return hasattr(policy, "q_net") or hasattr(policy, "quantile_net")
 
 
 def outputs_of(policy: Any) -> tuple[str, ...]:
@@ -204,7 +210,7 @@ def outputs_of(policy: Any) -> tuple[str, ...]:
     Raises:
         ConfigError: it is not one of SB3's policies, or its action distribution is not supported.
     """
-    if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
+    if has_q_values(policy):
         return "actions", "q_values"
     if isinstance(getattr(policy, "actor", None), nn.Module):
         return ("actions",)
@@ -235,12 +241,11 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         masks = {"action_masks": more[MASK]} if MASK in more else {}
         actions, values, _ = policy(observations, deterministic=True, **masks)
         return actions, values.flatten(), *_parameters(policy)
-    if hasattr(policy, "quantile_net"):
-        values = policy.quantile_net(observations).mean(dim=1)
-        return th.argmax(values, dim=1), values
-    if hasattr(policy, "q_net"):
-        values = policy.q_net(observations)
-        return th.argmax(values, dim=1), values
+    if has_q_values(policy):
+        of_quantiles = hasattr(policy, "quantile_net")
+        values = policy.quantile_net(observations).mean(dim=1) if of_quantiles else policy.q_net(observations)
+        allowed = values.masked_fill(~more[MASK], -th.inf) if MASK in more else values
+        return th.argmax(allowed, dim=1), values
     if hasattr(policy.actor, "get_action_dist_params"):  # SAC, TQC, CrossQ: the mode of the distribution
         mean, *_ = policy.actor.get_action_dist_params(observations)
         return (th.tanh(mean),)
@@ -295,8 +300,8 @@ class PolicyGraph(nn.Module):
         inputs, inner = by_input(observation_space), by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in inputs.items()]
-        # `observation`, or `observation.<key>` for each key of a Dict. Of MaskablePPO also `action_mask` (batch,
-        # choices) bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same with
+        # `observation`, or `observation.<key>` for each key of a Dict. With masks also `action_mask` (batch, choices)
+        # bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same with
         # `critic_` before it if the critic has an LSTM of its own, and `episode_start` (batch,) bool.
         self.input_names = (*inputs, *self._more)
 

@@ -28,6 +28,8 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
         "CnnPolicy",
         {"policy_kwargs": {"n_quantiles": 5, "features_extractor_kwargs": {"features_dim": 8}}},
     ),
+    "maskable_dqn": (SEEN, "MlpPolicy", SMALL),
+    "maskable_qrdqn": (SEEN, "MlpPolicy", {"policy_kwargs": {"net_arch": [8], "n_quantiles": 5}}),
     "sac": (SEEN, "MlpPolicy", {**SMALL, "use_sde": True}),
     "td3": (
         MIXED,
@@ -43,7 +45,10 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
 def trained(name: str) -> MultiAgentAlgorithm:
     seen, policy, settings = CASES[name]
     done = spaces.Discrete(3) if "dqn" in name else FORCES
-    env = make_vec_env(SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")})
+    masked = name.startswith("maskable")
+    env = make_vec_env(
+        SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")}, masked=masked
+    )
     more = {"buffer_size": 30, "learning_starts": 4, "batch_size": 4, "learning_rate": 0.01, **settings}
     spec = PolicySpec(algorithm_info(name).algorithm_class, policy, **more)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=20, seed=0, device="cpu")
@@ -61,19 +66,25 @@ def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_gr
         if isinstance(space, spaces.Dict)
         else np.stack(rows)
     )
-    expected = algorithm.predict({"a": observations}, deterministic=True)["a"]
+    masks = np.random.default_rng(0).random((7, 3)) < 0.5
+    masks[np.arange(7), np.arange(7) % 3] = True
+    given: dict[str, Any] = {"action_mask": masks} if name.startswith("maskable") else {}
+    of_a, masked = ({"action_masks": each} if given else {} for each in ({"a": masks}, masks))
+    expected = algorithm.predict({"a": observations}, deterministic=True, **of_a)["a"]
+    if given:
+        assert masks[np.arange(7), expected].all()
     bundle = load_policies(algorithm.save(tmp_path / "saved"), device="cpu")
-    np.testing.assert_array_equal(bundle.predict({"a": observations}, deterministic=True)["a"], expected)
+    np.testing.assert_array_equal(bundle.predict({"a": observations}, deterministic=True, **of_a)["a"], expected)
 
     (zipped,) = export_policies(bundle, "sb3", tmp_path / "zip")
     stock = algorithm_info(name).algorithm_class.load(zipped.path, device="cpu")
-    np.testing.assert_array_equal(stock.predict(observations, deterministic=True)[0], expected)
+    np.testing.assert_array_equal(stock.predict(observations, deterministic=True, **masked)[0], expected)
 
     (graph,) = export_policies(bundle, "onnx", tmp_path / "onnx")
     session = onnxruntime.InferenceSession(graph.path.read_bytes(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
     assert names == (["actions", "q_values"] if "dqn" in name else ["actions"])
-    given = (
+    given |= (
         {f"observation.{key}": part for key, part in observations.items()}
         if isinstance(observations, dict)
         else {"observation": observations}
