@@ -45,6 +45,7 @@ CORE = (
 EXTENSIONS = (
     "envs",
     "extensions.assignment",
+    "extensions.central",
     "extensions.data",
     "extensions.dialects",
     "extensions.display",

@@ -76,7 +76,7 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
     Raises:
         ConfigError: an argument of the env has the name of an argument of `make_vec_env`.
     """
-    names = ("episode_horizon", "n_workers", "worker_timeout_s", "max_worker_restarts")
+    names = ("episode_horizon", "env_state", "n_workers", "worker_timeout_s", "max_worker_restarts")
     settings = {name: getattr(config, name) for name in names}
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)

@@ -28,6 +28,7 @@ from marl_sb3.core.config import (
     shown,
 )
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.central import CentralSettings
 from marl_sb3.extensions.data import DataSettings
 from marl_sb3.league import LeagueSettings
 from marl_sb3.types import AgentID, PolicyID
@@ -161,8 +162,8 @@ class PolicySettings:
 
     algo: str  # name of its algorithm
     policy: str  # SB3 policy class, by name
-    # SB3's arguments, by name, all of them in a resolved configuration; and those settings of `ProcessingSettings` and
-    # `DataSettings` that are not as by default
+    # SB3's arguments, by name, all of them in a resolved configuration; and those settings of `ProcessingSettings`,
+    # `DataSettings` and `CentralSettings` that are not as by default
     hyperparameters: Mapping[str, Any]
 
 
@@ -201,6 +202,7 @@ class TrainConfig:
     # env steps after which all agents of an env are truncated, if its episode is not over before. None: the env alone
     # ends its episodes.
     episode_horizon: PositiveInt | None = None
+    env_state: bool = False  # whether the envs' `state()` is asked for, which central critics then see
     # number of shards, each a fixed share of the envs with random streams of its own, which runners can roll out, in
     # processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest divisor of `n_envs`
     # up to 64.
@@ -225,6 +227,8 @@ class TrainConfig:
     processing: ProcessingSettings = field(default_factory=ProcessingSettings)
     # recorded episodes that each policy learns from that does not set it itself
     data: DataSettings = field(default_factory=DataSettings)
+    # critics of policies that see the whole env
+    central: CentralSettings = field(default_factory=CentralSettings)
     # when they are written, and which are kept
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     # when the policies are evaluated, and how
@@ -300,7 +304,8 @@ class TrainConfig:
         own = self.own_settings(policy_id)
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        return PolicySettings(algo, policy, {**of_run, **self.processing.changed(), **self.data.changed(), **own})
+        of_sections = {**self.processing.changed(), **self.data.changed(), **self.central.changed()}
+        return PolicySettings(algo, policy, {**of_run, **of_sections, **own})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """Return the agents that are listed for a policy; None if none are listed."""

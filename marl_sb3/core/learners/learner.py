@@ -333,7 +333,7 @@ class Learner(Stateful, ABC):
 
     @override
     def all_fields(self) -> Fields:
-        return {**self.fields, **{name: _of_part(state) for name, state in self._states.items()}}
+        return {**{name: _of_part(state) for name, state in self._states.items()}, **self.fields}
 
     def get_tensors(self) -> Mapping[str, Arrays]:
         """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""

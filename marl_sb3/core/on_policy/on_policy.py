@@ -41,8 +41,8 @@ class OnPolicyLearner(Learner):
     # of the rollout buffer; for observations in one array, and for those of a `Dict` space
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
-    takes_parts: ClassVar[Sequence[str]] = ("imitation_data",)
-    refusal = ("it has no replay buffer", "imitation_data")
+    takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic")
+    refusal = ("it has no replay buffer", "imitation_data, central_critic")
     algorithm: OnPolicyAlgorithm
 
     def __init__(self, *arguments: Any) -> None:

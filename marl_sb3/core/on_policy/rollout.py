@@ -83,7 +83,7 @@ class TurnAwareRollout(_Base):
     acted: BoolArray  # (buffer_size, n_envs) bool; True where a row acted, so that there is a transition
     samples_drawn: int  # number of agent steps in the minibatches drawn since `reset`
     # Returns what a buffer of another kind keeps of each transition besides, (n_envs, ...) by name.
-    _more_columns: Callable[[PolicyInputs], Mapping[str, Array]] | None = None
+    more_columns: Callable[[PolicyInputs], Mapping[str, Array]] | None = None
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
     _all_opened: bool  # whether the latest step opened a transition in every row, and none of them has been closed
 
@@ -131,7 +131,7 @@ class TurnAwareRollout(_Base):
         self.values[here] = values
         self.log_probs[here] = log_probs
         self.acted[here] = acted
-        for name, array in () if self._more_columns is None else self._more_columns(inputs).items():
+        for name, array in () if self.more_columns is None else self.more_columns(inputs).items():
             getattr(self, name)[here] = array
         self._all_opened = np.count_nonzero(acted) == self.n_envs
         self._open_at[acted] = here
@@ -150,7 +150,7 @@ class TurnAwareRollout(_Base):
             "values": decision.values,
             "log_probs": decision.log_probs,
             "acted": acted,
-            **({} if self._more_columns is None else self._more_columns(inputs)),
+            **({} if self.more_columns is None else self.more_columns(inputs)),
         }
         for name, array in columns.items():
             getattr(self, name)[places] = array[rows]

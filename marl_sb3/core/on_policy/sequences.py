@@ -113,7 +113,7 @@ class _WithStates(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, *STATES, "episode_starts")
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
-    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
+    def more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         return {name: array.swapaxes(0, 1) for name, array in zip(STATES, inputs.states, strict=True)}
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -151,7 +151,7 @@ class _WithMasks(_Transitions):
     of_sample = (*TurnAwareRollout.of_sample, "action_masks")
     action_masks: Array  # (buffer_size, n_envs, n) float32, 1 where an action was allowed
 
-    def _more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
+    def more_columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         all_allowed = np.ones(self.action_masks.shape[1:], dtype=np.float32)
         return {"action_masks": all_allowed if inputs.masks is None else inputs.masks.astype(np.float32)}
 

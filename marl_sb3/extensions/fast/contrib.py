@@ -132,10 +132,10 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
 class TRPOLearner(OnPolicyLearner):
     """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
-    takes_parts = ()
+    takes_parts = ("central_critic",)
     refusal = (
         "it moves its actor by a line search, to which no loss can be added",
-        "ppo, a2c, maskable_ppo or recurrent_ppo",
+        "central_critic; or ppo, a2c, maskable_ppo or recurrent_ppo",
     )
 
     def _make_actor(self) -> Actor:

@@ -32,7 +32,8 @@ def build() -> MultiAgentAlgorithm:
     script = {"a": (7, "truncated"), "b": (7, "terminated")}
     env = make_vec_env(NoisyEnv, n_envs=E, seed=1, plans=[[(script, {}, {"b": [1, 3, 4, 6]})]] * E)
     small = {"batch_size": 4, "n_epochs": 2, "policy_kwargs": {"net_arch": [4]}, "device": "cpu"}
-    return MultiAgentAlgorithm(env, {name: PolicySpec(n_steps=6) for name in "ab"}, n_steps=4, seed=3, **small)
+    specs = {"a": PolicySpec(n_steps=6, central_critic=True, central_critic_net=[4]), "b": PolicySpec(n_steps=6)}
+    return MultiAgentAlgorithm(env, specs, n_steps=4, seed=3, **small)
 
 
 # By its path in the state, how to find the part in an algorithm.

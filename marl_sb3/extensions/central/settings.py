@@ -1,0 +1,37 @@
+"""The settings of a policy with a central critic; commands read them before they import PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
+from typing_extensions import override
+
+from marl_sb3.core.config import PolicySection, PositiveInt, shown
+from marl_sb3.errors import ConfigError
+
+_Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]
+
+
+@dataclass(frozen=True)
+class CentralSettings(PolicySection):
+    """A critic that sees the whole env in training; see `docs/how_to/teams.md`."""
+
+    # whether a critic of its own, which sees the whole env, estimates the values of a policy with rollouts: the env's
+    # `state()` where the setting `env_state` shows it, else what all agents observe. The actor sees its own agent.
+    central_critic: bool = False
+    central_critic_net: _Widths = (128, 128)  # widths of the layers of that critic
+    # whether that critic learns values in units of their running mean and standard deviation (PopArt)
+    central_critic_popart: bool = True
+
+    @classmethod
+    @override
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # of files
+        made = super().of({**values, **lists})
+        for name in made.changed():
+            if not made.central_critic:
+                raise ConfigError(f"{name} is {shown(values[name])}, but central_critic is not set", key=name)
+        return made

@@ -1,0 +1,249 @@
+"""Policies whose critic sees the whole env: what it sees, what follows from its values, and what stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from toy_envs import NoisyEnv
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
+from marl_sb3.extensions.central.critic import CentralCritic, PopArt
+from marl_sb3.extensions.central.inputs import CentralInputs
+
+SMALL: dict[str, Any] = {"n_steps": 6, "learning_rate": 0.01, "policy_kwargs": {"net_arch": [8]}}
+MINIBATCHES: dict[str, Any] = {"batch_size": 8, "n_epochs": 2}
+CENTRAL: dict[str, Any] = {"central_critic": True, "central_critic_net": [8]}
+# Agents end at different times, and b waits in between.
+SCRIPT = {"a": (7, "truncated"), "b": (5, "terminated")}
+PLANS = [[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 2
+
+
+def made(algo: str = "ppo", **settings: Any) -> MultiAgentAlgorithm:
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS, masked=algo == "maskable_ppo")
+    minibatches = {} if algo == "a2c" else MINIBATCHES
+    if algo == "trpo":
+        minibatches = {"batch_size": 8}
+    spec = PolicySpec(algo, **SMALL, **minibatches, **CENTRAL, **settings)
+    return MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=0, device="cpu")
+
+
+def critic_of(algorithm: MultiAgentAlgorithm, policy_id: str = "shared") -> CentralCritic:
+    (part,) = algorithm.parts.learners[policy_id].parts
+    assert isinstance(part, CentralCritic)
+    return part
+
+
+# --- What it sees ----------------------------------------------------------------------------------------------------
+
+
+class Seen(ParallelEnv):  # type: ignore[misc]
+    """Agent `a` sees a bit, `b` sees nothing, and both are paid the bit after the last of three steps."""
+
+    metadata = {"name": "seen"}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    render_mode = None
+
+    def __init__(self, truncates: bool = False) -> None:
+        self._truncates, self._rng = truncates, np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3) if agent == "a" else spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def _shown(self) -> dict[str, Any]:
+        return {"a": self._bit + 1, "b": np.array([0.25, 0.75], np.float32)}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents, self._bit, self._step = self.possible_agents[:], int(self._rng.integers(2)), 0
+        return self._shown(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self._step += 1
+        agents, over = self.agents, self._step == 3
+        paid = {agent: float(self._bit) * over for agent in agents}
+        if over:
+            self.agents = []
+        ends = dict.fromkeys(agents, over)
+        none = dict.fromkeys(agents, False)
+        flags = (none, ends) if self._truncates else (ends, none)
+        return self._shown(), paid, *flags, {agent: {} for agent in agents}
+
+    def state(self) -> Any:
+        return np.array([self._bit, self._step], np.float32)
+
+
+def rows_of(algorithm: MultiAgentAlgorithm, policy_id: str) -> Any:
+    return algorithm.parts.learners[policy_id].rows
+
+
+def test_it_sees_the_observations_of_all_agents_and_for_whom_it_estimates() -> None:
+    env = make_vec_env(Seen, n_envs=2, seed=0)
+    algorithm = MultiAgentAlgorithm(env, "per_agent", seed=0)
+    step = env.reset()
+    bits = [int(env.envs[index].unwrapped._bit) for index in range(2)]
+    seen = CentralInputs(env, rows_of(algorithm, "b")).of_rows(step)
+    order = [group.agents[0] for group in env.groups]
+    for bit, row in zip(bits, seen, strict=True):
+        by_agent = {"a": [float(number == bit + 1) for number in range(3)], "b": [0.25, 0.75]}
+        assert row.tolist() == [*by_agent[order[0]], *by_agent[order[1]], 1.0, 1.0]
+
+
+def test_it_sees_the_state_where_the_envs_show_it_and_the_last_one_of_agents_that_are_truncated() -> None:
+    env = make_vec_env(lambda: Seen(truncates=True), n_envs=2, seed=0, env_state=True)
+    algorithm = MultiAgentAlgorithm(env, "per_agent", seed=0)
+    inputs = CentralInputs(env, rows_of(algorithm, "a"))
+    step = env.reset()
+    bits = [int(env.envs[index].unwrapped._bit) for index in range(2)]
+    for number in range(3):
+        assert inputs.of_rows(step).tolist() == [[bit, number] for bit in bits]
+        step = env.step([np.zeros((2, 1), np.int64)] * 2)
+    assert inputs.of_final(step, np.ones(2, np.bool_)).tolist() == [[bit, 3] for bit in bits]
+    assert inputs.of_rows(step)[:, 1].tolist() == [0, 0]
+
+
+def test_without_a_state_it_sees_the_final_observations_of_those_that_have_ended() -> None:
+    env = make_vec_env(lambda: Seen(truncates=True), n_envs=2, seed=0)
+    algorithm = MultiAgentAlgorithm(env, "per_agent", seed=0)
+    inputs, step = CentralInputs(env, rows_of(algorithm, "a")), env.reset()
+    first = inputs.of_rows(step)
+    for _ in range(3):
+        step = env.step([np.zeros((2, 1), np.int64)] * 2)
+    assert inputs.of_final(step, np.ones(2, np.bool_)).tolist() == first.tolist()  # what they show does not change
+    assert inputs.of_final(step, np.array([False, True])).tolist() == first[1:].tolist()
+
+
+# --- What follows ----------------------------------------------------------------------------------------------------
+
+
+class AtUpdates(marl_sb3.MultiAgentCallback):
+    """Keeps what the critic thinks of the transitions of each rollout, and the values in it."""
+
+    def _on_training_start(self) -> None:
+        self.found: list[tuple[Any, Any]] = []
+
+    def on_update_start(self, policy_id: str, batch: Any) -> None:
+        algorithm: Any = self.model
+        buffer = algorithm.parts.learners[policy_id].buffer
+        acted = buffer.acted
+        self.found.append((critic_of(algorithm).values(buffer.central[acted]), buffer.values[acted].copy()))
+
+
+def test_its_values_are_those_of_the_rollout() -> None:
+    look = AtUpdates()
+    made().learn(24, callback=look)
+    assert len(look.found) > 1
+    for values, kept in look.found:
+        np.testing.assert_allclose(values, kept, atol=1e-5)
+        assert np.ptp(kept) > 0
+
+
+class Keep(marl_sb3.MultiAgentCallback):
+    def __init__(self, results: list[Any]) -> None:
+        super().__init__()
+        self.results = results
+
+    def on_iteration_end(self, result: Any) -> bool:
+        self.results.append(result)
+        return True
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("env_state", [False, True])
+def test_it_knows_what_only_the_other_agent_sees(algo: str, env_state: bool) -> None:
+    """The return of `b` depends on what `a` sees: a critic of its own explains nothing of it."""
+
+    def explained(**central: Any) -> float:
+        env = make_vec_env(Seen, n_envs=16, seed=0, env_state=env_state)
+        common = {"n_steps": 15, "learning_rate": 0.01, "gamma": 1.0, "policy_kwargs": {"net_arch": [16]}, **central}
+        more = {"batch_size": 60, "n_epochs": 10} if algo == "ppo" else {}
+        specs = {agent: PolicySpec(algo, **common, **more) for agent in "ab"}
+        results: list[Any] = []
+        iterations = 12 if algo == "ppo" else 100
+        MultiAgentAlgorithm(env, specs, n_steps=15, seed=0, device="cpu").learn(
+            16 * 15 * iterations, callback=Keep(results)
+        )
+        return float(results[-1]["learners"]["b"]["vf_explained_var"])
+
+    assert explained(central_critic=True) > 0.9
+    assert explained() < 0.3
+
+
+def test_popart_changes_units_and_not_values() -> None:
+    th.manual_seed(0)
+    layer, features = PopArt(4, True), th.randn(5, 4)
+    layer.take_in(np.array([1.0, 3.0]))
+
+    def values() -> Any:
+        mean, std = layer.units.of_numbers()
+        return (layer(features) * std + mean).detach().numpy()
+
+    assert [float(number) for number in layer.units.of_numbers()] == pytest.approx([2.0, 1.0])
+    before = values()
+    layer.take_in(np.array([100.0, 300.0]))
+    assert layer.units.of_numbers()[0] > 5
+    np.testing.assert_allclose(values(), before, rtol=1e-4)
+
+
+def test_actors_stay_as_they_were(tmp_path: Path) -> None:
+    algorithm = made().learn(24)
+    plain = MultiAgentAlgorithm(algorithm.env, "shared", **SMALL)
+    own, other = (set(each.policies["shared"].policy.state_dict()) for each in (algorithm, plain))
+    assert own == other
+    algorithm.save(tmp_path / "saved")
+    loaded = marl_sb3.load_policies(tmp_path / "saved")
+    seen = {"a": algorithm.env.groups[0].observation_space.sample()}
+    actions = [each.predict(seen, deterministic=True)["a"] for each in (algorithm, loaded)]
+    assert actions[0] == actions[1]
+
+
+def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
+    own, others = (each.policies["shared"].policy.state_dict() for each in (one, other))
+    return all(th.equal(own[name], others[name]) for name in own)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "maskable_ppo", "recurrent_ppo", "trpo"])
+def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(algo: str, tmp_path: Path) -> None:
+    whole, first = made(algo).learn(48), made(algo).learn(24)
+    first.save(tmp_path / "saved")
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made(algo).env)
+    assert not same_weights(whole, resumed)
+    assert same_weights(whole, resumed.learn(24, reset_num_timesteps=False))
+
+
+def test_workers_give_the_same_weights() -> None:
+    here = made().learn(24)
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS, n_workers=2)
+    spec = PolicySpec(**SMALL, **MINIBATCHES, **CENTRAL)
+    assert same_weights(here, MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=0, device="cpu").learn(24))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PolicySpec("dqn", central_critic=True), "central_critic is set, but DQN"),
+        (lambda: PolicySpec(central_critic_net=[8]), "central_critic_net is .8., but central_critic is not set"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MultiAgentAlgorithm(made().env, {"shared": make()})
+
+
+def test_policies_that_take_turns_are_refused() -> None:
+    env = make_vec_env("classic/rps-v2", n_envs=2)
+    specs = {name: PolicySpec(**SMALL, **CENTRAL) for name in "ab"}
+    mapping = SwappedAssignment(dict(zip(env.agents, "ab", strict=True)))
+    with pytest.raises(ConfigError, match="central_critic, and other policies play its agents in turn"):
+        MultiAgentAlgorithm(env, specs, policy_mapping_fn=mapping, seed=0).learn(64)
