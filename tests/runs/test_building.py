@@ -16,8 +16,9 @@ from marl_sb3 import PolicySpec
 from marl_sb3.core.config import algorithm_info
 from marl_sb3.core.learners import hyperparameter_defaults, spec
 from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import OPPONENTS
 from marl_sb3.files import read_yaml
-from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, resolved, to_yaml
+from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, require_trusted, resolved, to_yaml
 from marl_sb3.runs.building import build, policy_spec, with_rollouts
 
 
@@ -143,6 +144,13 @@ def test_the_long_training_of_the_arena_observes_coordinates() -> None:
 def test_a_league_has_a_preset(env: str) -> None:
     config = load_config(env, hparams=preset_path("ppo").with_name("ppo.league.yml"))
     assert (config.league.snapshot_every, config.league.sampling) == (2, "uniform")
+
+
+@pytest.mark.parametrize("env", ["classic/connect_four-v3", "classic/tictactoe-v3"])
+def test_opponents_in_presets_are_players_of_the_package(env: str) -> None:
+    config = load_config(env, "maskable_ppo", hparams=preset_path("ppo").with_name("maskable_ppo.league.yml"))
+    assert set(config.league.opponents or ()) <= {"random", *OPPONENTS.names()}
+    require_trusted(config)
 
 
 @pytest.mark.parametrize("env", ["open_spiel/leduc_poker", "open_spiel/kuhn_poker"])
