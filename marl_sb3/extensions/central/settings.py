@@ -26,11 +26,13 @@ class CentralSettings(PolicySection):
     # whether that critic learns values in units of their running mean and standard deviation (PopArt)
     central_critic_popart: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "central_critic_net", tuple(self.central_critic_net))  # files have lists
+
     @classmethod
     @override
     def of(cls, values: Mapping[str, Any]) -> Self:
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # of files
-        made = super().of({**values, **lists})
+        made = super().of(values)
         for name in made.changed():
             if not made.central_critic:
                 raise ConfigError(f"{name} is {shown(values[name])}, but central_critic is not set", key=name)
