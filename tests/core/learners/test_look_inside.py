@@ -163,7 +163,9 @@ def test_q_values_are_those_of_sb3s_networks(trained: Any) -> None:
         algorithm.value(observations)
     found = algorithm.q_values(observations)
     close(bundle.q_values(observations)["a"], found["a"])
-    best = algorithm.predict(observations, deterministic=True)
+    allowed = {"a": np.ones((3, 3), np.bool_), "b": np.ones(3, np.bool_)}
+    masks: Any = {"action_masks": allowed} if kind.masked else {}
+    best = algorithm.predict(observations, deterministic=True, **masks)
     policy.set_training_mode(False)
     if not kind.continuous:
         assert found["a"].shape == (3, 3)
