@@ -151,6 +151,7 @@ def _values_of_moves(rules: Rules, board: Array, depth: int, counts: bool) -> Ar
 @lru_cache(2**12)
 def _remembered(shape: tuple[int, int], pieces: bytes, depth: int, counts: bool) -> Array:
     values: Array = _values_of_moves(rules_of(shape), np.frombuffer(pieces, np.int8).copy(), depth, counts)
+    values.setflags(write=False)  # all callers get the same array
     return values
 
 

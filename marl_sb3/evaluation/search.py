@@ -92,16 +92,32 @@ class Searcher:
 
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group)."""
-        places = np.argwhere(step.to_act).tolist()
-        for (index, column), action in zip(places, self.actions([index for index, _ in places]), strict=True):
-            group, place = self._places[self._agents[column]]
+        acting = [(index, self._agents[column]) for index, column in np.argwhere(step.to_act).tolist()]
+        for index, agent in acting:
+            group, place = self._places[agent]
+            seen: Any = step.observations[group]
+            if not same([seen[index, place]], [_seen(self._games[index], agent)[0]]):
+                words = "wrappers of this env show its agents something else, which copies do not have"
+                raise ConfigError(f"search: {words}; accepted: an env without them", key="--search")
+        for (index, agent), action in zip(acting, self.actions([index for index, _ in acting]), strict=True):
+            group, place = self._places[agent]
             actions[group][index, place] = action
 
     def actions(self, env_indices: Sequence[int]) -> list[int]:
-        """Search in these envs at once, for an action of each agent whose turn it is."""
-        roots = self._positions([copied(self._games[index], is_checked=True) for index in env_indices])
+        """Search in these envs at once, for an action of each agent whose turn it is.
+
+        Raises:
+            ConfigError: an env cannot be copied.
+        """
+        games = [self._games[index] for index in env_indices]
+        shown = [copy.deepcopy(_shown(game)) for game in games]
+        roots = self._positions([copied(game) for game in games])
+        for before, root in zip(shown, roots, strict=True):
+            _require_equal(before, root.game)
         for _ in range(self._bundle.simulations):
             self._simulate(roots)
+        for before, game in zip(shown, games, strict=True):
+            _require_equal(before, game)
         return [int(root.actions[self._chosen(root)]) for root in roots]
 
     def _chosen(self, root: _Position) -> int:
@@ -159,6 +175,8 @@ def _seen(game: AECEnv, agent: AgentID) -> tuple[Array, Array | None]:
     seen = game.observe(agent)
     if isinstance(seen, dict) and set(seen) == {OBSERVATION, MASK}:
         return seen[OBSERVATION], seen[MASK]
+    if isinstance(seen, dict):
+        raise ConfigError(f"search: {agent} observes a Dict; accepted: observations in one array", key="--search")
     return seen, game.infos.get(agent, {}).get(MASK)
 
 
@@ -219,18 +237,14 @@ def _takes_turns(game: Any) -> bool:
     return not (game.metadata or {}).get("is_parallelizable", False)
 
 
-_FIXED = ("possible_agents", "action_spaces", "observation_spaces", "metadata", "game")  # never change
+_FIXED = ("possible_agents", "action_spaces", "observation_spaces", "metadata")  # never change
 
 
-def copied(game: AECEnv, *, is_checked: bool = False) -> AECEnv:
+def copied(game: AECEnv) -> AECEnv:
     """Return a copy of an env in the middle of an episode.
 
     `copy.deepcopy` begins PettingZoo's envs anew: they are pickled by the arguments that they were made with. What
     pygame has opened, such as a window, is shared.
-
-    Args:
-        game: the env.
-        is_checked: whether to compare what the copy shows its agents.
 
     Raises:
         ConfigError: it cannot be copied.
@@ -241,9 +255,19 @@ def copied(game: AECEnv, *, is_checked: bool = False) -> AECEnv:
         for name, value in vars(game).items():
             is_shared = name in _FIXED or type(value).__module__.startswith("pygame")
             made.__dict__[name] = value if is_shared else copy.deepcopy(value, memo)
-        differs = is_checked and not all(same([made.observe(each)], [game.observe(each)]) for each in game.agents)
     except Exception as error:  # of the env's code
         raise ConfigError(f"search: this env cannot be copied: {described(error)}", key="--search") from error
-    if differs or made.agent_selection != game.agent_selection:
-        raise ConfigError("search: a copy of this env shows its agents something else", key="--search")
     return made
+
+
+def _shown(game: AECEnv) -> tuple[AgentID, list[Any]]:
+    """Return whose turn it is, and what each agent sees."""
+    return game.agent_selection, [game.observe(agent) for agent in game.agents]
+
+
+def _require_equal(before: tuple[AgentID, list[Any]], game: AECEnv) -> None:
+    """Refuse a copy that shows its agents something else, and an env that the steps of its copies have changed."""
+    turn, seen = _shown(game)
+    if turn != before[0] or len(seen) != len(before[1]) or not same(seen, before[1]):
+        words = "this env cannot be copied: what its copies show is not what it shows, or their steps change it"
+        raise ConfigError(f"search: {words}; accepted: envs whose state is in their attributes", key="--search")

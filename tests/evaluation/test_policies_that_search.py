@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pettingzoo
 import pytest
+import torch as th
+from pettingzoo.utils import BaseParallelWrapper
 from playing import make
 
 import marl_sb3
 from marl_sb3 import ConfigError, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.envs import TurnBasedEnv
 from marl_sb3.core.vec_env import same
 from marl_sb3.evaluation import searching
-from marl_sb3.evaluation.search import copied
+from marl_sb3.evaluation.search import Searcher, copied
 
 SPEC: dict[str, Any] = {"n_steps": 8, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
 
@@ -48,7 +51,7 @@ def test_a_search_wins_and_blocks() -> None:
         for move in moves:
             game.step(move)
         made = make_vec_env(lambda game=game: game.unwrapped, n_envs=1)
-        searcher = marl_sb3.evaluation.search.Searcher(searching(bundle, 200), made, True)
+        searcher = Searcher(searching(bundle, 200), made, True)
         assert searcher.actions([0]) == [best]
 
 
@@ -66,12 +69,57 @@ def test_a_copy_goes_its_own_way() -> None:
         assert not any(game.terminations.values())
 
 
-def test_sampled_actions_follow_the_visits() -> None:
-    bundle, games = untrained("classic/tictactoe-v3"), make_vec_env("classic/tictactoe-v3", n_envs=2)
-    options: dict[str, Any] = {"n_episodes": 4, "seed": 0, "deterministic": False}
-    one, other = (evaluate_policies(searching(bundle, 5), games, **options) for _ in range(2))
-    assert one["episode_len_mean"] == other["episode_len_mean"]
-    games.close()
+def test_sampled_actions_follow_the_visits_and_the_seed() -> None:
+    bundle, env = searching(untrained("classic/tictactoe-v3"), 12), make_vec_env("classic/tictactoe-v3", n_envs=1)
+    env.reset()
+    likeliest, sampled = (Searcher(bundle, env, deterministic) for deterministic in (True, False))
+    assert len({likeliest.actions([0])[0] for _ in range(5)}) == 1
+
+    def draws() -> list[int]:
+        th.manual_seed(0)
+        return [sampled.actions([0])[0] for _ in range(20)]
+
+    first = draws()
+    assert len(set(first)) > 1
+    assert draws() == first
+    env.close()
+
+
+class Shared(list[int]):
+    """A board that copies share: it is its own copy."""
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
+
+def test_an_env_that_a_search_would_change_is_refused() -> None:
+    game = pettingzoo.make("aec", "classic/connect_four-v3").unwrapped
+    env = make_vec_env(lambda: game, n_envs=1)
+    env.reset()
+    game.board = Shared(game.board)
+    with pytest.raises(ConfigError, match="search: this env cannot be copied: what its copies show"):
+        Searcher(searching(untrained("classic/connect_four-v3"), 3), env, True).actions([0])
+
+
+class Mirrored(BaseParallelWrapper):  # type: ignore[misc]
+    """Shows the board the other way round."""
+
+    def _turned(self, seen: Any) -> Any:
+        return {agent: {**own, "observation": own["observation"][:, ::-1]} for agent, own in seen.items()}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = self.env.reset(seed, options)
+        return self._turned(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *others = self.env.step(actions)
+        return self._turned(observations), *others
+
+
+def test_an_env_whose_wrappers_show_something_else_is_refused() -> None:
+    env = make_vec_env(lambda: Mirrored(TurnBasedEnv(pettingzoo.make("aec", "classic/connect_four-v3"))), n_envs=1)
+    with pytest.raises(ConfigError, match="search: wrappers of this env show its agents something else"):
+        evaluate_policies(searching(untrained("classic/connect_four-v3"), 3), env, 1, against="random")
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
