@@ -22,7 +22,7 @@ from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import States, progress_remaining
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, set_generator_state
 from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.settings import CentralSettings
@@ -124,7 +124,8 @@ class CentralCritic(LearnerPart):
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         self._learner, self._settings = learner, vars(spec)["central"]
         assert isinstance(self._settings, CentralSettings)
-        self._rng, self._loss = np.random.default_rng(seed), float("nan")
+        self._rng = np.random.default_rng(seed)
+        self._recorded: Mapping[str, float] = {}  # of the latest update
         self._seed = 0 if seed is None else seed
         self._env: MultiAgentVecEnv | None = None
         self._net: nn.Sequential | None = None
@@ -139,6 +140,7 @@ class CentralCritic(LearnerPart):
     def see(self, env: MultiAgentVecEnv) -> None:
         """Take what the critic sees from these envs from now on."""
         self._env, self._inputs = env, CentralInputs(env, self._learner.rows)
+        self._seen: tuple[VecStep, FloatArray] | None = None  # the latest step, and what the critic sees after it
 
     def _make_room(self, inputs: int) -> None:
         """Let the rollout buffer keep so many inputs of each transition."""
@@ -159,7 +161,10 @@ class CentralCritic(LearnerPart):
         """Return what the critic sees now, (rows, inputs)."""
         if self._env is None:
             raise ConfigError("central_critic: the policy acts outside of a training", key="central_critic")
-        return self._inputs.of_rows(self._env.latest)
+        step = self._env.latest
+        if self._seen is None or self._seen[0] is not step:  # it is asked twice in each step
+            self._seen = step, self._inputs.of_rows(step)
+        return self._seen[1]
 
     def of_acting(self, count: int) -> FloatArray:
         """Return what the critic sees for those rows that act next, of which there are so many."""
@@ -195,9 +200,7 @@ class CentralCritic(LearnerPart):
     def _made(self, inputs: int) -> nn.Sequential:
         """Return the network, which is made when it first sees an input."""
         if self._net is None:
-            with th.random.fork_rng(devices=[]):
-                th.manual_seed(self._seed)
-                self._net, self._optimizer = self._network(inputs)
+            self._net, self._optimizer = self._network(inputs)
         if self._inputs_of_net != inputs:
             words = f"central_critic: it has learned from {self._inputs_of_net} numbers, the envs show {inputs}"
             raise ConfigError(f"{words}; accepted: envs with the same agents, spaces and state", key="central_critic")
@@ -221,9 +224,11 @@ class CentralCritic(LearnerPart):
 
     def _network(self, inputs: int) -> tuple[nn.Sequential, th.optim.Adam]:
         widths, layers = [inputs, *self._settings.central_critic_net], list[nn.Module]()
-        for before, width in pairwise(widths):
-            layers += [nn.Linear(before, width), nn.ReLU()]
-        made = nn.Sequential(Units((inputs,)), *layers, PopArt(widths[-1], self._settings.central_critic_popart))
+        with th.random.fork_rng(devices=[]):  # the draws of the policies stay as they are
+            th.manual_seed(self._seed)
+            for before, width in pairwise(widths):
+                layers += [nn.Linear(before, width), nn.ReLU()]
+            made = nn.Sequential(Units((inputs,)), *layers, PopArt(widths[-1], self._settings.central_critic_popart))
         return made, th.optim.Adam(made.parameters(), eps=1e-5, foreach=False)
 
     @override
@@ -251,11 +256,12 @@ class CentralCritic(LearnerPart):
                 nn.utils.clip_grad_norm_(net.parameters(), 10.0)
                 self._optimizer.step()
                 losses.append(loss.item())
-        self._loss = float(np.mean(losses) * std.square())
+        self._recorded = {"train/central_value_loss": float(np.mean(losses) * std.square())}
 
     @override
     def recorded(self) -> Mapping[str, float]:
-        return {"train/central_value_loss": self._loss}
+        latest, self._recorded = self._recorded, {}  # an update without transitions has none
+        return latest
 
     # --- State -------------------------------------------------------------------------------------------------------
 
