@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from test_rllib_envs import Echo
+from test_tuples import Pair
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
@@ -22,6 +23,7 @@ from marl_sb3.doors import ENV_KINDS, EnvKind
 from marl_sb3.errors import ConfigError
 
 SPACE = spaces.Discrete(5)
+KINDS = "an RLlib MultiAgentEnv, a Gymnasium env with n_agents and Tuple spaces or a Dial"
 
 
 class Dial:
@@ -94,6 +96,7 @@ def _with_dials() -> Iterator[None]:
 # Kind at the door, or a class of the core's own -> a factory of its envs; a new kind joins by a line.
 EXAMPLES: dict[str | type, Callable[..., Any]] = {
     "rllib": Echo,
+    "tuples": Pair,
     "dial": Dial,
     ParallelEnv: ScriptedEnv,
     AECEnv: env_factory("pettingzoo.classic.rps.rps:env"),
@@ -180,9 +183,15 @@ def test_a_kind_at_the_door_is_asked_before_those_of_the_core() -> None:
 
 
 def test_what_is_of_no_kind_is_refused_with_the_kinds_that_are_there() -> None:
-    with pytest.raises(ConfigError, match=r"returned int; accepted: .*, an RLlib MultiAgentEnv or a Dial$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"returned int; accepted: .*, {KINDS}$",
+    ):
         make_env(lambda: 3, 0, {})
-    with pytest.raises(ConfigError, match=r"^env is 3; accepted: an id or .*, an RLlib MultiAgentEnv or a Dial$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^env is 3; accepted: an id or .*, {KINDS}$",
+    ):
         env_factory(3)  # type: ignore[arg-type]
 
 

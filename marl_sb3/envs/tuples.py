@@ -1,0 +1,128 @@
+"""Gymnasium envs of several agents whose spaces are tuples, as those of lbforaging and rware, as a `ParallelEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+from pettingzoo import ParallelEnv
+
+from marl_sb3.doors import EnvKind
+from marl_sb3.types import AgentID
+
+
+class TupleEnv(ParallelEnv):  # type: ignore[misc]
+    """Wraps a Gymnasium env that takes a tuple of actions, one of each agent, and returns a tuple of observations.
+
+    Its agents are `agent_0`, `agent_1`, ...; they act in each step, and their episode is over for all at once. Rewards
+    are a list of the agents', or one number that each of them is paid.
+
+    Args:
+        env: with `n_agents` and two `Tuple` spaces of as many parts.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env = _without_checker(env)
+        self.possible_agents: list[AgentID] = [f"agent_{index}" for index in range(_agents(env))]
+        self.agents: list[AgentID] = []
+        self.metadata = {**(env.metadata or {}), "name": env.spec.id if env.spec else type(env.unwrapped).__name__}
+        self.render_mode = env.render_mode
+
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agent's part of the env's observation space."""
+        return self._part(self.env.observation_space, agent)
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agent's part of the env's action space."""
+        return self._part(self.env.action_space, agent)
+
+    def _part(self, space: Any, agent: AgentID) -> spaces.Space[Any]:
+        part: spaces.Space[Any] = space[self.possible_agents.index(agent)]
+        return part
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
+        """Begin an episode; each agent gets the env's infos."""
+        observations, info = self.env.reset(seed=seed, options=options)
+        self.agents = self.possible_agents[:]
+        return self._by_agent("observations", observations), {agent: dict(info) for agent in self.agents}
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+        """Step the env with the actions of all agents.
+
+        Raises:
+            ValueError: the env returns a number of observations or rewards that is not that of its agents.
+        """
+        chosen = tuple(actions[agent] for agent in self.possible_agents)
+        observations, rewards, terminated, truncated, info = self.env.step(chosen)
+        if np.ndim(rewards) == 0:
+            rewards = [rewards] * len(chosen)
+        if terminated and _stopped_by_limit(self.env.unwrapped):
+            terminated, truncated = False, True
+        parts = self._by_agent("observations", observations), self._by_agent("rewards", rewards)
+        ends = (dict.fromkeys(self.possible_agents, bool(end)) for end in (terminated, truncated))
+        infos = {agent: dict(info) for agent in self.possible_agents}
+        if terminated or truncated:
+            self.agents = []
+        return *parts, *ends, infos
+
+    def _by_agent(self, what: str, returned: Sequence[Any]) -> dict[AgentID, Any]:
+        if len(returned) != len(self.possible_agents):
+            raise ValueError(f"{len(returned)} {what}; accepted: {len(self.possible_agents)}, one of each agent")
+        return dict(zip(self.possible_agents, returned, strict=True))
+
+    def render(self) -> Any:
+        """Return what the env renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+
+class TupleKind(EnvKind):
+    """Gymnasium envs of `n_agents` agents; those without this attribute have one agent, whatever their spaces are."""
+
+    what = "a Gymnasium env with n_agents and Tuple spaces"
+
+    def recognises(self, env: Any) -> bool:
+        """Whether an env has agents, an observation space and an action space of as many parts."""
+        if not isinstance(env, gymnasium.Env):
+            return False
+        both = [getattr(env, name, None) for name in ("observation_space", "action_space")]
+        return all(isinstance(space, spaces.Tuple) and len(space) == _agents(env) for space in both)
+
+    def as_parallel(self, env: Any) -> TupleEnv:
+        """Wrap it."""
+        return TupleEnv(env)
+
+
+KIND = TupleKind()
+
+
+def _agents(env: gymnasium.Env[Any, Any]) -> int:
+    """The number of agents that an env says it has; 0 if it does not say."""
+    found = getattr(env.unwrapped, "n_agents", 0)
+    return int(found) if isinstance(found, (int, np.integer)) else 0
+
+
+def _without_checker(env: Any) -> Any:
+    """Take `PassiveEnvChecker` off, which raises where rewards are a list; the other wrappers stay."""
+    while isinstance(env, (OrderEnforcing, PassiveEnvChecker)):  # `gymnasium.make` puts them on
+        env = env.env
+    outer = env
+    while isinstance(outer, gymnasium.Wrapper):
+        while isinstance(outer.env, PassiveEnvChecker):
+            outer.env = outer.env.env
+        outer = outer.env
+    return env
+
+
+def _stopped_by_limit(env: Any) -> bool:
+    """Whether food is left when an episode of lbforaging ends: it calls its limit of steps a termination, too."""
+    return type(env).__module__.startswith("lbforaging.") and bool(np.any(env.field))

@@ -1,0 +1,88 @@
+"""Gymnasium envs whose spaces are tuples of the agents' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_sb3.core.envs import make_env
+from marl_sb3.envs.tuples import KIND, TupleEnv
+
+
+class Pair(gymnasium.Env[Any, Any]):
+    """Two agents are shown a number each, and paid for naming that of the other; three steps are an episode."""
+
+    n_agents = 2
+    observation_space = action_space = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])
+    field = np.zeros(1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 3
+        return self._shown(), {"left": 3}
+
+    def step(self, actions: Any) -> Any:
+        assert isinstance(actions, tuple)
+        paid = [float(action == other) for action, other in zip(actions, reversed(self.shown), strict=True)]
+        self.left -= 1
+        return self._shown(), paid, self.left == 0, False, {"left": self.left}
+
+    def _shown(self) -> Any:
+        self.shown = tuple(int(number) for number in self.np_random.integers(3, size=2))
+        return self.shown
+
+
+gymnasium.register("tuple-pair-v0", Pair)
+
+
+class Alone(gymnasium.Env[Any, Any]):
+    """One agent, whose observations and actions have two parts."""
+
+    observation_space = action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+
+
+def test_parts_of_the_tuples_are_those_of_the_agents() -> None:
+    env: Any = make_env(lambda: gymnasium.make("tuple-pair-v0"), 0, {})  # its checker takes no list of rewards
+    assert isinstance(env, TupleEnv)
+    shown, infos = env.reset(seed=1)
+    first = env.env.unwrapped.shown
+    assert shown == {"agent_0": first[0], "agent_1": first[1]}
+    assert infos["agent_1"] == {"left": 3}
+    _, rewards, terminated, truncated, _ = env.step({"agent_1": first[0], "agent_0": first[1] - 1})
+    assert rewards == {"agent_0": 0.0, "agent_1": 1.0}
+    assert env.agents == ["agent_0", "agent_1"]
+    env.step({"agent_0": 0, "agent_1": 0})
+    *_, terminated, truncated, _ = env.step({"agent_0": 0, "agent_1": 0})
+    assert terminated == {"agent_0": True, "agent_1": True}
+    assert truncated == {"agent_0": False, "agent_1": False}
+    assert env.agents == []
+
+
+def test_one_reward_is_that_of_each_agent_and_too_few_are_refused() -> None:
+    env = TupleEnv(Pair())
+    env.reset(seed=0)
+    env.env.step = lambda actions: ((0, 0), 2.5, False, False, {})  # type: ignore[method-assign]
+    assert env.step({"agent_0": 0, "agent_1": 0})[1] == {"agent_0": 2.5, "agent_1": 2.5}
+    env.env.step = lambda actions: ((0, 0), [2.5], False, False, {})  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"1 rewards; accepted: 2, one of each agent"):
+        env.step({"agent_0": 0, "agent_1": 0})
+
+
+def test_tuples_alone_do_not_make_several_agents() -> None:
+    assert KIND.recognises(Pair())
+    assert not KIND.recognises(Alone())
+
+
+def test_the_limit_of_steps_of_lbforaging_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pair, "__module__", "lbforaging.foraging.environment")
+    for food_left in (False, True):
+        env = TupleEnv(Pair())
+        env.env.unwrapped.field = np.array([float(food_left)])  # type: ignore[attr-defined]
+        env.reset(seed=0)
+        for _ in range(3):
+            *_, terminated, truncated, _ = env.step({"agent_0": 0, "agent_1": 0})
+        assert (terminated["agent_0"], truncated["agent_0"]) == (not food_left, food_left)
