@@ -1,4 +1,4 @@
-"""Remember a cue for a few steps: attention over frames, an MLP with and without frames, and an LSTM.
+"""Remember a cue for a few steps: attention over frames, an MLP with and without frames, an LSTM and a GRU.
 
     python benchmarks/memory_task.py [--delays 3,6,10] [--sides NAME,...] [--timesteps 20000] [--seeds 5] [--json FILE]
 
@@ -37,6 +37,7 @@ SIDES: Mapping[str, tuple[str, bool, dict[str, Any]]] = {
     "mlp-frames": ("ppo", True, {}),
     "attention": ("ppo", True, {"policy_kwargs": ATTENTION}),
     "lstm": ("recurrent_ppo", False, {"policy_kwargs": {"lstm_hidden_size": 64}}),
+    "gru": ("recurrent_ppo", False, {"policy_kwargs": {"lstm_hidden_size": 64, "cell": "gru"}}),
 }
 SETTING = Setting(
     what=f"PPO, or RecurrentPPO, in {N_ENVS} envs",

@@ -83,7 +83,7 @@ def _page(info: AlgorithmInfo) -> str:
         "actions": ACTIONS[info.name],
         "learns from": _experience(info),
         "action masks": "needed, from the env" if info.takes_masks else _without_masks(info),
-        "memory": "an LSTM"
+        "memory": "an LSTM, or a GRU"
         if info.has_memory
         else "none; attention over the latest frames is a [network](../how_to/networks.md)",
         "fused": f"{FUSED[info.name]}; see [speed](../how_to/speed.md#fused-updates)",

@@ -108,6 +108,7 @@ POLICY_KWARGS: Mapping[str, Any] = {
     "renorm_warmup_steps": Count,
     "lstm_hidden_size": PositiveInt,
     "n_lstm_layers": _LayerCount,
+    "cell": Literal["lstm", "gru"],
 }
 
 # --- In a checkpoint, which is untrusted -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Imported only where they are used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sb3_contrib
 from gymnasium import spaces
@@ -29,6 +29,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
+from marl_sb3.extensions.fast.memory_cells import OF_LSTMS, MemoryCnnPolicy, MemoryMultiInputPolicy, MemoryPolicy
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.extensions.fast.update_path import TwoPaths
 
@@ -66,7 +67,15 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
 
     Its sequences are cut where episodes start. On the *fused* path the LSTM gets each sequence in one call; sb3-contrib
     calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
+
+    `policy_kwargs={"cell": "gru"}` lets it have GRUs instead, see `MemoryPolicy`.
     """
+
+    policy_aliases: ClassVar[dict[str, type[Any]]] = {
+        "MlpLstmPolicy": MemoryPolicy,
+        "CnnLstmPolicy": MemoryCnnPolicy,
+        "MultiInputLstmPolicy": MemoryMultiInputPolicy,
+    }
 
     def coverage(self) -> Reliance | str:
         """See `TwoPaths.coverage`; where the kernels cannot act, the layers do not matter: PyTorch computes them."""
@@ -90,6 +99,9 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
         return FusedRecurrentPolicy(self.policy)
 
     def _setup_model(self) -> None:
+        if self.policy_kwargs.get("cell", "lstm") == "lstm":
+            self.policy_class = OF_LSTMS.get(self.policy_class, self.policy_class)
+            self.policy_kwargs = {name: value for name, value in self.policy_kwargs.items() if name != "cell"}
         super()._setup_model()
         stock: Any = self.rollout_buffer
         is_dict = isinstance(self.observation_space, spaces.Dict)

@@ -132,6 +132,7 @@ LEARNERS = {
     "MaskablePPO, fused": Kind(marl_sb3.MaskablePPO, SMALL_PPO, None, "fused", masked=True),
     "stock MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
+    "RecurrentPPO with GRUs": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, network={**MEMORY, "cell": "gru"}),
     # None: sb3-contrib's class cannot be made for the arena's observations.
     "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
     "DQN, fused": by_values(marl_sb3.DQN, "q_net.q_net.2", "fused"),

@@ -1,0 +1,89 @@
+"""Policies with memory whose cell is an LSTM or a GRU (Cho et al. 2014): sb3-contrib's, with the argument `cell`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal, TypeVar
+
+import torch as th
+from sb3_contrib.common.recurrent.policies import (
+    RecurrentActorCriticCnnPolicy,
+    RecurrentActorCriticPolicy,
+    RecurrentMultiInputActorCriticPolicy,
+)
+from torch import nn
+from typing_extensions import override
+
+Cell = Literal["lstm", "gru"]
+Memory = tuple[th.Tensor, th.Tensor]
+_Policy = TypeVar("_Policy", bound=type[Any])
+
+
+class GRU(nn.GRU):
+    """A GRU that is called as an LSTM is: it has no cell state, and returns the one that it is given.
+
+    All that keeps the states of LSTMs keeps those of a GRU in this way: rollouts, checkpoints, `predict`, ONNX graphs.
+    A cell state begins as zeros, and so it stays.
+    """
+
+    @override
+    def forward(self, inputs: th.Tensor, states: Memory) -> tuple[th.Tensor, Memory]:  # type: ignore[override]
+        """Run over sequences.
+
+        Args:
+            inputs: (steps, rows, size).
+            states: hidden and cell state, (layers, rows, hidden size) each.
+
+        Returns:
+            The outputs of the last layer, (steps, rows, hidden size), and the states after the last step.
+        """
+        hidden, cell = states
+        outputs, hidden = super().forward(inputs, hidden)
+        return outputs, (hidden, cell)
+
+
+def _with_arguments_of_base(policy: _Policy) -> _Policy:
+    """Let the signature of a policy name the arguments of its base class too: unknown ones are refused by it."""
+    made, of_base = (vars(cls)["__init__"] for cls in policy.__mro__[:2])
+    base = inspect.signature(of_base)
+    named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
+    return policy
+
+
+@_with_arguments_of_base
+class MemoryPolicy(RecurrentActorCriticPolicy):
+    """A `RecurrentActorCriticPolicy` of which actor and critic may have GRUs.
+
+    Its layers keep sb3-contrib's names, `lstm_actor` and `lstm_critic`, and the settings `lstm_hidden_size`,
+    `n_lstm_layers`, `shared_lstm`, `enable_critic_lstm` and `lstm_kwargs` hold for both kinds of cells.
+
+    Args:
+        cell: `lstm`, then it is sb3-contrib's policy bit for bit, or `gru`.
+    """
+
+    def __init__(self, *arguments: Any, cell: Cell = "lstm", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if cell == "lstm":
+            return
+        for name in ("lstm_actor", "lstm_critic"):
+            if (lstm := getattr(self, name)) is not None:
+                setattr(self, name, GRU(lstm.input_size, lstm.hidden_size, lstm.num_layers, **self.lstm_kwargs))
+        make: Any = self.optimizer_class
+        self.optimizer = make(self.parameters(), lr=self.optimizer.param_groups[0]["lr"], **self.optimizer_kwargs)
+
+
+class MemoryCnnPolicy(MemoryPolicy, RecurrentActorCriticCnnPolicy):
+    """The same for images."""
+
+
+class MemoryMultiInputPolicy(MemoryPolicy, RecurrentMultiInputActorCriticPolicy):
+    """The same for `Dict` observations."""
+
+
+# The policies that have a cell to choose -> those of sb3-contrib, which files hold if it is an LSTM.
+OF_LSTMS: dict[type[Any], type[Any]] = {
+    MemoryPolicy: RecurrentActorCriticPolicy,
+    MemoryCnnPolicy: RecurrentActorCriticCnnPolicy,
+    MemoryMultiInputPolicy: RecurrentMultiInputActorCriticPolicy,
+}
