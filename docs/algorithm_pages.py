@@ -19,16 +19,18 @@ _DISCRETE, _BOX = "Discrete", "Box"
 _ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDiscrete, MultiBinary"
 ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
-    "maskable_ppo": _NOT_BOX,
+    **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo"), _NOT_BOX),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn"), _DISCRETE),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
 FUSED = {
-    **dict.fromkeys(("ppo", "a2c", "maskable_ppo"), f"{_WHOLE}; also with layers that actor and critic share"),
+    **dict.fromkeys(
+        ("ppo", "a2c", "maskable_ppo", "maskable_a2c"), f"{_WHOLE}; also with layers that actor and critic share"
+    ),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
     "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
-    "trpo": "rollouts of MLPs, on CPUs; updates are PyTorch's",
+    **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     "crossq": "nowhere",
 }
 # When to take it, in two sentences at most.
@@ -40,6 +42,9 @@ ADVICE = {
     "slower than PPO.",
     "maskable_ppo": "For games with illegal moves: the env's masks leave only legal ones to choose from, in training "
     "and afterwards.",
+    "maskable_a2c": "A2C for games with illegal moves, with the masks and the networks of MaskablePPO.",
+    "maskable_trpo": "TRPO for games with illegal moves: the KL divergence that it bounds is that of the choices among "
+    "legal ones.",
     "recurrent_ppo": "For agents that have to remember: an LSTM carries what was seen through the episode. Where a few "
     "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
     "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",

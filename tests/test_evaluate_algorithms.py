@@ -22,7 +22,8 @@ REPLAY = {
 }  # an iteration has 1000 env steps
 CASES = {
     **dict.fromkeys(("ppo", "trpo", "recurrent_ppo"), ("CartPole-v1", MINIBATCHES)),
-    "maskable_ppo": ("classic/tictactoe-v3", MINIBATCHES),
+    **dict.fromkeys(("maskable_ppo", "maskable_trpo"), ("classic/tictactoe-v3", MINIBATCHES)),
+    "maskable_a2c": ("classic/tictactoe-v3", ROLLOUTS),
     "a2c": ("CartPole-v1", ROLLOUTS),
     **dict.fromkeys(("dqn", "qrdqn"), ("CartPole-v1", REPLAY)),
     **dict.fromkeys(("maskable_dqn", "maskable_qrdqn"), ("classic/tictactoe-v3", REPLAY)),

@@ -77,6 +77,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO": ("ppo", ROLLOUTS),
     "A2C": ("a2c", {"n_steps": 6}),
     "MaskablePPO": ("maskable_ppo", ROLLOUTS),
+    "MaskableA2C": ("maskable_a2c", {"n_steps": 6}),
 }
 
 

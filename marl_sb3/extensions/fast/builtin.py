@@ -70,6 +70,8 @@ A2C: Mapping[str, Any] = {
     "use_rms_prop": bool,
 }
 
+MASKABLE_A2C: Mapping[str, Any] = {name: kind for name, kind in A2C.items() if name not in GSDE}
+
 _Iterations = Annotated[int, Meta(ge=1, le=1000)]
 
 TRPO: Mapping[str, Any] = {
@@ -84,6 +86,8 @@ TRPO: Mapping[str, Any] = {
     "target_kl": PositiveFloat,
     "sub_sampling_factor": Annotated[int, Meta(ge=1)],
 }
+
+MASKABLE_TRPO: Mapping[str, Any] = {name: kind for name, kind in TRPO.items() if name not in GSDE}
 
 # --- With a replay buffer --------------------------------------------------------------------------------------------
 
@@ -247,6 +251,24 @@ _BUILT_IN = (
         _OF_CONTRIB_PPO,
         aliases=("ppo_mask",),
         stock="sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
+        takes_masks=True,
+    ),
+    AlgorithmInfo(
+        "maskable_a2c",
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableA2C",
+        "A2C that chooses among the actions that a mask allows",
+        MASKABLE_A2C,
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableA2CLearner",
+        _OF_ROLLOUTS,
+        takes_masks=True,
+    ),
+    AlgorithmInfo(
+        "maskable_trpo",
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableTRPO",
+        "TRPO among the actions that a mask allows, also in its KL divergence",
+        MASKABLE_TRPO,
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableTRPOLearner",
+        _OF_TRPO,
         takes_masks=True,
     ),
     AlgorithmInfo(

@@ -139,7 +139,8 @@ _LEAST_AT_AN_EDGE = 5  # trials
 # The networks that SB3 makes if `policy_kwargs.net_arch` is not given, by algorithm; with `CnnPolicy`, there is none
 # but the convolutions.
 _NETWORKS: Mapping[str, Any] = {
-    **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo")},
+    **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "recurrent_ppo")},
+    **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo")},
     **{name: [64, 64] for name in ("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn")},
     **{name: [256, 256] for name in ("sac", "tqc")},
     **{name: [400, 300] for name in ("td3", "ddpg")},

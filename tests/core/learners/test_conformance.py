@@ -131,6 +131,10 @@ LEARNERS = {
     "stock TRPO": Kind(sb3_contrib.TRPO, SMALL_TRPO, sb3_contrib.TRPO),
     "MaskablePPO, fused": Kind(marl_sb3.MaskablePPO, SMALL_PPO, None, "fused", masked=True),
     "stock MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
+    "MaskableA2C, fused": Kind(marl_sb3.MaskableA2C, {"n_steps": 3}, None, "fused", masked=True),
+    "MaskableA2C, PyTorch": Kind(marl_sb3.MaskableA2C, {"n_steps": 3}, None, "torch", masked=True),
+    "MaskableTRPO, fused": Kind(marl_sb3.MaskableTRPO, SMALL_TRPO, None, "fused", masked=True),
+    "MaskableTRPO, PyTorch": Kind(marl_sb3.MaskableTRPO, SMALL_TRPO, None, "torch", masked=True),
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
     "RecurrentPPO with GRUs": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, network={**MEMORY, "cell": "gru"}),
     # None: sb3-contrib's class cannot be made for the arena's observations.

@@ -26,9 +26,9 @@ PLANS = [[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 2
 
 
 def made(algo: str = "ppo", **settings: Any) -> MultiAgentAlgorithm:
-    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS, masked=algo == "maskable_ppo")
-    minibatches = {} if algo == "a2c" else MINIBATCHES
-    if algo == "trpo":
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS, masked="maskable" in algo)
+    minibatches = {} if "a2c" in algo else MINIBATCHES
+    if "trpo" in algo:
         minibatches = {"batch_size": 8}
     spec = PolicySpec(algo, **SMALL, **minibatches, **CENTRAL, **settings)
     return MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=0, device="cpu")
@@ -211,7 +211,9 @@ def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
     return all(th.equal(own[name], others[name]) for name in own)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "maskable_ppo", "recurrent_ppo", "trpo"])
+@pytest.mark.parametrize(
+    "algo", ["ppo", "a2c", "maskable_ppo", "maskable_a2c", "recurrent_ppo", "trpo", "maskable_trpo"]
+)
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(algo: str, tmp_path: Path) -> None:
     whole, first = made(algo).learn(48), made(algo).learn(24)
     first.save(tmp_path / "saved")
