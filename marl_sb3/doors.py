@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import VecEnv
 
     from marl_sb3.core.acting import PolicyByAgent
     from marl_sb3.core.config import AlgorithmTable, PolicySection
@@ -164,6 +165,8 @@ VECTORIZERS: Door[Vectorizer] = Door("vectorizer")
 # For envs that this process does not step: `workers` for a request with `n_workers`, and `clients` for factories with
 # `steps_apart`.
 STEPPED_ELSEWHERE: Door[Vectorizer] = Door("vectorizer of envs that other processes step")
+# Each shows a vec env to SB3 as a `VecEnv`; the one at `rows` has a row for each agent.
+SB3_VEC_ENVS: Door[Callable[[MultiAgentVecEnv], VecEnv]] = Door("SB3 vec env")
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ EXTENSIONS = (
     "extensions.fast",
     "extensions.hooks",
     "extensions.remote",
+    "extensions.sb3_vec_env",
     "extensions.store",
     "extensions.transfer",
 )

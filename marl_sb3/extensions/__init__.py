@@ -17,6 +17,7 @@ from marl_sb3.doors import (
     MAPPING_FUNCTIONS,
     POLICY_FILES,
     POLICY_SECTIONS,
+    SB3_VEC_ENVS,
     STEPPED_ELSEWHERE,
     STORES,
     VIEWS,
@@ -47,6 +48,7 @@ MAPPING_FUNCTIONS.add("each episode", "marl_sb3.extensions.assignment:read_funct
 POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 POLICY_SECTIONS.add("central", "marl_sb3.extensions.central.settings:CentralSettings")
 POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
+SB3_VEC_ENVS.add("rows", "marl_sb3.extensions.sb3_vec_env:FlatVecEnv")
 STEPPED_ELSEWHERE.add("workers", "marl_sb3.extensions.remote.workers.vec_env:WorkersVecEnv")
 STEPPED_ELSEWHERE.add("clients", "marl_sb3.envs.external_vec_env:for_clients")
 STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")

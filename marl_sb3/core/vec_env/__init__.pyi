@@ -27,7 +27,6 @@ from .observations import taken as taken
 from .observations import with_rows as with_rows
 from .observations import zero_observations as zero_observations
 from .observations import zeros as zeros
-from .sb3_vec_env import FlatVecEnv as FlatVecEnv
 from .seeding import assignment_rng as assignment_rng
 from .seeding import derived_seed as derived_seed
 from .seeding import episode_seed as episode_seed

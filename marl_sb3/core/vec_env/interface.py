@@ -19,6 +19,7 @@ from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.core.vec_env.slot_states import EnvSettings
 from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.doors import SB3_VEC_ENVS
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.types import AgentID, Array, GoalRewards
 
@@ -239,9 +240,7 @@ class MultiAgentVecEnv(ABC):
         Raises:
             ConfigError: the agents' spaces differ.
         """
-        from marl_sb3.core.vec_env.sb3_vec_env import FlatVecEnv  # imports SB3 and torch, which workers do not need
-
-        return FlatVecEnv(self)
+        return SB3_VEC_ENVS["rows"](self)
 
     def _require_idle(self, call: str) -> None:
         if self._sent:

@@ -121,11 +121,6 @@ def joined(batches: Sequence[Observations]) -> Observations:
     return np.concatenate(batches)  # type: ignore[arg-type]
 
 
-def to_rows(observations: Observations) -> Observations:
-    """Reshape (E, A, ...) to (E * A, ...): row `e * A + a` is agent `a` of env `e`."""
-    return map_arrays(lambda array: array.reshape(-1, *array.shape[2:]), observations)
-
-
 def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Observations, ...]:
     """Return zeros of shape (E, A_group, ...) per group.
 

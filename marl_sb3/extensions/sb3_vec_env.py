@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays, to_rows
-from marl_sb3.core.vec_env.seeding import fresh_seed
-from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, ZeroBased, fresh_seed, map_arrays
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
-
-if TYPE_CHECKING:
-    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 
 _MASKS = "action_masks"
 
@@ -72,7 +67,9 @@ class FlatVecEnv(VecEnv):
         return self._rows(step), step.rewards.reshape(-1).copy(), dones, self._row_infos(step)
 
     def _rows(self, step: VecStep) -> VecEnvObs:
-        return self._observed.from_rows(map_arrays(np.copy, to_rows(step.observations[0])))  # SB3 may write into them
+        # Copies: SB3 may write into them.
+        rows = map_arrays(lambda array: array.reshape(-1, *array.shape[2:]).copy(), step.observations[0])
+        return self._observed.from_rows(rows)
 
     def _keep_reset_infos(self, step: VecStep) -> None:
         for env_index, infos in step.reset_infos.items():
