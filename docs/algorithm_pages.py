@@ -20,7 +20,7 @@ _ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDi
 ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
     **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo"), _NOT_BOX),
-    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn"), _DISCRETE),
+    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn"), _DISCRETE),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
@@ -31,7 +31,7 @@ FUSED = {
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
     "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
-    "crossq": "nowhere",
+    **dict.fromkeys(("crossq", "recurrent_dqn"), "nowhere"),
 }
 # When to take it, in two sentences at most.
 ADVICE = {
@@ -52,6 +52,8 @@ ADVICE = {
     "maskable_dqn": "DQN for games with illegal moves: no move that the mask forbids is taken, or counts as the best "
     "next one.",
     "maskable_qrdqn": "The same with quantiles of the return, as QRDQN learns them.",
+    "recurrent_dqn": "DQN for agents that have to remember: an LSTM or a GRU learns from [sequences of "
+    "transitions](../how_to/replay.md#policies-that-remember). Each update takes longer than DQN's.",
     "sac": "The first one to try where actions are continuous and env steps take long.",
     "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
@@ -105,7 +107,9 @@ def _page(info: AlgorithmInfo) -> str:
 
 def _class(info: AlgorithmInfo) -> str:
     if info.stock is None:
-        return f"`marl_sb3.{info.class_name}`, a subclass of `marl_sb3.{info.class_name.removeprefix('Maskable')}`"
+        package = "stable_baselines3" if info.has_memory else "marl_sb3"
+        base = info.class_name.removeprefix("Maskable").removeprefix("Recurrent")
+        return f"`marl_sb3.{info.class_name}`, a subclass of `{package}.{base}`"
     stock = str(info.stock).partition(":")[0].split(".")[0]
     if info.stock == info.place:
         return f"`{stock}.{info.class_name}`"

@@ -46,6 +46,7 @@ from .extensions.fast.replay import SAC as SAC
 from .extensions.fast.replay import TD3 as TD3
 from .extensions.hooks.episodes import RunningEpisode as RunningEpisode
 from .extensions.hooks.trajectories import Trajectory as Trajectory
+from .extensions.memory.algorithms import RecurrentDQN as RecurrentDQN
 from .extensions.remote.ray import RaySettings as RaySettings
 from .extensions.remote.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 from .extensions.store.load import load_policies as load_policies

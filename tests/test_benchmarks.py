@@ -91,6 +91,9 @@ RUNS = {
     ),
     "memory_task": Small("--delays 3 --sides mlp,lstm --timesteps 512 --seeds 1", {"mlp-3", "lstm-3"}),
     "nearest_task": Small("--entities 5 --sides mlp,deep_sets --timesteps 512 --seeds 1", {"mlp-5", "deep_sets-5"}),
+    "recall_task": Small(
+        "--delays 4 --sides dqn-frames,dqn-lstm --timesteps 1000 --seeds 1", {"dqn-frames-4", "dqn-lstm-4"}
+    ),
     "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
     "external_learning": Small(
         "--seeds 1 --envs CartPole-v1",
@@ -112,7 +115,7 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"nearest_task", "learning_from_data", "external_learning", "references", "search_errors"}
+NO_SPEEDS |= {"nearest_task", "recall_task", "learning_from_data", "external_learning", "references", "search_errors"}
 
 Load = Callable[[str], ModuleType]
 

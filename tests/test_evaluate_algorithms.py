@@ -25,7 +25,7 @@ CASES = {
     **dict.fromkeys(("maskable_ppo", "maskable_trpo"), ("classic/tictactoe-v3", MINIBATCHES)),
     "maskable_a2c": ("classic/tictactoe-v3", ROLLOUTS),
     "a2c": ("CartPole-v1", ROLLOUTS),
-    **dict.fromkeys(("dqn", "qrdqn"), ("CartPole-v1", REPLAY)),
+    **dict.fromkeys(("dqn", "qrdqn", "recurrent_dqn"), ("CartPole-v1", REPLAY)),
     **dict.fromkeys(("maskable_dqn", "maskable_qrdqn"), ("classic/tictactoe-v3", REPLAY)),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), ("Pendulum-v1", REPLAY)),
 }
@@ -40,7 +40,7 @@ def test_the_command_evaluates_as_the_library_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env, settings = CASES[name]
-    network = {"net_arch": [4], **({"lstm_hidden_size": 4} if name == "recurrent_ppo" else {})}
+    network = {"net_arch": [4], **({"lstm_hidden_size": 4} if name.startswith("recurrent") else {})}
     run = marl_sb3.train(
         env,
         algo=name,

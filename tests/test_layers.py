@@ -52,6 +52,7 @@ EXTENSIONS = (
     "extensions.exploration",
     "extensions.fast",
     "extensions.hooks",
+    "extensions.memory",
     "extensions.remote",
     "extensions.sb3_vec_env",
     "extensions.store",

@@ -503,7 +503,7 @@ def _look_inside(insight: Insight, algorithm: Any, inputs: PolicyInputs) -> None
             else:
                 insight.spreads = part.stddev[0].tolist()
     elif isinstance(algorithm.action_space, spaces.Discrete):
-        insight.q_values = inference.q_values(algorithm, seen, None)[0].tolist()
+        insight.q_values = inference.q_values(algorithm, seen, None, states, starts)[0].tolist()
     if inference.critic_states(algorithm, 1):
         insight.note = "The state of the critic's own LSTM is not kept here: there is no value."
     elif hasattr(algorithm.policy, "predict_values"):

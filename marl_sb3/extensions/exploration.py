@@ -169,7 +169,7 @@ def _choosing_policy(policy: Policy, explorer: Explorer) -> Policy | None:
     network = policy.algorithm.policy
     if not isinstance(policy.algorithm.action_space, spaces.Discrete):
         return None
-    if isinstance(policy, ExploringPolicy) and (hasattr(network, "q_net") or hasattr(network, "quantile_net")):
+    if type(policy) is ExploringPolicy and (hasattr(network, "q_net") or hasattr(network, "quantile_net")):
         return _ChoosingByValues(policy, explorer)
     if type(policy) is RolloutPolicy and hasattr(network, "get_distribution"):
         return _ChoosingByLogits(policy, explorer)

@@ -176,9 +176,9 @@ class AskedAgent:
         is_given = self.given.get("actions") is not None
         if is_given and isinstance(self.algorithm.action_space, spaces.Discrete):
             raise self.error(f"{self._its_policy} has a Q value of each action; leave the agent out of actions")
-        observations, actions = self.prepared[0].observations, self._actions() if is_given else None
+        (seen, starts, _, states, _), actions = self.prepared[0], self._actions() if is_given else None
         with self.misfit_refused():
-            values = inference.q_values(self.algorithm, observations, actions)
+            values = inference.q_values(self.algorithm, seen, actions, states, starts)
         return values if self.shape else values[0]
 
     def _of_shape(self, values: FloatArray) -> Any:

@@ -71,7 +71,8 @@ def build(
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
-            made: Any = _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
+            rolls_out = spec.info.has_memory and not is_off_policy(spec.algorithm)
+            made: Any = _recurrent(spec, arguments) if rolls_out else spec.algorithm(**arguments)
         except ConfigError as error:  # of a features extractor of ours
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:

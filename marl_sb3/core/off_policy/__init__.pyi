@@ -1,5 +1,6 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .off_policy import OffPolicyLearner as OffPolicyLearner
 from .off_policy import replay_buffer as replay_buffer
 from .off_policy import require_memory as require_memory
 from .replay import HeldTransitions as HeldTransitions
@@ -13,3 +14,4 @@ from .row_rings import CompactBuffer as CompactBuffer
 from .row_rings import HindsightBuffer as HindsightBuffer
 from .row_rings import NStepBuffer as NStepBuffer
 from .row_rings import NStepDictBuffer as NStepDictBuffer
+from .row_rings import RowRings as RowRings

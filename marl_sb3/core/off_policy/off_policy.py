@@ -78,6 +78,7 @@ class OffPolicyLearner(Learner):
     """
 
     algorithm: OffPolicyAlgorithm
+    policy_class: ClassVar[type[ExploringPolicy]] = ExploringPolicy
     takes_parts = ("replay_data",)
     refusal = ("it has no rollouts", "replay_data")
 
@@ -114,7 +115,7 @@ class OffPolicyLearner(Learner):
         normalize_minibatches(algorithm, self.processing)
         explores = self.trained and isinstance(noise, ActionNoise)
         row_noise = RowNoise(noise, self.rows.num_rows) if explores else None  # type: ignore[arg-type]
-        return Actor(self.rows, ExploringPolicy(algorithm, row_noise, warms_up=self.trained), processed)
+        return Actor(self.rows, self.policy_class(algorithm, row_noise, warms_up=self.trained), processed)
 
     def make_experience(self) -> Experience:
         """See `Learner.make_experience`."""
@@ -379,9 +380,9 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     stored = processing.observation_space if processing.normalizer is None else processing.normalizer.before
     copies = 1 if values["optimize_memory_usage"] else 2
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]
-    numbers = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)
-    numbers += 3 * np.dtype(np.float32).itemsize  # rewards and ends
+    numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
     more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
+    numbers += getattr(spec.algorithm, "bytes_of_states", lambda _: 0)(values["policy_kwargs"] or {})
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

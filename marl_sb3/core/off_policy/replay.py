@@ -64,6 +64,7 @@ class Transitions(NamedTuple):
     timeouts: Array  # whether it was truncated and not terminated
     rows: Array  # the indices of the rows that they are of, in ascending order
     next_masks: BoolArray | None = None  # which actions the agents may take next; None: their policy takes no masks
+    states: Array | None = None  # (n, states, layers, size) recurrent ones before the actions; None: no memory
 
     def at(self, places: slice) -> Transitions:
         """Return some of them."""
@@ -279,8 +280,8 @@ class OpenTransitions(Stateful):
     """The transition of each row that is not over: what its agent saw and did. `RowProcessing` sums its rewards.
 
     Args:
+        actor: acts for the rows.
         observation_space: what a row observes, as SB3 sees it.
-        action_space: what it does.
     """
 
     fields: ClassVar[Fields] = {
@@ -289,28 +290,38 @@ class OpenTransitions(Stateful):
         "observations": arrays("_observations"),
     }
 
-    def __init__(self, num_rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def __init__(self, actor: Actor, observation_space: spaces.Space[Any]) -> None:
+        num_rows, action_space = actor.rows.num_rows, actor.policy.algorithm.action_space
         self.rows = np.zeros(num_rows, dtype=np.bool_)  # (rows,) bool; the rows that have one
+        self._states = actor.policy.initial_states(num_rows)
         self._observation_space = observation_space
         self._action_space = action_space
         self._observations = zeros(observation_space, (num_rows,))
         dtype = np.float32 if action_space.dtype == np.float64 else action_space.dtype  # as in SB3's replay buffers
         self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=dtype)
 
-    def begin(self, rows: BoolArray, observations: Observations, actions: Array) -> None:
-        """Open a transition for each row that acts, (rows,) bool; all arrays are (rows, ...)."""
-        chosen = index_of(rows)
-        for own, given in pairs(self._observations, observations):
-            own[chosen] = given.reshape(own.shape)[chosen]
-        self._actions[chosen] = actions[chosen]
-        self.rows |= rows
+    @override
+    def all_fields(self) -> Fields:
+        return {**self.fields, "states": arrays("_states")} if self._states else self.fields
 
-    def pop(self, rows: BoolArray) -> tuple[Observations, Array]:
-        """Close the transitions of these rows, (rows,) bool; returns their observations and actions."""
+    def begin(self, acted: Acted) -> None:
+        """Open a transition for each row that acts."""
+        chosen, learned = index_of(acted.acting), acted.decision.learned
+        assert learned is not None
+        for own, given in pairs(self._observations, acted.seen):
+            own[chosen] = given.reshape(own.shape)[chosen]
+        self._actions[chosen] = learned[chosen]
+        for own, given in zip(self._states, acted.inputs.states, strict=True):
+            own[:, chosen] = np.where(acted.inputs.starts[:, None], 0, given)[:, chosen]
+        self.rows |= acted.acting
+
+    def pop(self, rows: BoolArray) -> tuple[Observations, Array, Array | None]:
+        """Close the transitions of these rows, (rows,) bool; returns their observations, actions and states."""
         chosen = index_of(rows)
         taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
+        states = np.stack(self._states)[:, :, chosen].transpose(2, 0, 1, 3) if self._states else None
         self.rows = self.rows & ~rows
-        return taken, self._actions[chosen].copy()
+        return taken, self._actions[chosen].copy(), states
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """Refuse categories outside their space: they are indices into arrays."""
@@ -367,7 +378,7 @@ class ReplayExperience(Experience):
         super().__init__(actor)
         self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
-        self._open = OpenTransitions(actor.rows.num_rows, stored, self.algorithm.action_space)
+        self._open = OpenTransitions(actor, stored)
         self._held: HeldTransitions | None = None  # for a hook
         self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
         self._advanced = 0  # steps of all envs that the latest one has completed
@@ -406,8 +417,7 @@ class ReplayExperience(Experience):
 
     @override
     def begin(self, acted: Acted) -> None:
-        assert acted.decision.learned is not None
-        self._open.begin(acted.acting, acted.seen, acted.decision.learned)
+        self._open.begin(acted)
         if self._held is not None:
             self._held.begin(acted.acting)
         number = int(np.count_nonzero(acted.acting))
@@ -441,16 +451,11 @@ class ReplayExperience(Experience):
         timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
         following, chosen = self._following(step, ended & over), index_of(over)
         masks = self._next_masks(step, ended & over) if self.actor.policy.takes_masks else None
-        observations, actions = self._open.pop(over)
+        masks, places = None if masks is None else masks[chosen], np.flatnonzero(over)
+        seen, actions, states = self._open.pop(over)
+        after = map_arrays(lambda array: array[chosen], following)
         transitions = Transitions(
-            observations,
-            map_arrays(lambda array: array[chosen], following),
-            actions,
-            rewards[chosen],
-            ended[chosen],
-            timeouts[chosen],
-            np.flatnonzero(over),
-            None if masks is None else masks[chosen],
+            seen, after, actions, rewards[chosen], ended[chosen], timeouts[chosen], places, masks, states
         )
         if self._held is None:
             self.record(transitions)

@@ -180,8 +180,7 @@ class _NStepReturns(RowRings):
         """(batch,) the number of the first transition that ended an episode or has no successor; else of the last."""
         over = (self.dones[lines, columns] > 0) | (self.timeouts[lines, columns] > 0)
         over |= (lines + 1) % self.buffer_size == self._next[columns]
-        last: Array = np.where(over.any(axis=1), over.argmax(axis=1), self.n_steps - 1)
-        return last
+        return np.where(over.any(axis=1), over.argmax(axis=1), self.n_steps - 1)
 
 
 class NStepBuffer(_NStepReturns, ReplayBuffer):

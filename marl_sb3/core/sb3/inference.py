@@ -99,8 +99,7 @@ def distribution(
             found, _ = policy.get_distribution(seen, *_memory(algorithm, states, starts))
         else:
             found = policy.get_distribution(seen, *(() if masks is None else (masks,)))
-    result: Distribution = copy.copy(found)  # the policy changes its own with the next call
-    return result
+    return copy.copy(found)  # type: ignore[no-any-return] # the policy changes its own with the next call
 
 
 def log_prob(algorithm: BaseAlgorithm, of: Distribution, actions: Array) -> FloatArray:
@@ -109,13 +108,16 @@ def log_prob(algorithm: BaseAlgorithm, of: Distribution, actions: Array) -> Floa
         return _rows(of.log_prob(_actions(algorithm, actions)))
 
 
-def q_values(algorithm: BaseAlgorithm, observations: Any, actions: Array | None) -> FloatArray:
+def q_values(
+    algorithm: BaseAlgorithm, observations: Any, actions: Array | None, states: States = (), starts: Any = None
+) -> FloatArray:
     """Q values.
 
     Args:
         observations: a single observation, or a batch of n.
         actions: (n, ...) actions as the policy's `predict` returns them; None: the most likely ones. Not used where
             there is one value for each action.
+        states: recurrent state, and `starts` as in `values`, where the policy has a value for each action.
 
     Returns:
         (n, number of actions), or (n, number of critics); means over the quantiles of QRDQN and TQC.
@@ -125,13 +127,13 @@ def q_values(algorithm: BaseAlgorithm, observations: Any, actions: Array | None)
     with th.no_grad():
         if isinstance(algorithm.action_space, spaces.Discrete):
             quantiles = getattr(policy, "quantile_net", None)
-            found = policy.q_net(seen) if quantiles is None else quantiles(seen).mean(dim=1)
+            memory = _memory(algorithm, states, starts) if states else ()
+            found = policy.q_net(seen, *memory) if quantiles is None else quantiles(seen).mean(dim=1)
         else:
             taken = policy._predict(seen, deterministic=True) if actions is None else _actions(algorithm, actions)
             of_critics = policy.critic(seen, taken)
             found = th.cat(of_critics, dim=1) if isinstance(of_critics, tuple) else of_critics.mean(dim=2)
-    result: FloatArray = found.cpu().numpy()
-    return result
+    return found.cpu().numpy()  # type: ignore[no-any-return]
 
 
 # --- Tensors ---------------------------------------------------------------------------------------------------------
@@ -159,8 +161,7 @@ def _actions(algorithm: BaseAlgorithm, actions: Array) -> th.Tensor:
 
 
 def _rows(tensor: th.Tensor) -> FloatArray:
-    result: FloatArray = tensor.cpu().numpy().reshape(-1)
-    return result
+    return tensor.cpu().numpy().reshape(-1)
 
 
 # --- The exploration noise of gSDE, which SB3 keeps in the distribution of actions -----------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import progress_remaining
+from marl_sb3.core.sb3 import initial_states, progress_remaining
 from marl_sb3.core.state import Fields, Stateful, generator
 from marl_sb3.core.vec_env import taken
 from marl_sb3.errors import ConfigError
@@ -204,22 +204,44 @@ class _QValues(ActionLoss):
 
     @override
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        values = self._net(batch.observations)
+        values = self._values(batch)
         values = values if values.dim() == 2 else values.mean(dim=1)  # of quantiles
         if batch.masks is not None:
             values = values.masked_fill(~th.as_tensor(batch.masks, device=values.device), _FORBIDDEN)
         entropies = -(values.softmax(1) * values.log_softmax(1)).sum(1) if with_entropy else None
         return F.cross_entropy(values, batch.actions, reduction="none"), entropies
 
+    def _values(self, batch: Minibatch) -> th.Tensor:
+        return self._net(batch.observations)  # type: ignore[no-any-return]
+
     @override
     def finish(self) -> None:
         getattr(self.policy, f"{self._name}_target").load_state_dict(self._net.state_dict())
+
+
+class _QValuesWithMemory(_QValues):
+    """RecurrentDQN: the same, over whole episodes from their start."""
+
+    in_sequences = True
+
+    @override
+    def _values(self, batch: Minibatch) -> th.Tensor:
+        states, starts = _at_start(self.policy, batch.sequences)
+        return self._net(batch.observations, states, starts)  # type: ignore[no-any-return]
+
+
+def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.Tensor]:
+    """Return hidden and cell state at the start of an episode, and that no row starts one."""
+    layers, _, size = policy.lstm_hidden_state_shape
+    zeros = th.zeros(layers, rows, size, device=policy.device)
+    return (zeros, zeros), th.zeros(rows, device=policy.device)
 
 
 # What a policy has -> its loss; the first that applies.
 _KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
     (lambda policy: hasattr(policy, "lstm_actor"), _LikelihoodWithMemory),
     (lambda policy: hasattr(policy, "get_distribution"), _Likelihood),
+    (lambda policy: hasattr(policy, "q_net") and hasattr(policy, "lstm_hidden_state_shape"), _QValuesWithMemory),
     (lambda policy: hasattr(policy, "q_net") or hasattr(policy, "quantile_net"), _QValues),
     (lambda policy: hasattr(getattr(policy, "actor", None), "get_action_dist_params"), _SquashedLikelihood),
     (lambda policy: hasattr(policy, "actor_target"), _SquaredError),
@@ -233,7 +255,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = Fals
         ConfigError: the policy cannot learn actions.
     """
     found = next((kind for applies, kind in _KINDS if applies(algorithm.policy)), None)
-    if found is None:
+    if found is None or (not found.in_sequences and initial_states(algorithm, 1)):
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")

@@ -55,6 +55,13 @@ def _updates_of_sac(value: Any, _: int) -> int:
     )
 
 
+def _not_double(value: Any, _: int) -> Any:
+    if value is False:
+        return NOT_SET
+    why = "SB3's DQN takes the maximum over the target network, without double Q-learning; recurrent_dqn has it"
+    raise ConfigError(f"RLlib's double_q is {shown(value)}; accepted: false; {why}")
+
+
 def _epsilon_greedy(value: Any, _: int) -> Any:
     """RLlib's class `EpsilonGreedy` of older versions: a constant, then a line from the first epsilon to the last."""
     defaults = {"initial_epsilon": 1.0, "final_epsilon": 0.05, "epsilon_timesteps": 100_000, "warmup_timesteps": 0}
@@ -130,6 +137,8 @@ _Q = "DQN, QRDQN", lambda kinds: "exploration_fraction" in kinds
 _SAC = "SAC, TQC", lambda kinds: "target_entropy" in kinds and "target_update_interval" in kinds
 _ALL = "all", lambda kinds: "learning_rate" in kinds
 _BONUS = "with rollouts and an entropy bonus (PPO, A2C, ...)", lambda kinds: {"gae_lambda", "ent_coef"} <= kinds.keys()
+_SEQUENCES = "RecurrentDQN", lambda kinds: "burn_in" in kinds
+_DOUBLE = "RecurrentDQN", lambda kinds: "double_dqn" in kinds
 _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
 _same = Meaning.value
 _BATCH = (
@@ -149,6 +158,12 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
         Meaning("target_update_interval", _updates_of_sac, "0 is 1: with every gradient step; no others", *_SAC),
     ),
     "n_step": (Meaning("n_steps", _same, "", *_REPLAY),),
+    "burn_in_len": (Meaning("burn_in", _same, "", *_SEQUENCES),),
+    "max_seq_len": (Meaning("sequence_length", _same, "", *_SEQUENCES),),
+    "double_q": (
+        Meaning("double_dqn", _same, "", *_DOUBLE),
+        Meaning("double_dqn", _not_double, "`false`: not set", "all others", _ALL[1]),
+    ),
     "epsilon": (
         Meaning("exploration_schedule", _of_kind("epsilon", Fraction | Points), "", *_Q),
         Meaning("rms_prop_eps", _same, "", *_A2C),

@@ -122,6 +122,12 @@ DQN: Mapping[str, Any] = {
     "max_grad_norm": PositiveFloat | None,
 }
 
+_SEQUENCES: Mapping[str, Any] = {
+    "burn_in": Annotated[int, Meta(ge=0, le=10**4)],
+    "sequence_length": Annotated[int, Meta(ge=1, le=10**4)],
+}
+RECURRENT_DQN: Mapping[str, Any] = {**DQN, **_SEQUENCES, "double_dqn": bool}
+
 _Delay = Annotated[int, Meta(ge=1)]
 _CONTINUOUS: Mapping[str, Any] = {
     **_REPLAY,
@@ -318,6 +324,16 @@ _BUILT_IN = (
         _OFF_POLICY_LEARNER,
         _OF_Q,
         takes_masks=True,
+    ),
+    AlgorithmInfo(
+        "recurrent_dqn",
+        "marl_sb3.extensions.memory.algorithms:RecurrentDQN",
+        "DQN with an LSTM or a GRU, from sequences with a burn-in (R2D2, Kapturowski et al. 2019)",
+        RECURRENT_DQN,
+        "marl_sb3.extensions.memory.algorithms:RecurrentLearner",
+        _OF_Q,
+        aliases=("r2d2", "dqn_lstm", "dqn_recurrent"),
+        has_memory=True,
     ),
     AlgorithmInfo(
         "sac",

@@ -115,6 +115,12 @@ def masked(algorithm: type[BaseAlgorithm], chooses: str, path: str, **network: A
     return replace(by_values(algorithm, chooses, path, **network), masked=True, stock=None)
 
 
+def remembering(kind: Kind, cell: str = "lstm", **more: Any) -> Kind:
+    """The same with a memory; SB3 has none of them."""
+    settings = {**kind.hyperparameters, "burn_in": 2, "sequence_length": 3, **more}
+    return replace(kind, hyperparameters=settings, network={**MEMORY, "cell": cell}, stock=None)
+
+
 SMALL_TRPO = {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
 SMALL_REPLAY = {"train_freq": 3, "buffer_size": 30, "learning_starts": 4, "batch_size": 4, "gradient_steps": 2}
@@ -146,6 +152,8 @@ LEARNERS = {
     "MaskableDQN, fused": masked(marl_sb3.MaskableDQN, "q_net.q_net.2", "fused"),
     "MaskableDQN, PyTorch": masked(marl_sb3.MaskableDQN, "q_net.q_net.2", "torch"),
     "MaskableQRDQN, fused": masked(marl_sb3.MaskableQRDQN, "quantile_net.quantile_net.2", "fused", n_quantiles=1),
+    "RecurrentDQN": remembering(by_values(marl_sb3.RecurrentDQN, "q_net.q_net.2"), cell="gru"),
+    "RecurrentDQN, several steps": remembering(by_values(marl_sb3.RecurrentDQN, "q_net.q_net.2"), n_steps=2),
     "SAC, fused": continuous(marl_sb3.SAC, "actor.mu", "fused"),
     "stock SAC": continuous(stable_baselines3.SAC, "actor.mu"),
     "TD3, fused": continuous(marl_sb3.TD3, "actor.mu.2", "fused", action_noise={"ornstein_uhlenbeck": 0.3}),

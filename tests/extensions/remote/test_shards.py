@@ -15,7 +15,16 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
 from toy_envs import NoisyEnv, ScriptedEnv
 
-from marl_sb3 import PPO, MaskableDQN, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import (
+    PPO,
+    MaskableDQN,
+    MaskablePPO,
+    MultiAgentAlgorithm,
+    MultiAgentCallback,
+    PolicySpec,
+    RecurrentDQN,
+    make_vec_env,
+)
 from marl_sb3.core.metrics import Episode
 from marl_sb3.core.processing import add_recent, recent_state
 from marl_sb3.core.processing.processing import RunningStatistics
@@ -55,6 +64,17 @@ POLICIES: Mapping[str, Any] = {
         }
     },
     "n_step": {"policies": {"shared": PolicySpec(DQN, n_steps=3, learning_starts=20, batch_size=4, buffer_size=200)}},
+    "recurrent replay": {
+        "policies": {
+            "shared": PolicySpec(
+                RecurrentDQN,
+                learning_starts=20,
+                batch_size=4,
+                buffer_size=200,
+                policy_kwargs={"lstm_hidden_size": 4, "net_arch": [4]},
+            )
+        }
+    },
     "normalized": {
         "policies": {"shared": PolicySpec(PPO, normalize_observations=True, normalize_rewards=True, **PPO_SMALL)}
     },

@@ -1,0 +1,233 @@
+"""RecurrentDQN: Q-learning with a memory, from sequences with stored states (R2D2, Kapturowski et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import stable_baselines3
+import torch as th
+import torch.nn.functional as F
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from typing_extensions import override
+
+from marl_sb3.core.acting import Decision, ExploringPolicy, PolicyInputs
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.off_policy import (
+    HindsightBuffer,
+    NStepBuffer,
+    NStepDictBuffer,
+    OffPolicyLearner,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+)
+from marl_sb3.core.sb3 import States, critic_states, initial_states
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.memory.networks import (
+    PolicyWithMemory,
+    RecurrentDQNCnnPolicy,
+    RecurrentDQNMultiInputPolicy,
+    RecurrentDQNPolicy,
+)
+from marl_sb3.extensions.memory.sequences import SequenceBatch, SequenceBuffer, SequenceDictBuffer
+from marl_sb3.types import Array
+
+# --- Acting ----------------------------------------------------------------------------------------------------------
+
+
+class RememberingPolicy(ExploringPolicy):
+    """Explores as an `ExploringPolicy` does, and remembers, also while its actions are random.
+
+    The states are hidden and cell state of the network that acts, then those of a critic with a memory of its own.
+    """
+
+    @override
+    def initial_states(self, rows: int) -> States:
+        return (*initial_states(self.algorithm, rows), *critic_states(self.algorithm, rows))
+
+    @override
+    def act(self, inputs: PolicyInputs) -> Decision:
+        self._outputs, after, _ = self.algorithm.policy.remembered(inputs.observations, inputs.states, inputs.starts)
+        return super().act(inputs)._replace(states=after)
+
+    @override
+    def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
+        return self.algorithm.explore(self._outputs)  # type: ignore[no-any-return]
+
+
+class RecurrentLearner(OffPolicyLearner):
+    """An `OffPolicyLearner` whose policy has a memory; a minibatch has `batch_size` sequences."""
+
+    policy_class = RememberingPolicy
+    takes_parts = ()  # type: ignore[assignment]
+    refusal = ("it learns from sequences with recurrent states, which recorded episodes do not have", "no such setting")
+
+    @override
+    def _finish_update(self, gradient_steps: int) -> Result:
+        drawn, self.buffer.num_drawn = self.buffer.num_drawn, 0
+        return {**super()._finish_update(gradient_steps), "num_module_steps_trained": drawn}
+
+
+# --- Algorithms ------------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers
+    _Base = OffPolicyAlgorithm
+else:
+    _Base = object
+
+
+class WithMemory(_Base):
+    """Mixin in front of an algorithm of SB3 with a replay buffer, whose policy is a `PolicyWithMemory`.
+
+    Args:
+        arguments: of the algorithm.
+        burn_in: the most transitions before a sequence with which its stored state is brought up to date; they are not
+            learned from.
+        sequence_length: the most transitions of a sequence that are learned from.
+        settings: of the algorithm.
+
+    Raises:
+        ConfigError: a setting is on that needs single transitions, or an observation that goes with none.
+    """
+
+    policy: Any
+
+    def __init__(self, *arguments: Any, burn_in: int = 10, sequence_length: int = 20, **settings: Any) -> None:
+        self.burn_in, self.sequence_length = burn_in, sequence_length
+        for name in ("optimize_memory_usage", "use_sde"):
+            if settings.get(name):
+                words = f"{name} is true, which {type(self).__name__} does not have; accepted: false"
+                raise ConfigError(words, key=name)
+        super().__init__(*arguments, **settings)
+
+    @staticmethod
+    def bytes_of_states(policy_kwargs: Mapping[str, Any]) -> int:
+        """Return the memory that the recurrent states of a transition take in the replay buffer."""
+        size, layers = policy_kwargs.get("lstm_hidden_size", 256), policy_kwargs.get("n_lstm_layers", 1)
+        states = 1 if policy_kwargs.get("cell") == "gru" else 2
+        return int(states * layers * size * np.dtype(np.float32).itemsize)
+
+    @property
+    def replay_buffers(self) -> Mapping[Any, Any]:
+        """The buffers of sequences that take the place of others; see `core.off_policy.replay_buffer`."""
+        policy: PolicyWithMemory = self.policy
+        layers, _, size = policy.lstm_hidden_state_shape
+        step = 2 if policy.memory_kwargs["cell"] == "gru" else 1  # a GRU has no cell states
+        settings: dict[str, Any] = {
+            "num_states": policy.num_states,
+            "state_shape": (layers, size),
+            "kept_states": range(0, policy.num_states, step),
+            "burn_in": self.burn_in,
+            "sequence_length": self.sequence_length,
+        }
+        of_one, of_dict = (partial(kind, **settings) for kind in (SequenceBuffer, SequenceDictBuffer))
+        return {
+            TransitionReplayBuffer: partial(of_one, gamma=self.gamma),
+            TransitionDictReplayBuffer: partial(of_dict, gamma=self.gamma),
+            NStepBuffer: of_one,
+            NStepDictBuffer: of_dict,
+            HindsightBuffer: self._refuse_goals,
+        }
+
+    def _refuse_goals(self, *_: Any, **__: Any) -> Any:
+        words = f"replay_buffer_class is HerReplayBuffer, whose goals {type(self).__name__} does not have"
+        raise ConfigError(f"{words}; accepted: none", key="replay_buffer_class")
+
+    def explore(self, outputs: th.Tensor) -> Array:
+        """Return actions for (rows, size) outputs of the memory, as `predict` chooses them without `deterministic`."""
+        return self.policy.actions_of(outputs, deterministic=False)  # type: ignore[no-any-return]
+
+    @override
+    def predict(
+        self,
+        observation: Any,
+        state: States | None = None,
+        episode_start: Array | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Array, States]:
+        """See `PolicyWithMemory.predict`; not deterministic, it explores."""
+        if deterministic:
+            return self.policy.predict(observation, state, episode_start, deterministic)  # type: ignore[no-any-return]
+        outputs, after, is_batch = self.policy.remembered(observation, state or (), episode_start)
+        actions = self.explore(outputs)
+        return actions if is_batch else actions.squeeze(axis=0), after[: len(initial_states(self, 1))]
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: SB3's own loop keeps no recurrent states.
+
+        Raises:
+            ConfigError: always.
+        """
+        name = type(self).__name__
+        words = f"{name}.learn() is SB3's loop, which keeps no recurrent states; accepted: marl_sb3.train, or a"
+        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
+
+
+class RecurrentDQN(WithMemory, stable_baselines3.DQN):
+    """DQN with an LSTM or a GRU, which learns from sequences of transitions: see `WithMemory`.
+
+    The arguments are those of `stable_baselines3.DQN`, and these. It learns in trainings of marl_sb3.
+
+    Args:
+        buffer_size: number of transitions that the replay buffer holds, each with the recurrent state before it.
+        batch_size: number of sequences in a minibatch.
+        double_dqn: whether the network that learns chooses the action of which the target network gives the value
+            (van Hasselt et al. 2016), as in R2D2.
+    """
+
+    policy_aliases: ClassVar[dict[str, Any]] = {
+        "MlpPolicy": RecurrentDQNPolicy,
+        "CnnPolicy": RecurrentDQNCnnPolicy,
+        "MultiInputPolicy": RecurrentDQNMultiInputPolicy,
+    }
+
+    def __init__(
+        self,
+        *arguments: Any,
+        buffer_size: int = 100_000,
+        batch_size: int = 32,
+        burn_in: int = 10,
+        sequence_length: int = 20,
+        double_dqn: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.double_dqn = double_dqn
+        sizes = {"buffer_size": buffer_size, "batch_size": batch_size}
+        super().__init__(*arguments, burn_in=burn_in, sequence_length=sequence_length, **sizes, **settings)
+
+    @override
+    def explore(self, outputs: th.Tensor) -> Array:
+        if np.random.rand() < self.exploration_rate:  # noqa: NPY002 - SB3's generator
+            return np.array([self.action_space.sample() for _ in range(len(outputs))])
+        return super().explore(outputs)
+
+    @override
+    def train(self, gradient_steps: int, batch_size: int = 32) -> None:
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        buffer: Any = self.replay_buffer
+        losses = []
+        for _ in range(gradient_steps):
+            loss = self.loss(buffer.sample(batch_size, env=self._vec_normalize_env))
+            losses.append(loss.item())
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.max_grad_norm is not None:
+                th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", np.mean(losses))
+
+    def loss(self, batch: SequenceBatch) -> th.Tensor:
+        """Return the Huber loss of the Q values of a batch, as in `stable_baselines3.DQN`."""
+        values = self.policy.q_net.values(batch)
+        with th.no_grad():
+            of_target = self.policy.q_net_target.values(batch)
+            best = (values if self.double_dqn else of_target).argmax(dim=2, keepdim=True)
+            following = batch.after(of_target.gather(2, best)[..., 0])
+            targets = batch.returns + batch.discounts * following
+        taken = values[: len(batch.actions)].gather(2, batch.actions.long())[..., 0]
+        return (batch.weights * F.smooth_l1_loss(taken, targets, reduction="none")).sum()
