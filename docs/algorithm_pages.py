@@ -20,7 +20,7 @@ _ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDi
 ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
     **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo"), _NOT_BOX),
-    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn"), _DISCRETE),
+    **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn", "vdn", "qmix"), _DISCRETE),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
@@ -29,6 +29,7 @@ FUSED = {
         ("ppo", "a2c", "maskable_ppo", "maskable_a2c"), f"{_WHOLE}; also with layers that actor and critic share"
     ),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
+    **dict.fromkeys(("vdn", "qmix"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     **dict.fromkeys(("crossq", "recurrent_dqn"), "nowhere"),
@@ -54,6 +55,10 @@ ADVICE = {
     "maskable_qrdqn": "The same with quantiles of the return, as QRDQN learns them.",
     "recurrent_dqn": "DQN for agents that have to remember: an LSTM or a GRU learns from [sequences of "
     "transitions](../how_to/replay.md#policies-that-remember). Each update takes longer than DQN's.",
+    "vdn": "For a team that is paid together: its reward teaches all agents at once, each of which acts by values of "
+    "its own. See [teams](../how_to/teams.md).",
+    "qmix": "VDN with a network in the place of the sum, which sees the state of the env: it tells apart what a sum of "
+    "values cannot. See [teams](../how_to/teams.md).",
     "sac": "The first one to try where actions are continuous and env steps take long.",
     "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
@@ -89,7 +94,7 @@ def _page(info: AlgorithmInfo) -> str:
         "class": _class(info),
         "actions": ACTIONS[info.name],
         "learns from": _experience(info),
-        "action masks": "needed, from the env" if info.takes_masks else _without_masks(info),
+        "action masks": _masks(info),
         "memory": "an LSTM, or a GRU"
         if info.has_memory
         else "none; attention over the latest frames is a [network](../how_to/networks.md)",
@@ -109,6 +114,8 @@ def _class(info: AlgorithmInfo) -> str:
     if info.stock is None:
         package = "stable_baselines3" if info.has_memory else "marl_sb3"
         base = info.class_name.removeprefix("Maskable").removeprefix("Recurrent")
+        if info.learner is not None and "team" in str(info.learner):
+            base = "DQN"
         return f"`marl_sb3.{info.class_name}`, a subclass of `{package}.{base}`"
     stock = str(info.stock).partition(":")[0].split(".")[0]
     if info.stock == info.place:
@@ -116,7 +123,10 @@ def _class(info: AlgorithmInfo) -> str:
     return f"`marl_sb3.{info.class_name}`, a subclass of `{stock}.{info.class_name}`"
 
 
-def _without_masks(info: AlgorithmInfo) -> str:
+def _masks(info: AlgorithmInfo) -> str:
+    if info.takes_masks:
+        needed = getattr(info.algorithm_class, "needs_masks", True)
+        return "needed, from the env" if needed else "used where the env gives them"
     if ACTIONS[info.name] == _BOX:
         return "not used: actions are continuous"
     using = f"maskable_{info.name}" if f"maskable_{info.name}" in ALGORITHMS else "maskable_ppo"

@@ -44,6 +44,8 @@ from .extensions.fast.replay import DDPG as DDPG
 from .extensions.fast.replay import DQN as DQN
 from .extensions.fast.replay import SAC as SAC
 from .extensions.fast.replay import TD3 as TD3
+from .extensions.fast.team_q import QMIX as QMIX
+from .extensions.fast.team_q import VDN as VDN
 from .extensions.hooks.episodes import RunningEpisode as RunningEpisode
 from .extensions.hooks.trajectories import Trajectory as Trajectory
 from .extensions.memory.algorithms import RecurrentDQN as RecurrentDQN

@@ -94,6 +94,7 @@ RUNS = {
     "recall_task": Small(
         "--delays 4 --sides dqn-frames,dqn-lstm --timesteps 1000 --seeds 1", {"dqn-frames-4", "dqn-lstm-4"}
     ),
+    "two_step_game": Small("--timesteps 16 --seeds 1", {"vdn", "qmix"}),
     "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
     "external_learning": Small(
         "--seeds 1 --envs CartPole-v1",
@@ -115,7 +116,8 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"nearest_task", "recall_task", "learning_from_data", "external_learning", "references", "search_errors"}
+NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning"}
+NO_SPEEDS |= {"references", "search_errors"}
 
 Load = Callable[[str], ModuleType]
 

@@ -25,7 +25,8 @@ CASES = {
     **dict.fromkeys(("maskable_ppo", "maskable_trpo"), ("classic/tictactoe-v3", MINIBATCHES)),
     "maskable_a2c": ("classic/tictactoe-v3", ROLLOUTS),
     "a2c": ("CartPole-v1", ROLLOUTS),
-    **dict.fromkeys(("dqn", "qrdqn", "recurrent_dqn"), ("CartPole-v1", REPLAY)),
+    **dict.fromkeys(("dqn", "qrdqn", "recurrent_dqn", "vdn"), ("CartPole-v1", REPLAY)),
+    "qmix": ("arena", REPLAY),
     **dict.fromkeys(("maskable_dqn", "maskable_qrdqn"), ("classic/tictactoe-v3", REPLAY)),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), ("Pendulum-v1", REPLAY)),
 }

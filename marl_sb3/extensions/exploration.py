@@ -138,7 +138,7 @@ class _ChoosingByValues(ExploringPolicy):
 
     def __init__(self, replaced: ExploringPolicy, explorer: Explorer) -> None:
         super().__init__(replaced.algorithm, None, replaced.warms_up)
-        self.takes_masks, self.needs_masks = True, replaced.takes_masks
+        self.takes_masks, self.needs_masks = True, replaced.takes_masks and replaced.needs_masks
         self._explorer = explorer
 
     @override

@@ -110,7 +110,7 @@ class AskedAgent:
 
     def require_mask(self) -> None:
         """Refuse to act without an action mask if the policy takes one."""
-        if self.prepared[0].masks is None and takes_masks(self.algorithm):
+        if self.prepared[0].masks is None and takes_masks(self.algorithm, needed=True):
             accepted = "action_masks={agent: mask}, or an observation {observation, action_mask}"
             raise self.error(f"action mask missing for {self._its_policy}; accepted: {accepted}")
 

@@ -63,13 +63,13 @@ class Policy:
     """
 
     takes_masks: bool = False  # whether it uses action masks; if not, it gets none
-    needs_masks: bool = True  # whether it cannot do without, if it takes them
     # whether images have to be given with the channels first, as SB3's networks take them
     transposes_images: bool = True
     row_noise: RowNoise | None = None  # the action noise of each row of the actor; None: none
 
     def __init__(self, algorithm: BaseAlgorithm) -> None:
         self.algorithm: Any = algorithm
+        self.needs_masks: bool = getattr(algorithm, "needs_masks", True)  # whether it cannot do without masks
 
     def refresh(self) -> None:
         """Note that weights or modules may have changed since the latest step, by a learner or a callback."""

@@ -41,7 +41,7 @@ ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 def parameters_of(algorithm_class: type[Any]) -> dict[str, inspect.Parameter]:
     """Return the arguments of an algorithm; where it hands `**kwargs` on, those of its parent classes as well."""
     found: dict[str, inspect.Parameter] = {}
-    for cls in algorithm_class.__mro__:
+    for cls in (each for each in algorithm_class.__mro__ if "__init__" in vars(each)):
         own = inspect.signature(cls).parameters
         found = {**{name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}, **found}
         if all(each.kind is not each.VAR_KEYWORD for each in own.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -79,7 +79,7 @@ class OffPolicyLearner(Learner):
 
     algorithm: OffPolicyAlgorithm
     policy_class: ClassVar[type[ExploringPolicy]] = ExploringPolicy
-    takes_parts = ("replay_data",)
+    takes_parts: ClassVar[Sequence[str]] = ("replay_data",)
     refusal = ("it has no rollouts", "replay_data")
 
     def __init__(self, *arguments: Any) -> None:

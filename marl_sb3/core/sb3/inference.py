@@ -23,9 +23,9 @@ from marl_sb3.types import Array, BoolArray, FloatArray
 States = tuple[Array, ...]  # (layers, rows, size) each; () for a policy without memory
 
 
-def takes_masks(algorithm: BaseAlgorithm) -> bool:
-    """Whether the algorithm's `predict` takes action masks, as sb3-contrib's MaskablePPO does."""
-    return _predict_takes_masks(type(algorithm))
+def takes_masks(algorithm: BaseAlgorithm, *, needed: bool = False) -> bool:
+    """Whether the algorithm's `predict` takes action masks, as MaskablePPO's does; `needed`: and cannot do without."""
+    return _predict_takes_masks(type(algorithm)) and (not needed or getattr(algorithm, "needs_masks", True))
 
 
 @cache

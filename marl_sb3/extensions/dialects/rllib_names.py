@@ -58,7 +58,7 @@ def _updates_of_sac(value: Any, _: int) -> int:
 def _not_double(value: Any, _: int) -> Any:
     if value is False:
         return NOT_SET
-    why = "SB3's DQN takes the maximum over the target network, without double Q-learning; recurrent_dqn has it"
+    why = "SB3's DQN takes the maximum over the target network; recurrent_dqn, vdn and qmix have double Q-learning"
     raise ConfigError(f"RLlib's double_q is {shown(value)}; accepted: false; {why}")
 
 
@@ -138,7 +138,7 @@ _SAC = "SAC, TQC", lambda kinds: "target_entropy" in kinds and "target_update_in
 _ALL = "all", lambda kinds: "learning_rate" in kinds
 _BONUS = "with rollouts and an entropy bonus (PPO, A2C, ...)", lambda kinds: {"gae_lambda", "ent_coef"} <= kinds.keys()
 _SEQUENCES = "RecurrentDQN", lambda kinds: "burn_in" in kinds
-_DOUBLE = "RecurrentDQN", lambda kinds: "double_dqn" in kinds
+_DOUBLE = "RecurrentDQN, VDN, QMIX", lambda kinds: "double_dqn" in kinds
 _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
 _same = Meaning.value
 _BATCH = (

@@ -127,6 +127,9 @@ _SEQUENCES: Mapping[str, Any] = {
     "sequence_length": Annotated[int, Meta(ge=1, le=10**4)],
 }
 RECURRENT_DQN: Mapping[str, Any] = {**DQN, **_SEQUENCES, "double_dqn": bool}
+VDN: Mapping[str, Any] = {**DQN, "team_reward": Literal["sum", "mean", "shared"], "double_dqn": bool}
+_Width = Annotated[int, Meta(ge=1, le=10**5)]
+QMIX: Mapping[str, Any] = {**VDN, "mixing_embed_dim": _Width, "hypernet_embed": Annotated[int, Meta(ge=0, le=10**5)]}
 
 _Delay = Annotated[int, Meta(ge=1)]
 _CONTINUOUS: Mapping[str, Any] = {
@@ -219,6 +222,7 @@ _OF_ENTROPY: Mapping[str, str | None] = {
 # --- The algorithms of marl_sb3 --------------------------------------------------------------------------------------
 
 _OFF_POLICY_LEARNER = "marl_sb3.core.off_policy.off_policy:OffPolicyLearner"
+_TEAM_LEARNER = "marl_sb3.extensions.fast.team_replay:TeamLearner"
 
 _BUILT_IN = (
     AlgorithmInfo(
@@ -334,6 +338,24 @@ _BUILT_IN = (
         _OF_Q,
         aliases=("r2d2", "dqn_lstm", "dqn_recurrent"),
         has_memory=True,
+    ),
+    AlgorithmInfo(
+        "vdn",
+        "marl_sb3.extensions.fast.team_q:VDN",
+        "DQN for a team, whose value is the sum of its agents' (value decomposition networks, Sunehag et al. 2018)",
+        VDN,
+        _TEAM_LEARNER,
+        _OF_Q,
+        takes_masks=True,
+    ),
+    AlgorithmInfo(
+        "qmix",
+        "marl_sb3.extensions.fast.team_q:QMIX",
+        "DQN for a team, the values of whose agents a network mixes that sees the whole (Rashid et al. 2018)",
+        QMIX,
+        _TEAM_LEARNER,
+        _OF_Q,
+        takes_masks=True,
     ),
     AlgorithmInfo(
         "sac",

@@ -102,6 +102,10 @@ class QUpdate(FusedReplayUpdate):
         if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
             each = [None] * len(observations) if action_masks is None else action_masks.astype(np.int8)
             return np.array([algorithm.action_space.sample(mask) for mask in each])
+        return self.greedy(observations, action_masks)
+
+    def greedy(self, observations: Any, action_masks: BoolArray | None = None) -> Array:
+        """Choose the best actions, (rows,), among those that (rows, actions) masks allow; None: all."""
         masks = _NO_MASKS if action_masks is None else action_masks
         inputs = features(self._network, observations)
         return q.greedy_actions(self._online, inputs, max(self._quantiles, 1), np.ascontiguousarray(masks))

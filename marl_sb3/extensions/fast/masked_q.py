@@ -28,7 +28,7 @@ from marl_sb3.types import Array, BoolArray
 # --- Replay buffers --------------------------------------------------------------------------------------------------
 
 
-class _WithMasks(Lines):
+class WithMasks(Lines):
     """Mixin for a replay buffer: holds which actions an agent could take after each transition.
 
     Attributes:
@@ -59,7 +59,7 @@ class _WithMasks(Lines):
             raise CheckpointError(f"{file.name}: next_masks forbid every action")
 
 
-class _MaskedLines(_WithMasks):
+class _MaskedLines(WithMasks):
     """The same for buffers of which SB3 draws the rows itself."""
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
@@ -81,7 +81,7 @@ class MaskedDictReplayBuffer(_MaskedLines, TransitionDictReplayBuffer):
     names = (*TransitionDictReplayBuffer.names, "next_masks")
 
 
-class _MaskedSteps(_WithMasks):
+class _MaskedSteps(WithMasks):
     """The same for returns over several steps: the masks are those after the last of them."""
 
     def _last_steps(self, lines: Array, columns: Array) -> Array:
@@ -102,7 +102,7 @@ class MaskedNStepDictBuffer(_MaskedSteps, NStepDictBuffer):
     names = (*NStepDictBuffer.names, "next_masks")
 
 
-class MaskedCompactBuffer(_WithMasks, CompactBuffer):
+class MaskedCompactBuffer(WithMasks, CompactBuffer):
     """A `CompactBuffer` with masks."""
 
     names = (*CompactBuffer.names, "next_masks")
@@ -112,7 +112,7 @@ class MaskedCompactBuffer(_WithMasks, CompactBuffer):
         return super()._samples_at(lines, columns, env)
 
 
-class MaskedHindsightBuffer(_WithMasks, HindsightBuffer):
+class MaskedHindsightBuffer(WithMasks, HindsightBuffer):
     """A `HindsightBuffer` with masks, which do not depend on the goal."""
 
     names = (*HindsightBuffer.names, "next_masks")

@@ -61,7 +61,7 @@ class RecurrentLearner(OffPolicyLearner):
     """An `OffPolicyLearner` whose policy has a memory; a minibatch has `batch_size` sequences."""
 
     policy_class = RememberingPolicy
-    takes_parts = ()  # type: ignore[assignment]
+    takes_parts = ()
     refusal = ("it learns from sequences with recurrent states, which recorded episodes do not have", "no such setting")
 
     @override

@@ -142,6 +142,7 @@ _NETWORKS: Mapping[str, Any] = {
     **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "recurrent_ppo")},
     **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo")},
     **{name: [64, 64] for name in ("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn")},
+    **{name: [64, 64] for name in ("vdn", "qmix")},
     **{name: [256, 256] for name in ("sac", "tqc")},
     **{name: [400, 300] for name in ("td3", "ddpg")},
     "crossq": {"pi": [256, 256], "qf": [1024, 1024]},

@@ -90,7 +90,7 @@ final_prioritized_replay_beta horizon huber_threshold ignore_worker_failures l2_
 memory_per_worker monitor multiagent no_done_at_end num_cpus_for_driver num_cpus_per_worker num_gpus_per_worker
 num_workers object_store_memory prioritized_replay_beta_annealing_timesteps pure_exploration_steps
 recreate_failed_workers sample_batch_size smooth_target_policy soft_horizon straggler_mitigation target_noise use_huber
-use_pytorch validate_workers_after_construction"""
+mixer optim_alpha optim_eps use_pytorch validate_workers_after_construction"""
 
 
 @pytest.mark.parametrize("name", OLDER.split())
@@ -185,6 +185,8 @@ MEANINGS = [
     ("a2c", {"entropy_coeff": RATES}, {"ent_coef": RATES}),
     ("maskable_ppo", {"entropy_coeff_schedule": RATES}, {"ent_coef": RATES}),
     ("a2c", {"epsilon": 0.1}, {"rms_prop_eps": 0.1}),
+    ("qmix", {"double_q": False, "grad_clip": 9.0}, {"double_dqn": False, "max_grad_norm": 9.0}),
+    ("dqn", {"double_q": False}, {}),
 ]
 
 

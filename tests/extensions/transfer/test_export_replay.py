@@ -30,6 +30,7 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
     ),
     "maskable_dqn": (SEEN, "MlpPolicy", SMALL),
     "maskable_qrdqn": (SEEN, "MlpPolicy", {"policy_kwargs": {"net_arch": [8], "n_quantiles": 5}}),
+    "qmix": (SEEN, "MlpPolicy", SMALL),
     "sac": (SEEN, "MlpPolicy", {**SMALL, "use_sde": True}),
     "td3": (
         MIXED,
@@ -40,12 +41,14 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
     "tqc": (spaces.Discrete(5), "MlpPolicy", SMALL),
     "crossq": (SEEN, "MlpPolicy", SMALL),
 }
+MASKED = ["maskable_dqn", "maskable_qrdqn", "qmix"]
+OF_VALUES = [name for name in CASES if "dqn" in name or name == "qmix"]
 
 
 def trained(name: str) -> MultiAgentAlgorithm:
     seen, policy, settings = CASES[name]
-    done = spaces.Discrete(3) if "dqn" in name else FORCES
-    masked = name.startswith("maskable")
+    done = spaces.Discrete(3) if name in OF_VALUES else FORCES
+    masked = name in MASKED
     env = make_vec_env(
         SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")}, masked=masked
     )
@@ -68,7 +71,7 @@ def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_gr
     )
     masks = np.random.default_rng(0).random((7, 3)) < 0.5
     masks[np.arange(7), np.arange(7) % 3] = True
-    given: dict[str, Any] = {"action_mask": masks} if name.startswith("maskable") else {}
+    given: dict[str, Any] = {"action_mask": masks} if name in MASKED else {}
     of_a, masked = ({"action_masks": each} if given else {} for each in ({"a": masks}, masks))
     expected = algorithm.predict({"a": observations}, deterministic=True, **of_a)["a"]
     if given:
@@ -83,7 +86,7 @@ def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_gr
     (graph,) = export_policies(bundle, "onnx", tmp_path / "onnx")
     session = onnxruntime.InferenceSession(graph.path.read_bytes(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    assert names == (["actions", "q_values"] if "dqn" in name else ["actions"])
+    assert names == (["actions", "q_values"] if name in OF_VALUES else ["actions"])
     given |= (
         {f"observation.{key}": part for key, part in observations.items()}
         if isinstance(observations, dict)

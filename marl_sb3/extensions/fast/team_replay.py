@@ -1,0 +1,306 @@
+"""What a team has experienced: a replay buffer of whole teams, what fills it, and the learner of their policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import override
+
+from marl_sb3.core.acting import Acted, Observed
+from marl_sb3.core.experience import Experience, Rewriter
+from marl_sb3.core.learners import LearnerOptions, PolicySpec, stored_space
+from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.metrics import Result
+from marl_sb3.core.off_policy import (
+    OffPolicyLearner,
+    ReplayExperience,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+    Transitions,
+)
+from marl_sb3.core.processing import Processing
+from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.fast.masked_q import WithMasks
+from marl_sb3.types import Array, FloatArray
+
+# --- The replay buffer -----------------------------------------------------------------------------------------------
+
+
+class TeamBatch(NamedTuple):
+    """A minibatch of B transitions of a team of N agents; n actions each."""
+
+    observations: Any  # (B * N, ...), the agents of a team one after the other; filler for those that are not there
+    actions: th.Tensor  # (B, N) int64
+    present: th.Tensor  # (B, N) float32: 1 for agents that acted
+    rewards: th.Tensor  # (B, N) float32: 0 for all others
+    next_observations: Any  # (B * N, ...)
+    next_masks: th.Tensor  # (B, N, n) bool
+    goes_on: th.Tensor  # (B, N) float32: 1 for agents whose values count afterwards: those that were not terminated
+    states: th.Tensor  # (B, d) float32: the env's state before, d = 0 if none is kept
+    next_states: th.Tensor  # (B, d) float32
+
+
+class _OfTeams(WithMasks):
+    """Mixin for a replay buffer: the rows of a team are side by side, and drawn together.
+
+    A line has places for all rows of all envs, as in SB3; a transition of a team takes the places of one env, those of
+    agents that are not there too.
+
+    Attributes:
+        team_size: number of agents of the team, N.
+        state_size: numbers of the env's state; 0: none is kept.
+    """
+
+    team_size: int = 1
+    state_size: int = 0
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.present = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
+
+    def hold_teams(self, team_size: int) -> None:
+        """Hold the transitions of teams of so many agents."""
+        self.team_size = team_size
+
+    def hold_states(self, state_size: int) -> None:
+        """Hold the env's state before and after each transition, too; the buffer is empty."""
+        if state_size == self.state_size:
+            return
+        # The rows of a team share the numbers, so that all arrays have lines of rows: the last ones are not used.
+        of_row = -(-state_size // self.team_size)
+        shape = self.buffer_size, self.n_envs, of_row
+        self.states, self.next_states = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.state_size = state_size
+        self.names = (*self.names, "states", "next_states")  # type: ignore[misc]
+
+    def add_of_teams(self, added: Transitions, states: FloatArray | None, next_states: FloatArray | None) -> None:
+        """Add transitions, one of each agent of a team that was there.
+
+        Args:
+            added: in ascending order of the rows.
+            states: (E, d) of all envs, before; None: none are kept.
+            next_states: (E, d), after.
+        """
+        envs, place_of = np.unique(added.rows // self.team_size, return_inverse=True)
+        index = place_of * self.team_size + added.rows % self.team_size
+        count = len(envs) * self.team_size
+
+        def dense(array: Array) -> Array:
+            whole = np.zeros((count, *array.shape[1:]), array.dtype)
+            whole[index] = array
+            return whole
+
+        parts: list[Any] = [None if part is None else map_arrays(dense, part) for part in added]
+        whole = Transitions(*parts)
+        is_there = dense(np.ones(len(added.rows), np.bool_))
+        rows = (envs[:, None] * self.team_size + np.arange(self.team_size)).reshape(-1)
+        masks = whole.next_masks if whole.next_masks is None else whole.next_masks | ~is_there[:, None]
+        places = self._places_for(rows)
+        self.present[places] = is_there
+        if states is not None and next_states is not None:
+            self.states[places], self.next_states[places] = self._shared(states[envs]), self._shared(next_states[envs])
+        self.add_transitions(whole._replace(rows=rows, next_masks=masks))
+
+    def _shared(self, states: FloatArray) -> FloatArray:
+        """Share the numbers of (n, d) states among the rows of a team: (n * N, numbers of a row)."""
+        shared = np.zeros((len(states), self.team_size * self.states.shape[2]), np.float32)
+        shared[:, : self.state_size] = states
+        return shared.reshape(len(states) * self.team_size, -1)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw a minibatch of teams, a `TeamBatch`.
+
+        Args:
+            batch_size: number of transitions of a team.
+            env: normalises observations; None: they are as they were added.
+        """
+        lines = np.random.randint(0, self.buffer_size if self.full else self.pos, size=batch_size)  # noqa: NPY002
+        teams = np.random.randint(0, self.n_envs // self.team_size, size=batch_size)  # noqa: NPY002 - as SB3 does
+        return self.batch_of(lines, teams, env)
+
+    def batch_of(self, lines: Array, teams: Array, env: VecNormalize | None = None) -> TeamBatch:
+        """Return the minibatch of these lines and envs, (B,) each."""
+        places = lines[:, None], teams[:, None] * self.team_size + np.arange(self.team_size)
+        present = self.present[places]
+        terminated = (self.dones[places] * (1 - self.timeouts[places])) > 0
+        rewards: Any = self._normalize_reward(self.rewards[places], env)
+        return TeamBatch(
+            self._seen(self.observations, places, env),
+            self.to_torch(self.actions[places][..., 0].astype(np.int64)),
+            self.to_torch(present.astype(np.float32)),
+            self.to_torch((rewards * present).astype(np.float32)),
+            self._seen(self.next_observations, places, env),
+            self.to_torch(self.next_masks[places]),
+            self.to_torch((present & ~terminated).astype(np.float32)),
+            self._states_at("states", places),
+            self._states_at("next_states", places),
+        )
+
+    def _seen(self, of_all: Any, places: Any, env: VecNormalize | None) -> Any:
+        rows = map_arrays(lambda array: array[places].reshape(-1, *array.shape[2:]), of_all)
+        return map_arrays(self.to_torch, self._normalize_obs(rows, env))  # type: ignore[arg-type]
+
+    def _states_at(self, name: str, places: Any) -> th.Tensor:
+        if not self.state_size:
+            return self.to_torch(np.zeros((len(places[0]), 0), np.float32))
+        of_teams = getattr(self, name)[places].reshape(len(places[0]), -1)
+        return self.to_torch(of_teams[:, : self.state_size])
+
+
+class TeamReplayBuffer(_OfTeams, TransitionReplayBuffer):
+    """A replay buffer of whole teams."""
+
+    names = (*TransitionReplayBuffer.names, "next_masks", "present")
+
+
+class TeamDictReplayBuffer(_OfTeams, TransitionDictReplayBuffer):
+    """The same for `Dict` observations."""
+
+    names = (*TransitionDictReplayBuffer.names, "next_masks", "present")
+
+
+# --- Experience ------------------------------------------------------------------------------------------------------
+
+
+class TeamExperience(ReplayExperience):
+    """See `ReplayExperience`; the transitions of a step are added by team, with the env's state if a mixer sees it."""
+
+    env: MultiAgentVecEnv | None = None  # of the training
+    _states: FloatArray | None = None  # (E, d) before the latest step
+
+    @override
+    def begin(self, acted: Acted) -> None:
+        super().begin(acted)
+        if self.env is None:
+            raise ConfigError(f"policy {self.actor.rows.policy_id!r} acts outside of a training", key="algo")
+        if self.algorithm.mixes:
+            self._states = _flat(self.env.latest.env_state)
+            size = 0 if self._states is None else self._states.shape[1]
+            self.algorithm.make_mixing(size)
+            self.algorithm.replay_buffer.hold_states(size)
+
+    @override
+    def add(self, observed: Observed) -> None:
+        step = observed.step
+        self._require_moves_at_once(step)
+        self._next_states = None if self._states is None else _flat(step.env_state)
+        if self._next_states is not None:
+            for env_index, state in step.final_env_states.items():
+                self._next_states[env_index] = np.asarray(state, np.float32).reshape(-1)
+        super().add(observed)
+
+    def _require_moves_at_once(self, step: VecStep) -> None:
+        """Refuse agents that wait in a step: what a team does would be no joint action."""
+        rows = self.actor.rows
+        if step.in_play is step.acted or (len(rows.agents) == 1 and self._states is None):
+            return
+        waiting = np.flatnonzero(rows.of_agents(step.in_play & ~step.acted))
+        if len(waiting):
+            env_index, place = divmod(int(waiting[0]), len(rows.agents))
+            name = type(self.algorithm).__name__
+            words = f"agent {rows.agents[place]!r} waits in env {env_index}, and {name} learns from simultaneous moves"
+            accepted = "an env in which all agents of a team act in every step until they end; or dqn, maskable_dqn"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: {accepted}", key="algo")
+
+    @override
+    def record(self, transitions: Transitions) -> None:
+        if self.algorithm.team_reward == "shared":
+            self._require_shared(transitions)
+        self.algorithm.replay_buffer.add_of_teams(transitions, self._states, self._next_states)
+
+    def _require_shared(self, transitions: Transitions) -> None:
+        rows = self.actor.rows
+        envs, paid = transitions.rows // len(rows.agents), transitions.rewards
+        first = np.searchsorted(envs, envs)  # of each transition, the first one of its env
+        other = np.flatnonzero(~np.isclose(paid, paid[first], rtol=1e-4, atol=1e-6))
+        if len(other):
+            one, another = (int(index) for index in (first[other[0]], other[0]))
+            names = [rows.agents[transitions.rows[index] % len(rows.agents)] for index in (one, another)]
+            words = f"team_reward is shared, but in env {envs[one]} agent {names[0]!r} was paid {paid[one]:g} and "
+            words += f"{names[1]!r} {paid[another]:g}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
+
+    @override
+    def show_to(self, rewriter: Rewriter | None) -> None:
+        if rewriter is not None:
+            words = f"{type(self.algorithm).__name__} learns from whole teams, and on_trajectory sees single agents"
+            where = f"policy {self.actor.rows.policy_id!r}"
+            raise ConfigError(f"{where}: {words}; accepted: no such hook", key="callback")
+        super().show_to(rewriter)
+
+
+def _flat(states: Array | None) -> FloatArray | None:
+    """(E, d) float32, a copy."""
+    return None if states is None else np.array(states, np.float32).reshape(len(states), -1)
+
+
+def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+    """Show the envs of a training to what its teams experience; a `WatcherMaker` that needs no watcher."""
+    for learner in algorithm.parts.learners.values():
+        if isinstance(learner.experience, TeamExperience):
+            learner.experience.env = algorithm.env
+
+
+# --- The learner -----------------------------------------------------------------------------------------------------
+
+
+class TeamLearner(OffPolicyLearner):
+    """See `OffPolicyLearner`; a minibatch is of whole teams, the agents of the policy in one env."""
+
+    algorithm: Any
+    takes_parts = ()
+    refusal = ("it learns from whole teams", "no such setting")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.trained and self.algorithm.mixes:
+            self._states["mixing"] = self.algorithm.mixing_part(self.buffer)
+
+    @classmethod
+    @override
+    def _build(
+        cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
+    ) -> BaseAlgorithm:
+        _check(rows, spec, options)
+        algorithm: Any = super()._build(rows, spec, seed, options, processing)
+        algorithm.replay_buffer.hold_teams(len(rows.agents))
+        return algorithm  # type: ignore[no-any-return]
+
+    @override
+    def make_experience(self) -> Experience:
+        return TeamExperience(self.actor, stored_space(self.processing, self.algorithm), self.progress_remaining)
+
+    @override
+    def _finish_update(self, gradient_steps: int) -> Result:
+        metrics = super()._finish_update(gradient_steps)
+        trained = gradient_steps * self.algorithm.batch_size * len(self.rows.agents)
+        return {**metrics, "num_module_steps_trained": trained}
+
+
+def _check(rows: PolicyRows, spec: PolicySpec, options: LearnerOptions) -> None:
+    """Refuse what does not go with teams.
+
+    Raises:
+        ConfigError: names the policy and the setting.
+    """
+    where, name, values = f"policy {rows.policy_id!r}", spec.algorithm.__name__, spec.values
+    if not (options.experience.acts_here and options.experience.learns_here):
+        words = f"{name} learns from whole teams, which shards do not send"
+        raise ConfigError(f"{where}: {words}; accepted: n_shards=0, without runners and Ray", key="n_shards")
+    refused: Mapping[str, tuple[bool, str]] = {
+        "n_steps": (values["n_steps"] > 1, "1"),
+        "replay_buffer_class": (values["replay_buffer_class"] == "HerReplayBuffer", "null"),
+        "optimize_memory_usage": (values["optimize_memory_usage"], "false"),
+    }
+    for setting, (applies, accepted) in refused.items():
+        if applies:
+            words = f"{setting} is {values[setting]}, and {name} draws whole teams, step by step"
+            raise ConfigError(f"{where}: {words}; accepted: {accepted}", key=setting)
