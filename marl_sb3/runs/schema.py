@@ -182,7 +182,7 @@ class TrainConfig:
     algo: str = "ppo"  # algorithm of each policy that sets no other
     policy: str = "MlpPolicy"  # SB3 policy class, by name, of each policy that sets no other
     # `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids to `{agents:
-    # [...]}` and the policy's own settings
+    # [...]}` and the policy's own settings. `teams: {blue: [a, b], red: [c]}` is the same without own settings.
     policies: _Policies = "shared"
     # settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here
     policy_settings: _ByPolicy = field(default_factory=dict)

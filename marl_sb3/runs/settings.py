@@ -63,7 +63,7 @@ class MergedSettings:
         """
         self._count += 1
         try:
-            for key, (written, value) in canonical_settings(given).items():
+            for key, (written, value) in _without_teams(canonical_settings(given)).items():
                 whole = _TEXT_IDS[key](value) if is_yaml and key in _TEXT_IDS else value
                 self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
                 if key in BY_POLICY and isinstance(whole, Mapping):
@@ -136,6 +136,19 @@ class MergedSettings:
 
     def _source(self, key: str) -> Source:
         return source_of(self.sources, key) or Source(key)
+
+
+def _without_teams(given: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Return settings with `policies` in the place of `teams`, which says which agents a policy plays and no more."""
+    if "teams" not in given:
+        return given
+    written, teams = given.pop("teams")
+    if "policies" in given:
+        raise ConfigError("teams and policies are both given, but mean the same; accepted: one of them", key="teams")
+    if not isinstance(teams, Mapping) or not all(isinstance(agents, (list, tuple)) for agents in teams.values()):
+        accepted = "a mapping of teams to lists of agents, such as {blue: [a, b], red: [c]}"
+        raise ConfigError(f"teams is {shown(teams)}; accepted: {accepted}", key="teams")
+    return {**given, "policies": (written, {team: {"agents": agents} for team, agents in teams.items()})}
 
 
 _BY_NAME = {"env": "env_kwargs", "stop": "stop"}  # fields whose entries may be set by `HEAD.NAME`

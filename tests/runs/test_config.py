@@ -168,6 +168,30 @@ def test_listed_policies_take_single_settings_on_top_of_their_own(tmp_path: Path
     assert config.own_settings("p") == {"gamma": 0.7, "n_epochs": 2}
 
 
+def test_teams_are_policies_with_their_agents(tmp_path: Path) -> None:
+    """Whatever stood there before; an id may look like a number."""
+    path = tmp_path / "h.yml"
+    path.write_text("arena: {teams: {1: [agent1], red: [2]}}", encoding="utf-8")
+    expected = {"1": {"agents": ["agent1"]}, "red": {"agents": ["2"]}}
+    assert load_config("arena", hparams=path).policies == expected
+    config = load_config("arena", policies="per_agent", settings={"teams": {"blue": ["agent2"]}, "blue.gamma": 0.5})
+    assert config.policies == {"blue": {"agents": ["agent2"]}}
+    assert config.of_policy("blue").hyperparameters["gamma"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"teams": "blue"}, r"--set teams: teams is 'blue'; accepted: a mapping of teams to lists of agents"),
+        ({"teams": {"blue": "agent1"}}, r"teams is \{'blue': 'agent1'\}; accepted: a mapping of teams to lists"),
+        ({"teams": {}, "policies": "shared"}, "teams and policies are both given, but mean the same"),
+    ],
+)
+def test_teams_that_list_no_agents_are_refused(given: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("arena", settings=given)
+
+
 def test_a_file_of_one_env_needs_no_env_argument(tmp_path: Path) -> None:
     path = write(tmp_path / "h.yml", "the-env:\n  n_envs: 2\n")
     assert load_config(None, hparams=path).env == "the-env"
