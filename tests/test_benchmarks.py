@@ -95,6 +95,7 @@ RUNS = {
         "--delays 4 --sides dqn-frames,dqn-lstm --timesteps 1000 --seeds 1", {"dqn-frames-4", "dqn-lstm-4"}
     ),
     "two_step_game": Small("--timesteps 16 --seeds 1", {"vdn", "qmix"}),
+    "team_task": Small("--algos sac --timesteps 500 --seeds 1", {"sac-central", "sac-own"}),
     "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
     "external_learning": Small(
         "--seeds 1 --envs CartPole-v1",
@@ -116,7 +117,7 @@ RUNS = {
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
-NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning"}
+NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning", "team_task"}
 NO_SPEEDS |= {"references", "search_errors"}
 
 Load = Callable[[str], ModuleType]

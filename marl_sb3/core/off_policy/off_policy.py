@@ -81,6 +81,7 @@ class OffPolicyLearner(Learner):
     policy_class: ClassVar[type[ExploringPolicy]] = ExploringPolicy
     takes_parts: ClassVar[Sequence[str]] = ("replay_data",)
     refusal = ("it has no rollouts", "replay_data")
+    trains: Callable[..., None] | None = None  # takes the place of the algorithm's `train()`
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -158,7 +159,7 @@ class OffPolicyLearner(Learner):
             gradient_steps += sum(each.first_updates for each in self.parts)
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
-                algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
+                (self.trains or algorithm.train)(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
         return self._finish_update(gradient_steps)
 
     def _finish_update(self, gradient_steps: int) -> Result:

@@ -261,15 +261,13 @@ class LocalRunner(Runner):
             if listener.changes_policies:
                 self._refresh()
         finally:
-            for actor, experience in self._pairs:
-                if goes_on:
-                    observed = actor.observe(self._seen_by(actor, step))
-                    if experience is not None:
-                        experience.add(observed)
-                else:
+            # All actors before anything is recorded, for critics that see what other policies observe.
+            seen = [actor.observe(self._seen_by(actor, step)) if goes_on else None for actor, _ in self._pairs]
+            for (actor, experience), observed in zip(self._pairs, seen, strict=True):
+                if observed is None:
                     actor.break_off(self._seen_by(actor, step))
-                    if experience is not None:
-                        experience.break_off()
+                if experience is not None:
+                    experience.break_off() if observed is None else experience.add(observed)
         return goes_on
 
     def _refresh(self) -> None:

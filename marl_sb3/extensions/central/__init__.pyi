@@ -2,3 +2,4 @@
 
 from .critic import CentralCritic as CentralCritic
 from .settings import CentralSettings as CentralSettings
+from .twin import TwinCritics as TwinCritics

@@ -7,7 +7,6 @@ the policy stays that of its algorithm, by the same kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -18,33 +17,15 @@ from torch import nn
 from typing_extensions import override
 
 from marl_sb3.core.acting import Decision, Policy, PolicyInputs
-from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
+from marl_sb3.core.learners import LearnerOptions, PolicySpec
 from marl_sb3.core.sb3 import States, progress_remaining
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, set_generator_state
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
-from marl_sb3.extensions.central.settings import CentralSettings
+from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, saved_net
 from marl_sb3.types import Array, BoolArray, FloatArray
-
-_MOST_INPUTS = 10**6
-
-
-def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-    """Show the envs of a training to its central critics; a `WatcherMaker` that needs no watcher.
-
-    Raises:
-        ConfigError: the envs are rolled out in shards, which do not know the critics.
-    """
-    for learner in algorithm.parts.learners.values():
-        for each in learner.parts:
-            if isinstance(each, CentralCritic):
-                try:
-                    algorithm.require_watchable()
-                except ConfigError as error:
-                    raise ConfigError(f"central_critic: {error}", key="central_critic") from error
-                each.see(algorithm.env)
 
 
 class Units(nn.Module):
@@ -116,20 +97,17 @@ class PopArt(nn.Module):
 _MEMORY = 0.95  # share of what was added up that stays with each update
 
 
-class CentralCritic(LearnerPart):
+class CentralCritic(CentralPart):
     """Estimates the values of a policy's rollouts from what its envs show altogether; see `CentralSettings`."""
 
     metrics = MappingProxyType({"central_vf_loss": "train/central_value_loss"})
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        self._learner, self._settings = learner, vars(spec)["central"]
-        assert isinstance(self._settings, CentralSettings)
+        super().__init__(learner, spec, seed, options)
         self._rng = np.random.default_rng(seed)
         self._recorded: Mapping[str, float] = {}  # of the latest update
-        self._seed = 0 if seed is None else seed
         self._env: MultiAgentVecEnv | None = None
         self._net: nn.Sequential | None = None
-        self.states = {"central_critic": self}
         learner.actor.policy = CentralValues(learner.actor.policy, self)
         buffer = learner.buffer
         self._more_columns = buffer.more_columns
@@ -137,9 +115,9 @@ class CentralCritic(LearnerPart):
         buffer.more_columns = self._columns
         self._make_room(0)
 
-    def see(self, env: MultiAgentVecEnv) -> None:
-        """Take what the critic sees from these envs from now on."""
-        self._env, self._inputs = env, CentralInputs(env, self._learner.rows)
+    @override
+    def see(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+        self._env, self._inputs = algorithm.env, CentralInputs(algorithm.env, self._learner.rows)
         self._seen: tuple[VecStep, FloatArray] | None = None  # the latest step, and what the critic sees after it
 
     def _make_room(self, inputs: int) -> None:
@@ -223,12 +201,8 @@ class CentralCritic(LearnerPart):
         return len(self._first.mean)
 
     def _network(self, inputs: int) -> tuple[nn.Sequential, th.optim.Adam]:
-        widths, layers = [inputs, *self._settings.central_critic_net], list[nn.Module]()
-        with th.random.fork_rng(devices=[]):  # the draws of the policies stay as they are
-            th.manual_seed(self._seed)
-            for before, width in pairwise(widths):
-                layers += [nn.Linear(before, width), nn.ReLU()]
-            made = nn.Sequential(Units((inputs,)), *layers, PopArt(widths[-1], self._settings.central_critic_popart))
+        widths, popart = [inputs, *self._settings.central_critic_net], self._settings.central_critic_popart
+        made = self.seeded(lambda: nn.Sequential(Units((inputs,)), *self.layers(widths), PopArt(widths[-1], popart)))
         return made, th.optim.Adam(made.parameters(), eps=1e-5, foreach=False)
 
     @override
@@ -265,56 +239,30 @@ class CentralCritic(LearnerPart):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
+    @override
     def get_state(self) -> State:
-        """See `Part.get_state`."""
+        random = {"random": generator_state(self._rng)}
         if self._net is None:
-            return {"inputs": 0, "weights": {}, "moments": {}, "steps": 0, "random": generator_state(self._rng)}
-        moments, steps = dict[str, Array](), 0
-        for name, parameter in self._net.named_parameters():
-            own = self._optimizer.state.get(parameter)
-            if own:
-                steps = int(own["step"])
-                moments |= {f"{name}.{key}": own[key].numpy().copy() for key in _MOMENTS}
-        weights = {name: tensor.numpy().copy() for name, tensor in self._net.state_dict().items()}
-        inputs = self._inputs_of_net
-        return {
-            "inputs": inputs,
-            "weights": weights,
-            "moments": moments,
-            "steps": steps,
-            "random": generator_state(self._rng),
-        }
+            return {"inputs": 0, "weights": {}, "moments": {}, "steps": 0, **random}
+        return {"inputs": self._inputs_of_net, **saved_net(self._net, self._optimizer), **random}
 
+    @override
     def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`."""
-        saved.require_names(["inputs", "weights", "moments", "steps", "random"])
-        inputs, steps = saved.integer("inputs", 0, _MOST_INPUTS), saved.integer("steps", 0)
-        rng = np.random.default_rng(0)
+        saved.require_names(["inputs", *SAVED_NET, "random"])
+        inputs, rng = saved.integer("inputs", 0, MOST_INPUTS), np.random.default_rng(0)
         set_generator_state(rng, saved.fields("random"))
         if not inputs:
             return lambda: self._set(None, None, rng)
         saved.fields("weights").array("0.mean", np.float64, (inputs,))  # a file that is so large has so many inputs
         net, optimizer = self._network(inputs)
         self._make_room(inputs)  # for the rollout, which is read next
-        forms = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
-        weights = saved.arrays_like("weights", forms)
-        net.load_state_dict({name: th.from_numpy(np.array(array)) for name, array in weights.items()})
-        if steps:
-            parameters = dict(net.named_parameters())
-            wanted = {f"{name}.{key}": own.detach().numpy() for name, own in parameters.items() for key in _MOMENTS}
-            moments = saved.arrays_like("moments", wanted)
-            for name, own in parameters.items():
-                kept = {key: th.from_numpy(np.array(moments[f"{name}.{key}"])) for key in _MOMENTS}
-                optimizer.state[own] = {"step": th.tensor(float(steps)), **kept}
+        read_net(saved, net, optimizer)
         return lambda: self._set(net, optimizer, rng)
 
     def _set(self, net: nn.Sequential | None, optimizer: th.optim.Adam | None, rng: np.random.Generator) -> None:
         self._net, self._rng = net, rng
         if optimizer is not None:
             self._optimizer = optimizer
-
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CentralValues(Policy):

@@ -36,7 +36,7 @@ class CentralInputs:
         else:
             acting = step.to_act.astype(np.float32)
             parts = [
-                (_flat(group.observation_space, seen) * acting[:, list(group.columns), None]).reshape(len(acting), -1)
+                (flat(group.observation_space, seen) * acting[:, list(group.columns), None]).reshape(len(acting), -1)
                 for group, seen in zip(self._env.groups, step.observations, strict=True)
             ]
             of_envs = np.concatenate([*parts, acting], axis=1)
@@ -55,15 +55,16 @@ class CentralInputs:
         if step.env_state is not None:
             state = step.final_env_states.get(env_index, step.env_state[env_index])
             return np.asarray(state, np.float32).reshape(-1)
+        cut = step.truncated[env_index] & ~step.terminated[env_index]  # who is terminated is not there any more
         is_over = step.episode_done[env_index]  # then the step shows the first observations of the next episode
         there = np.zeros(len(self._env.agents), np.float32) if is_over else step.to_act[env_index].astype(np.float32)
         parts = []
         for group, seen in zip(self._env.groups, step.observations, strict=True):
-            of_group = _flat(group.observation_space, _at(seen, env_index))  # (A_group, inputs)
+            of_group = flat(group.observation_space, _at(seen, env_index))  # (A_group, inputs)
             of_group *= there[list(group.columns), None]
             for place, column in enumerate(group.columns):
-                if (final := step.final_observations.get((env_index, column))) is not None:
-                    of_group[place], there[column] = _flat(group.observation_space, _batch(final))[0], 1.0
+                if cut[column] and (final := step.final_observations.get((env_index, column))) is not None:
+                    of_group[place], there[column] = flat(group.observation_space, _batch(final))[0], 1.0
             parts.append(of_group.reshape(-1))
         return np.concatenate([*parts, there])
 
@@ -82,10 +83,10 @@ def _batch(seen: Any) -> Any:
     return np.asarray(seen)[None]
 
 
-def _flat(space: spaces.Space[Any], seen: Any) -> FloatArray:
+def flat(space: spaces.Space[Any], seen: Any) -> FloatArray:
     """Return observations, (..., *shape of the space), as (..., numbers) float32; choices as one-hot codes."""
     if isinstance(space, spaces.Dict):
-        return np.concatenate([_flat(part, seen[key]) for key, part in space.spaces.items()], axis=-1)
+        return np.concatenate([flat(part, seen[key]) for key, part in space.spaces.items()], axis=-1)
     array: Array = np.asarray(seen)
     if isinstance(space, spaces.Discrete):
         codes: FloatArray = np.eye(int(space.n), dtype=np.float32)[array - int(space.start)]

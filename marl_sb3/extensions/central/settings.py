@@ -19,11 +19,13 @@ _Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]
 class CentralSettings(PolicySection):
     """A critic that sees the whole env in training; see `docs/how_to/teams.md`."""
 
-    # whether a critic of its own, which sees the whole env, estimates the values of a policy with rollouts: the env's
-    # `state()` where the setting `env_state` shows it, else what all agents observe. The actor sees its own agent.
+    # whether critics that see the whole env take the place of the policy's: the env's `state()` where the setting
+    # `env_state` shows it, else what all agents observe; those of SAC, TD3 and DDPG see all actions, too. The actor
+    # sees its own agent.
     central_critic: bool = False
-    central_critic_net: _Widths = (128, 128)  # widths of the layers of that critic
-    # whether that critic learns values in units of their running mean and standard deviation (PopArt)
+    central_critic_net: _Widths = (128, 128)  # widths of the layers of such a critic
+    # whether a critic of a policy with rollouts learns values in units of their running mean and standard deviation
+    # (PopArt)
     central_critic_popart: bool = True
 
     def __post_init__(self) -> None:

@@ -224,6 +224,8 @@ _OF_ENTROPY: Mapping[str, str | None] = {
 _OFF_POLICY_LEARNER = "marl_sb3.core.off_policy.off_policy:OffPolicyLearner"
 _TEAM_LEARNER = "marl_sb3.extensions.fast.team_replay:TeamLearner"
 
+_ACTOR_CRITIC_LEARNER = "marl_sb3.extensions.fast.replay:ActorCriticLearner"
+
 _BUILT_IN = (
     AlgorithmInfo(
         "ppo",
@@ -362,7 +364,7 @@ _BUILT_IN = (
         "marl_sb3.extensions.fast.replay:SAC",
         "soft actor-critic (Haarnoja et al. 2018)",
         SAC,
-        _OFF_POLICY_LEARNER,
+        _ACTOR_CRITIC_LEARNER,
         _OF_ENTROPY,
         stock="stable_baselines3.sac.sac:SAC",
     ),
@@ -371,7 +373,7 @@ _BUILT_IN = (
         "marl_sb3.extensions.fast.replay:TD3",
         "twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)",
         TD3,
-        _OFF_POLICY_LEARNER,
+        _ACTOR_CRITIC_LEARNER,
         _OF_ACTOR_CRITIC,
         stock="stable_baselines3.td3.td3:TD3",
     ),
@@ -380,7 +382,7 @@ _BUILT_IN = (
         "marl_sb3.extensions.fast.replay:DDPG",
         "deep deterministic policy gradient (Lillicrap et al. 2016)",
         DDPG,
-        _OFF_POLICY_LEARNER,
+        _ACTOR_CRITIC_LEARNER,
         _OF_ACTOR_CRITIC,
         stock="stable_baselines3.ddpg.ddpg:DDPG",
     ),

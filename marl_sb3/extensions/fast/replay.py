@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import stable_baselines3
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
@@ -11,6 +12,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
+from marl_sb3.core.off_policy import OffPolicyLearner
 from marl_sb3.extensions.fast.coverage import Reliance, replay_reliance, why_not_nets
 from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
 
@@ -33,6 +35,13 @@ class DQN(QLearning, stable_baselines3.DQN):
 
     covered_policy = DQNPolicy
     network_names = ("q_net", "q_net_target")
+
+
+class ActorCriticLearner(OffPolicyLearner):
+    """The `Learner` of SAC, TD3 and DDPG, whose critics may be central ones."""
+
+    takes_parts: ClassVar[Sequence[str]] = ("replay_data", "central_critic")
+    refusal = ("it has no rollouts", "replay_data, central_critic")
 
 
 _EPSILON = 1e-6  # of SB3's distribution, and of the kernels

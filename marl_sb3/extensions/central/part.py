@@ -1,0 +1,115 @@
+"""What central critics of all algorithms share: how they are made, shown the envs of a training, and saved."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from torch import nn
+
+from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
+from marl_sb3.core.state import SavedPart, State, StateReader
+from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.central.settings import CentralSettings
+from marl_sb3.types import Array
+
+MOST_INPUTS = 10**6  # of a critic, in a file
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class CentralPart(LearnerPart):
+    """A critic of a policy that sees the whole env; see `EitherCritic` for which."""
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        self._learner, self._settings = learner, vars(spec)["central"]
+        assert isinstance(self._settings, CentralSettings)
+        self._seed = 0 if seed is None else seed
+        self.states = {"central_critic": self}
+
+    @abstractmethod
+    def see(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+        """Take what the critic sees from the envs of this training from now on."""
+
+    @abstractmethod
+    def get_state(self) -> State:
+        """See `Part.get_state`."""
+
+    @abstractmethod
+    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`."""
+
+    def layers(self, widths: Sequence[int]) -> list[nn.Module]:
+        """Return layers of these widths, each with its activation; the draws are those of `seeded`."""
+        return [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
+
+    def seeded(self, make: Callable[[], nn.Module]) -> Any:
+        """Make a network on the policy's device by random draws of its own: those of the policies stay as they are."""
+        before = th.get_rng_state()
+        try:
+            th.default_generator.manual_seed(self._seed)
+            return make().to(self._learner.algorithm.device)
+        finally:
+            th.set_rng_state(before)
+
+
+def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+    """Show the envs of a training to its central critics; a `WatcherMaker` that needs no watcher.
+
+    Raises:
+        ConfigError: the envs are rolled out in shards, which do not know the critics.
+    """
+    for learner in algorithm.parts.learners.values():
+        for each in learner.parts:
+            if isinstance(each, CentralPart):
+                try:
+                    algorithm.require_watchable()
+                except ConfigError as error:
+                    raise ConfigError(f"central_critic: {error}", key="central_critic") from error
+                each.see(algorithm, callback)
+
+
+# --- State -----------------------------------------------------------------------------------------------------------
+
+
+def saved_net(net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> State:
+    """Return the weights of a network, and what its optimizer remembers, as plain data and arrays."""
+    moments, steps = dict[str, Array](), 0
+    for name, parameter in net.named_parameters():
+        own = {} if optimizer is None else optimizer.state.get(parameter)
+        if own:
+            steps = int(own["step"])
+            moments |= {f"{name}.{key}": own[key].cpu().numpy().copy() for key in _MOMENTS}
+    weights = {name: tensor.cpu().numpy().copy() for name, tensor in net.state_dict().items()}
+    return {"weights": weights, "moments": moments, "steps": steps}
+
+
+def read_net(saved: StateReader | SavedPart, net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> None:
+    """Set a network and its optimizer to what `saved_net` returned.
+
+    Raises:
+        CheckpointError: it is of another network.
+    """
+    weights = saved.arrays_like("weights", _arrays(net.state_dict()))
+    net.load_state_dict({name: th.from_numpy(np.array(array)) for name, array in weights.items()})
+    steps = saved.integer("steps", 0)
+    if not steps or optimizer is None:
+        return
+    parameters = dict(net.named_parameters())
+    moments = saved.arrays_like("moments", {f"{name}.{key}": array for name, array in _arrays(parameters).items()
+                                            for key in _MOMENTS})  # fmt: skip
+    for name, own in parameters.items():
+        kept = {key: th.from_numpy(np.array(moments[f"{name}.{key}"])).to(own.device) for key in _MOMENTS}
+        optimizer.state[own] = {"step": th.tensor(float(steps)), **kept}
+
+
+def _arrays(tensors: Mapping[str, th.Tensor]) -> dict[str, Array]:
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+
+SAVED_NET = ("weights", "moments", "steps")  # the fields of `saved_net`

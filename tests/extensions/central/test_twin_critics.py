@@ -1,0 +1,306 @@
+"""Policies with replay buffers whose critics see the whole env and all actions: what they see, and what follows."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from toy_envs import NoisyEnv
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.extensions.central import TwinCritics
+
+SMALL: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "learning_starts": 6,
+    "batch_size": 8,
+    "buffer_size": 200,
+    "policy_kwargs": {"net_arch": [8]},
+    "central_critic": True,
+    "central_critic_net": [8],
+}
+# Agents end at different times, one joins late, and b waits in between.
+PLAN = ({"a": (7, "truncated"), "b": (5, "terminated"), "c": (6, "truncated")}, {"c": 2}, {"b": [1, 3, 4]})
+PLANS = [[PLAN]] * 2
+
+
+class Moving(NoisyEnv):
+    """A `NoisyEnv` whose agents move: what they see depends on what they did."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._action_space = spaces.Box(-2, 2, (2,), np.float32)
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        returned = super().step(dict.fromkeys(actions, 0))
+        self.action_sum = float(sum(np.sum(action) for action in actions.values()))
+        return returned
+
+    def state(self) -> Any:
+        return np.array([self.step_count, self.action_sum], np.float32)
+
+
+def made(algo: str, policies: str = "shared", *, n_workers: int = 0, env_state: bool = False, **settings: Any) -> Any:
+    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS, n_workers=n_workers, env_state=env_state)
+    ids = ["shared"] if policies == "shared" else [*"abc"]
+    specs = {policy_id: PolicySpec(algo, **{**SMALL, **settings}) for policy_id in ids}
+    return MultiAgentAlgorithm(env, specs, n_steps=4, seed=0, device="cpu")
+
+
+def critics_of(algorithm: MultiAgentAlgorithm, policy_id: str = "shared") -> TwinCritics:
+    (part,) = algorithm.parts.learners[policy_id].parts
+    assert isinstance(part, TwinCritics)
+    return part
+
+
+# --- What they see ---------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Keeps the steps of a training, and what all did in between."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.actions: list[Any] = []
+
+    def begin_episodes(self, step: Any) -> None:
+        self.steps.append(step.copy())
+
+    def before_step(self, step: Any, acted: Any, actions: Any) -> None:
+        self.actions.append(actions[0].copy())
+
+    def after_step(self, step: Any) -> None:
+        self.steps.append(step.copy())
+
+    def restart_envs(self, env_indices: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("env_state", [False, True])
+def test_the_replay_buffer_holds_what_all_saw_and_did(env_state: bool) -> None:
+    """The first episode of the first env, by the script above; agents that wait or are gone have zeros."""
+    algorithm, seen = made("sac", env_state=env_state, learning_starts=1000), Steps()
+    algorithm.add_watcher(seen)
+    algorithm.learn(2 * 8)
+    buffer = algorithm.policies["shared"].replay_buffer
+    numbers = buffer.observations.reshape(-1, 3)[: buffer.num_transitions]
+    for agent, (name, acts) in enumerate({"a": [*range(7)], "b": [0, 2]}.items()):
+        rows = [row for row, number in enumerate(numbers) if number[0] == agent + 1][: 2 * len(acts)]
+        central, joint, after, following = (
+            getattr(buffer, column).reshape(-1, getattr(buffer, column).shape[2])[rows][::2]
+            for column in ("central", "joint_actions", "next_central", "next_seen")
+        )
+        assert len(central) == len(acts)
+        for number, step in enumerate(acts):
+            before = seen.steps[step]
+            there = before.to_act[0][:, None]
+            shown = (
+                before.env_state[0] if env_state else [*(before.observations[0][0] * there).reshape(-1), *there[:, 0]]
+            )
+            code = np.eye(3)[agent]
+            np.testing.assert_allclose(central[number], [*shown, *code])
+            np.testing.assert_allclose(joint[number], (seen.actions[step][0] / 2 * there).reshape(-1), atol=1e-6)
+            is_last = number == len(acts) - 1
+            if not is_last:
+                then = seen.steps[acts[number + 1]]
+                flags = then.to_act[0]
+                np.testing.assert_allclose(
+                    following[number], [*(then.observations[0][0] * flags[:, None]).reshape(-1), *flags]
+                )
+                first = then.env_state[0] if env_state else following[number]
+                np.testing.assert_allclose(after[number], [*first, *code])
+            elif name == "a":  # truncated after the last step, with nobody else there any more
+                end = seen.steps[acts[-1] + 1]
+                final = [*end.final_observations[0, 0], *np.zeros(6), 1, 0, 0]
+                np.testing.assert_allclose(following[number], final)
+                np.testing.assert_allclose(after[number], [*(end.final_env_states[0] if env_state else final), *code])
+
+
+# --- Targets, by hand ------------------------------------------------------------------------------------------------
+
+
+def run_net(net: Any, inputs: Any) -> Any:
+    """An MLP with ReLU, in NumPy."""
+    layers = [layer for layer in net if isinstance(layer, th.nn.Linear)]
+    for layer in layers:
+        inputs = inputs @ layer.weight.detach().numpy().T.astype(np.float64) + layer.bias.detach().numpy()
+        if layer is not layers[-1]:
+            inputs = np.maximum(inputs, 0)
+    return inputs
+
+
+def least(critics: Any, central: Any, joint: Any) -> Any:
+    return np.min([run_net(net, np.concatenate([central, joint], 1)) for net in critics.nets], axis=0)[:, 0]
+
+
+def update_and_batch(algorithm: MultiAgentAlgorithm, policy_id: str) -> tuple[Any, Any, Any]:
+    """Let critics take an update that changes nothing; returns its minibatch, the same with all agents, the losses."""
+    buffer = algorithm.policies[policy_id].replay_buffer
+    numbers: Any = np.random.get_state()  # noqa: NPY002
+    batch = buffer.sample(32)
+    np.random.set_state(numbers)  # noqa: NPY002
+    th.manual_seed(7)
+    critics_of(algorithm, policy_id).train(gradient_steps=1, batch_size=32)
+    th.manual_seed(7)
+    recorded = {name: float(value) for name, value in algorithm.policies[policy_id].logger.name_to_value.items()}
+    return batch, buffer.drawn, recorded
+
+
+def loss_of(critics: Any, drawn: Any, targets: Any) -> float:
+    both = np.concatenate([drawn.central.numpy(), drawn.joint_actions.numpy()], 1)
+    return float(sum(np.square(run_net(net, both)[:, 0] - targets).mean() for net in critics.nets))
+
+
+def frozen(algo: str, policies: str, **settings: Any) -> Any:
+    """A training with transitions, whose weights stay from now on, as its target networks always did."""
+    rate = [[0, 0.01], [80, 0.01], [81, 0.0], [1000, 0.0]]
+    return made(algo, policies, learning_rate=rate, tau=0.0, gamma=0.5, **settings).learn(88)
+
+
+def test_targets_of_matd3_have_the_target_actors_of_all_agents() -> None:
+    algorithm = frozen("td3", "per_agent", target_noise_clip=0.0, policy_delay=1)
+    own = critics_of(algorithm, "b")
+    batch, drawn, recorded = update_and_batch(algorithm, "b")
+    seen, flags = drawn.next_seen.numpy()[:, :9].reshape(-1, 3, 3), drawn.next_seen.numpy()[:, 9:]
+    joint = [
+        np.tanh(run_net(algorithm.policies[agent].actor_target.mu, seen[:, index])) * flags[:, [index]]
+        for index, agent in enumerate("abc")
+    ]
+    assert 0 < flags.mean() < 1
+    assert 0 < batch.dones.mean() < 1
+    values = least(own.targets, drawn.next_central.numpy(), np.concatenate(joint, 1))
+    targets = batch.rewards.numpy()[:, 0] + 0.5 * (1 - batch.dones.numpy()[:, 0]) * values
+    assert recorded["train/critic_loss"] == pytest.approx(loss_of(own.critics, drawn, targets), rel=1e-4)
+    # The actor's loss has its own actions now, and those of the others then.
+    done = drawn.joint_actions.numpy().copy()
+    done[:, 2:4] = np.tanh(run_net(algorithm.policies["b"].actor.mu, batch.observations.numpy()))
+    first = run_net(own.critics.nets[0], np.concatenate([drawn.central.numpy(), done], 1))
+    assert recorded["train/actor_loss"] == pytest.approx(-first.mean(), rel=1e-4)
+
+
+def test_targets_of_masac_subtract_the_entropy_of_the_agent_itself() -> None:
+    algorithm = frozen("sac", "shared", ent_coef=0.25)
+    own, actor = critics_of(algorithm), algorithm.policies["shared"].actor
+    batch, drawn, recorded = update_and_batch(algorithm, "shared")
+    places, flags = drawn.central.numpy()[:, -3:].argmax(1), drawn.next_seen.numpy()[:, 9:]
+    with th.no_grad():  # in SB3's order
+        now, of_now = actor.action_log_prob(batch.observations)
+        after, of_after = actor.action_log_prob(batch.next_observations)
+        joint = actor.action_log_prob(drawn.next_seen[:, :9].reshape(-1, 3))[0].numpy().reshape(32, 3, 2)
+    joint = joint * flags[:, :, None]
+    joint[range(32), places] = after.numpy()
+    values = least(own.targets, drawn.next_central.numpy(), joint.reshape(32, 6)) - 0.25 * of_after.numpy()
+    targets = batch.rewards.numpy()[:, 0] + 0.5 * (1 - batch.dones.numpy()[:, 0]) * values
+    assert recorded["train/critic_loss"] == pytest.approx(loss_of(own.critics, drawn, targets) / 2, rel=1e-4)
+    done = drawn.joint_actions.numpy().reshape(32, 3, 2).copy()
+    done[range(32), places] = now.numpy()
+    expected = 0.25 * of_now.numpy() - least(own.critics, drawn.central.numpy(), done.reshape(32, 6))
+    assert recorded["train/actor_loss"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+# --- What follows ----------------------------------------------------------------------------------------------------
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    pairs = [
+        (each.policy.state_dict(), other.policies[name].policy.state_dict()) for name, each in one.policies.items()
+    ]
+    return all(th.equal(own[name], others[name]) for own, others in pairs for name in own)
+
+
+@pytest.mark.parametrize(
+    ("algo", "policies", "settings"),
+    [
+        ("sac", "shared", {}),
+        ("td3", "per_agent", {"action_noise": {"normal": 0.1}}),
+        ("ddpg", "shared", {"action_noise": {"ornstein_uhlenbeck": 0.1}}),
+        ("sac", "per_agent", {"normalize_observations": True}),
+        ("td3", "shared", {"frame_stack": 2}),
+    ],
+)
+def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
+    algo: str, policies: str, settings: Any, tmp_path: Path
+) -> None:
+    whole = made(algo, policies, **settings).learn(96)
+    first = made(algo, policies, **settings).learn(48)
+    first.save(tmp_path / "saved")
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made(algo, policies).env)
+    assert not same_weights(whole, resumed)
+    assert same_weights(whole, resumed.learn(48, reset_num_timesteps=False))
+    for name in whole.policies:
+        for column, array in whole.policies[name].replay_buffer.tensors().items():
+            np.testing.assert_array_equal(array, resumed.policies[name].replay_buffer.tensors()[column], column)
+
+
+def test_workers_give_the_same_weights() -> None:
+    here = made("sac").learn(48)
+    apart = made("sac", n_workers=2)
+    assert same_weights(here, apart.learn(48))
+    apart.env.close()
+
+
+def test_actors_stay_as_they_were(tmp_path: Path) -> None:
+    algorithm = made("sac").learn(48)
+    plain = MultiAgentAlgorithm(algorithm.env, {"shared": PolicySpec("sac", policy_kwargs={"net_arch": [8]})})
+    own, other = (set(each.policies["shared"].policy.state_dict()) for each in (algorithm, plain))
+    assert own == other
+    algorithm.save(tmp_path / "saved")
+    loaded = marl_sb3.load_policies(tmp_path / "saved")
+    seen = {"a": np.ones(3, np.float32)}
+    actions = [each.predict(seen, deterministic=True)["a"] for each in (algorithm, loaded)]
+    np.testing.assert_array_equal(*actions)
+
+
+def test_a_training_goes_on_with_another_number_of_envs(tmp_path: Path) -> None:
+    made("sac").learn(48).save(tmp_path / "saved")
+    env = make_vec_env(Moving, n_envs=1, seed=0, plans=PLANS)
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", env)
+    critics = critics_of(resumed)
+    before = [parameter.clone() for parameter in critics.critics.parameters()]
+    resumed.learn(8, reset_num_timesteps=False)
+    assert not all(map(th.equal, before, critics.critics.parameters()))
+
+
+def test_other_algorithms_of_the_team_act_as_they_are() -> None:
+    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    ppo = PolicySpec("ppo", n_steps=4, batch_size=4, policy_kwargs={"net_arch": [8]})
+    td3 = PolicySpec("td3", **{**SMALL, "central_critic": False, "central_critic_net": (128, 128)})
+    specs = {"a": PolicySpec("sac", **SMALL), "b": ppo, "c": td3}
+    algorithm = MultiAgentAlgorithm(env, specs, policies_to_train=["a", "b"], n_steps=4, seed=0, device="cpu").learn(48)
+    update_and_batch(algorithm, "a")
+    seen = critics_of(algorithm, "a").afterwards(th.zeros(32, 2))
+    assert seen.shape == (32, 12 + 6)
+    assert bool((seen[:, 12:14] == 0).all())
+    assert bool((seen[:, 14:] != 0).any(dim=0).all())
+
+
+def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    train = importlib.import_module("team_task").train
+    central, own = (train("sac", critics, timesteps=1600, seed=0) for critics in ("central", "own"))
+    assert central < own / 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: made("tqc"), "central_critic, central_critic_net is set, but TQC"),
+        (lambda: made("sac", n_steps=3), "central_critic does not go with this n_steps; accepted: n_steps=1"),
+        (lambda: made("sac", replay_data="x"), "this replay_data; accepted: no recorded data"),
+        (
+            lambda: made("sac", optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False}),
+            "this replay_buffer_class; accepted: neither hindsight nor optimize_memory_usage",
+        ),
+        (lambda: made("td3", policy_kwargs={"share_features_extractor": True}), "share_features_extractor: false"),
+    ],
+)
+def test_what_does_not_go_with_them_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
