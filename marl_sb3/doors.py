@@ -144,6 +144,10 @@ class EnvFinder(Protocol):
 
 ENV_FINDERS: Door[EnvFinder] = Door("finder of envs")
 
+# A `PolicyForm` of an action space that arrays cannot hold: a Box whose vectors `to_env` turns into actions of the env,
+# `from_env` back, with the env's own space `of_env`, and `refusal_of(algorithm)`; None for other spaces.
+ACTION_FORMS: Door[Callable[[Any], Any]] = Door("form of actions")
+
 
 class Vectorizer(Protocol):
     """Makes a vec env, which steps the envs that a request asks for.

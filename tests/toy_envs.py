@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers import choices_of, policy_actions
 
 
 class ScriptedEnv(ParallelEnv):
@@ -118,7 +118,7 @@ class ScriptedEnv(ParallelEnv):
 
     def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
         if self.masked:
-            mask = np.ones(sum(choices_of(self._action_space)), dtype=bool)
+            mask = np.ones(sum(choices_of(policy_actions(self._action_space))), dtype=bool)
             mask[self.step_count % 2] = False
             infos |= {agent: {**infos.get(agent, {}), "action_mask": mask} for agent in self.agents}
         return infos

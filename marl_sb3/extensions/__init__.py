@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marl_sb3.doors import (
+    ACTION_FORMS,
     ALGORITHM_TABLES,
     ASSIGNED_RUNNERS,
     BUILTIN_ENVS,
@@ -24,6 +25,7 @@ from marl_sb3.doors import (
     WATCHERS,
 )
 
+ACTION_FORMS.add("joined", "marl_sb3.extensions.fast.joined_actions:joined_actions")
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
 BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")

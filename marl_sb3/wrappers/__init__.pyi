@@ -11,6 +11,9 @@ from .checks import unfit_words as unfit_words
 from .observations import OBSERVATION as OBSERVATION
 from .observations import EnvView as EnvView
 from .observations import choices_of as choices_of
+from .observations import env_action as env_action
+from .observations import env_space as env_space
 from .observations import flat_space as flat_space
 from .observations import is_nested as is_nested
 from .observations import named_parts as named_parts
+from .observations import policy_actions as policy_actions

@@ -1,4 +1,4 @@
-"""Observations in the form that arrays and SB3 can hold: action masks apart, nested observations flat."""
+"""Observations and actions in the form that arrays and SB3 can hold: masks apart, nested observations flat."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.core.envs import MASK
+from marl_sb3.doors import ACTION_FORMS
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 
@@ -30,7 +31,23 @@ def choices_of(space: spaces.Space[Any]) -> tuple[int, ...] | None:
         return tuple(space.nvec.reshape(-1).tolist())
     if isinstance(space, spaces.MultiBinary):
         return (2,) * int(np.prod(space.shape))
-    return None
+    return getattr(space, "choices", None) or None  # of actions of several parts, those that are choices
+
+
+def policy_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space in which policies choose actions of an env's space: itself, or that of a form of it."""
+    found = (form(space) for form in ACTION_FORMS) if isinstance(space, _Composite) else ()
+    return next((each for each in found if each is not None), space)
+
+
+def env_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the env's action space for one of `policy_actions`."""
+    return getattr(space, "of_env", space)
+
+
+def env_action(space: spaces.Space[Any], action: Any) -> Any:
+    """Return the env's action for one in a space of `policy_actions`; a list of them for a batch of such vectors."""
+    return space.to_env(action) if hasattr(space, "to_env") else action
 
 
 def is_masked(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> bool:
@@ -99,7 +116,7 @@ def named_parts(observation: Any) -> dict[str, Any]:
 
 
 class EnvView:
-    """The agents and spaces of an env as policies see them: masks apart from observations, nested observations flat.
+    """The agents and spaces of an env as policies see them: masks apart, nested observations flat, actions as arrays.
 
     Args:
         env: its observations may be pairs of an observation and an action mask, or nested; others stay as they are.
@@ -111,7 +128,7 @@ class EnvView:
     def __init__(self, env: Any) -> None:
         agents: list[AgentID] = list(env.possible_agents)
         self.possible_agents = agents  # of the env
-        self._action_spaces: dict[AgentID, spaces.Space[Any]] = {agent: env.action_space(agent) for agent in agents}
+        self._action_spaces = {agent: policy_actions(env.action_space(agent)) for agent in agents}
         self._spaces: dict[AgentID, Any] = {agent: env.observation_space(agent) for agent in agents}
         self._masked = {agent for agent in agents if is_masked(self._spaces[agent], self._action_spaces[agent])}
         self._spaces |= {agent: self._spaces[agent][OBSERVATION] for agent in self._masked}
@@ -119,6 +136,8 @@ class EnvView:
         self._spaces |= {agent: flat_space(space) for agent, space in self._nested.items()}
         # whether policies see the observations of some agent in another form
         self.differs = bool(self._masked or self._nested)
+        # whether policies choose the actions of some agent in another form
+        self.acts_otherwise = any(hasattr(space, "to_env") for space in self._action_spaces.values())
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
         """The space of what the agent's policy observes."""
@@ -126,8 +145,12 @@ class EnvView:
         return space
 
     def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The agent's action space."""
+        """The space in which the agent's policy acts."""
         return self._action_spaces[agent]
+
+    def to_env(self, actions: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        """Return actions of policies as the env takes them."""
+        return {agent: env_action(self._action_spaces[agent], action) for agent, action in actions.items()}
 
     def of(
         self, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, Any]

@@ -24,7 +24,7 @@ from marl_sb3.core.sb3 import States, inference, initial_states, takes_masks
 from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined, mask_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
-from marl_sb3.wrappers import OBSERVATION, choices_of, named_parts
+from marl_sb3.wrappers import OBSERVATION, choices_of, env_action, named_parts
 
 ByAgent: TypeAlias = Mapping[AgentID, Any]
 Given: TypeAlias = ByAgent | None
@@ -130,7 +130,8 @@ class AskedAgent:
         if self.fault is not None:
             raise self.fault
         if self.chosen is not None:
-            answer.actions[agent], state = self.chosen
+            actions, state = self.chosen
+            answer.actions[agent] = env_action(self.action_space, actions)
             if state:
                 answer.state[agent] = state
         elif want.actions:
@@ -308,7 +309,7 @@ class AskedAgent:
     def _actions(self) -> Array:
         """Return the actions, which are those of the env, as (rows, ...) actions of the policy's `predict`."""
         given, space = self.chosen[0] if self.chosen is not None else self.given.get("actions"), self.action_space
-        array, shape = np.asarray(given), space.shape or ()
+        array, shape = getattr(space, "from_env", np.asarray)(given), space.shape or ()
         fits = given is not None and array.shape == (*self.shape, *shape)
         rows = array.reshape(self.rows, *shape) if fits else ()
         if not fits or not all(space.contains(np.asarray(action, dtype=space.dtype)[()]) for action in rows):

@@ -112,6 +112,7 @@ class PredictingPolicy(Policy):
     def __init__(self, algorithm: BaseAlgorithm, deterministic: bool, tells: bool = False) -> None:
         super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
+        self._predict = getattr(algorithm, "predict_arrays", algorithm.predict)
         self._deterministic = deterministic
         can_tell = isinstance(algorithm, OnPolicyAlgorithm) and not initial_states(algorithm, 1)
         self._tells = tells and can_tell and not deterministic
@@ -131,7 +132,7 @@ class PredictingPolicy(Policy):
             return decision_of(algorithm, sampled, values.reshape(-1), log_probs)
         if inputs.states:
             more |= {"state": inputs.states, "episode_start": inputs.starts}
-        actions, after = self.algorithm.predict(inputs.observations, deterministic=self._deterministic, **more)
+        actions, after = self._predict(inputs.observations, deterministic=self._deterministic, **more)
         return Decision(actions, after if inputs.states and after is not None else ())
 
 

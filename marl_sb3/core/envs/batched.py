@@ -51,7 +51,8 @@ class BatchedEnv(ABC):
         """Step every env.
 
         Args:
-            actions: `(E, A, *action_space.shape)`. Actions of agents that have ended are ignored.
+            actions: `(E, A, *action_space.shape)`; of a Tuple or Dict, its parts as such arrays. Actions of agents that
+                have ended are ignored.
 
         Raises:
             EnvError: an action is not accepted.

@@ -95,7 +95,7 @@ def build_for_acting(rows: PolicyRows, spec: PolicySpec, processing: Processing 
     Raises:
         ConfigError: the hyperparameters do not fit the spaces.
     """
-    check_spaces(rows)
+    check_spaces(rows, spec.algorithm)
     if is_off_policy(spec.algorithm):
         check_action_space(rows, spec)
     return build(rows, spec, processing, device)
@@ -218,7 +218,7 @@ def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
     Raises:
         ConfigError: names the policy, and what is accepted.
     """
-    check_spaces(rows)
+    check_spaces(rows, spec.algorithm)
     if spec.info.takes_masks and choices_of(rows.group.action_space) is None:
         raise ConfigError(
             f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "

@@ -101,7 +101,7 @@ class OffPolicyLearner(Learner):
             copy.replay_buffer = None
             options.experience.prepare_copy(copy)
             return copy  # type: ignore[no-any-return]
-        check_spaces(rows)
+        check_spaces(rows, spec.algorithm)
         check_replay(rows, spec, processing)
         mention_flat_images(rows, spec)
         algorithm: Any = build(rows, spec, processing, options.device, seed)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
@@ -21,8 +22,8 @@ _ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Mult
 _VECTOR = "of one axis, with one integer or more"
 
 
-def check_spaces(rows: PolicyRows) -> None:
-    """Refuse spaces in which SB3 cannot act.
+def check_spaces(rows: PolicyRows, algorithm: type[BaseAlgorithm]) -> None:
+    """Refuse spaces in which SB3 cannot act, or an algorithm of it.
 
     Args:
         rows: of a policy, in the spaces in which it observes and acts.
@@ -39,7 +40,7 @@ def check_spaces(rows: PolicyRows) -> None:
         accepted = _accepted_observations(space)
         if accepted:
             raise ConfigError(f"{where}: the observation space{part} is {space}; accepted: {accepted}")
-    accepted = _accepted_actions(group.action_space)
+    accepted = _accepted_actions(group.action_space, algorithm)
     if accepted:
         raise ConfigError(f"{where}: the action space is {group.action_space}; accepted: {accepted}")
 
@@ -53,19 +54,20 @@ def _accepted_observations(space: Space) -> str | None:
     return None
 
 
-def _accepted_actions(space: Space) -> str | None:
+def _accepted_actions(space: Space, algorithm: type[BaseAlgorithm]) -> str | None:
     """What is accepted in place of an action space; None if it is accepted."""
+    if hasattr(space, "refusal_of"):
+        return space.refusal_of(algorithm)  # type: ignore[no-any-return]
     if not isinstance(space, _ACTION_SPACES):
-        return ", ".join(kind.__name__ for kind in _ACTION_SPACES)
+        return f"{', '.join(kind.__name__ for kind in _ACTION_SPACES)}, Tuple or Dict of these, with Boxes of floats"
     if isinstance(space, spaces.MultiDiscrete) and not _is_vector(space):
         return f"MultiDiscrete {_VECTOR}"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) != 1:
         return f"MultiBinary {_VECTOR}"
     if isinstance(space, spaces.Box) and not math.prod(space.shape):
         return "a Box of one number or more"
-    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind != "f":
-        return "a Box of floats, Discrete or MultiDiscrete: SB3 draws real numbers for a Box"
-    return None
+    is_whole = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f"
+    return "a Box of floats, Discrete or MultiDiscrete: SB3 draws real numbers for a Box" if is_whole else None
 
 
 def _is_vector(space: spaces.MultiDiscrete) -> bool:

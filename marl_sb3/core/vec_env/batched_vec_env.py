@@ -38,7 +38,7 @@ from marl_sb3.core.vec_env.step import (
 )
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.wrappers import choices_of, require_agents, unfit_numbers, unfit_words
+from marl_sb3.wrappers import choices_of, env_space, policy_actions, require_agents, unfit_numbers, unfit_words
 
 _NO_MASKS: ActionMasks = (None,)
 
@@ -70,7 +70,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)
         columns = tuple(range(len(self.agents)))
-        self.groups = (AgentGroup(self.agents, columns, env.observation_space, env.action_space),)
+        self.groups = (AgentGroup(self.agents, columns, env.observation_space, policy_actions(env.action_space)),)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self._episodes = np.full(self.num_envs, -1)
@@ -83,7 +83,7 @@ class BatchedVecEnv(InProcessVecEnv):
         configure, set_task = getattr(env, "configure", None), getattr(env, "set_task", None)
         kind = type(env).__name__
         self._settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
-        self._choices = choices_of(env.action_space)
+        self._choices = choices_of(self.groups[0].action_space)
         self._masked: bool | None = None  # None: not known before the first reset
 
     def _seed(self, seed: int) -> None:
@@ -124,14 +124,16 @@ class BatchedVecEnv(InProcessVecEnv):
         for index in env_indices:
             self._checked(CONFIGURE, [index], self._settings[index].begin_episode)
         group, env = self.groups[0], self._env
-        if env.observation_space != group.observation_space or env.action_space != group.action_space:
+        if env.observation_space != group.observation_space or env.action_space != env_space(group.action_space):
             raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act
         self._episode_steps += 1
-        step: BatchedStep = self._of_env("step", self._all_envs, actions[0])
+        space: Any = self.groups[0].action_space
+        given = space.split(actions[0]) if hasattr(space, "split") else actions[0]
+        step: BatchedStep = self._of_env("step", self._all_envs, given)
         if step.rewards.dtype.kind not in "biuf":
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)

@@ -194,7 +194,7 @@ class EnvSlot:
             self._last_seen.update({agent: deepcopy(self.shown[agent]) for agent in acting})
         self._steps += 1
         try:
-            returned = self.env.step(acting)
+            returned = self.env.step(self.view.to_env(acting) if self.view.acts_otherwise else acting)
         except RAISED as error:
             self._blame(error, "step()", acting)
             raise

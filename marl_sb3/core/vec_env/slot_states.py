@@ -223,8 +223,9 @@ def require_categories(array: Array, space: spaces.Space[Any], where: str) -> No
     Raises:
         CheckpointError: a number is not in the space.
     """
-    if not isinstance(space, spaces.Box):
-        require_possible(array.reshape(-1, *(space.shape or ())), space, where)
+    own = getattr(space, "categories", None if isinstance(space, spaces.Box) else space)  # of actions of several parts
+    if own is not None:
+        require_possible(array.reshape(-1, *(space.shape or ())), own, where)
 
 
 def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import sb3_contrib
 from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 from typing_extensions import override
@@ -28,6 +29,9 @@ from marl_sb3.core.sb3 import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.extensions.fast.hybrid import HybridActions
+from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
+from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import OF_LSTMS, MemoryCnnPolicy, MemoryMultiInputPolicy, MemoryPolicy
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
@@ -46,11 +50,21 @@ class ContribPPOLearner(OnPolicyLearner):
         return self.least_transitions
 
 
-class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
+class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO, HybridMaskedActions):
     """A drop-in for `sb3_contrib.MaskablePPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
+
+    hybrid_mixin = HybridMaskablePolicy
+
+    @override
+    def _setup_model(self) -> None:
+        if isinstance(self.action_space, JoinedActions):
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            stock = MaskableDictRolloutBuffer if is_dict else MaskableRolloutBuffer
+            self.rollout_buffer_class = joined_masks(self.rollout_buffer_class or stock)
+        super()._setup_model()
 
 
 class MaskablePPOLearner(ContribPPOLearner):
@@ -62,7 +76,7 @@ class MaskablePPOLearner(ContribPPOLearner):
         return RolloutPolicy(self.algorithm, takes_masks=True)
 
 
-class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
+class RecurrentPPO(TwoPaths, HybridActions, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
     Its sequences are cut where episodes start. On the *fused* path the LSTM gets each sequence in one call; sb3-contrib

@@ -11,7 +11,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
@@ -21,6 +20,7 @@ from marl_sb3.core.sb3 import count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
+from marl_sb3.extensions.fast.hybrid import HybridActions
 from marl_sb3.extensions.fast.update_path import TwoPaths
 from marl_sb3.types import Array
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class FusedActing(TwoPaths, OnPolicyAlgorithm):
+class FusedActing(TwoPaths, HybridActions):
     """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
 
     @override

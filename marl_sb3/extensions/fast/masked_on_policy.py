@@ -72,6 +72,7 @@ class MaskedRollouts(OnPolicyAlgorithm):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = sb3_contrib.MaskablePPO.policy_aliases
     collect_rollouts = sb3_contrib.MaskablePPO.collect_rollouts
+    takes_joined_actions = False
 
     def _setup_model(self) -> None:
         self._setup_lr_schedule()

@@ -29,6 +29,7 @@ from marl_sb3.core.state import (
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.types import Array, PolicyID
+from marl_sb3.wrappers import policy_actions
 
 
 def load_policies(
@@ -219,9 +220,26 @@ def _dict_from_plain(plain: StateReader) -> spaces.Dict:
     read: dict[str, Space] = {}
     for name in parts.names():
         part = parts.fields(name)
-        _one_of(part, "kind", [kind for kind in _KINDS if kind != "Dict"])
+        _one_of(part, "kind", [kind for kind in _KINDS if kind not in ("Dict", "Joined")])
         read[name] = space_from_plain(part)
     return spaces.Dict(list(read.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
+
+
+def _joined_from_plain(plain: StateReader) -> Space:
+    """Read the space of actions of several parts, in which their policies choose."""
+    found = policy_actions(_composite_from_plain(plain.fields("of"), 0))
+    if not hasattr(found, "to_env"):
+        raise CheckpointError(f"{plain.where} has parts in which no policy acts")
+    return found
+
+
+def _composite_from_plain(plain: StateReader, depth: int) -> Space:
+    if plain.value("kind") not in _COMPOSITE or depth >= _MAX_DIMENSIONS:
+        _one_of(plain, "kind", [kind for kind in _KINDS if kind not in ("Dict", "Joined")])
+        return space_from_plain(plain)
+    parts = plain.fields("spaces")
+    read = [(name, _composite_from_plain(parts.fields(name), depth + 1)) for name in parts.names()]
+    return spaces.Dict(read) if plain.value("kind") == "Dict" else spaces.Tuple([part for _, part in read])
 
 
 def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
@@ -245,4 +263,6 @@ _KINDS: Mapping[str, Callable[[StateReader], Space]] = {
     "MultiDiscrete": _multi_discrete_from_plain,
     "MultiBinary": _multi_binary_from_plain,
     "Dict": _dict_from_plain,
+    "Joined": _joined_from_plain,
 }
+_COMPOSITE = ("Dict", "Tuple")

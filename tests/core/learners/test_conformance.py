@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,42 @@ class ContinuousNoisy(NoisyEnv):
 
 
 FORCES = spaces.Box(-1, 1, (1,))
+HYBRID = {
+    "Dict": spaces.Dict({"choice": spaces.Discrete(3), "force": FORCES}),
+    "Tuple": spaces.Tuple([spaces.Discrete(3), spaces.Dict({"force": FORCES})]),
+}
+
+
+class Hybrid(ScriptedEnv):
+    """The same with actions of a choice and a force, of which the choice is noted."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._action_space = HYBRID[kind]
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        assert all(self._action_space.contains(action) for action in actions.values())
+        return super().step({agent: np.int64(next(_leaves(action))) for agent, action in actions.items()})
+
+
+class HybridNoisy(NoisyEnv):
+    """The same with actions of a choice and a force, of which it sees the digits."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._action_space = HYBRID[kind]
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        digits = {agent: [*_leaves(action)] for agent, action in actions.items()}
+        return super().step({agent: int(choice + 3 * round(1 + force)) for agent, (choice, force) in digits.items()})
+
+
+def _leaves(action: Any) -> Iterator[Any]:
+    parts = action.values() if isinstance(action, Mapping) else action if isinstance(action, tuple) else None
+    if parts is None:
+        yield np.asarray(action).item()
+    for part in parts or ():
+        yield from _leaves(part)
 
 
 @dataclass(frozen=True)
@@ -57,8 +94,11 @@ class Kind:
     losses: tuple[str, ...] = ("policy_loss",)
     chooses: str = "action_net"  # the layer of the policy whose largest output is its action
     continuous: bool = False
+    hybrid: str = ""  # the kind of its actions of several parts
 
     def scripted(self, **options: Any) -> Any:
+        if self.hybrid:
+            return make_vec_env(partial(Hybrid, self.hybrid), masked=self.masked, **options)
         if self.continuous:
             return make_vec_env(Continuous, **options)
         return make_vec_env(ScriptedEnv, masked=self.masked, **options)
@@ -69,7 +109,8 @@ class Kind:
         plans = [[(script, {}, {"b": [1, 3, 4, 6]})]] * 2
         if self.continuous:
             return make_vec_env(ContinuousNoisy, n_envs=2, seed=1, plans=plans)
-        return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=self.masked)
+        noisy: Any = partial(HybridNoisy, self.hybrid) if self.hybrid else NoisyEnv
+        return make_vec_env(noisy, n_envs=2, seed=1, plans=plans, masked=self.masked)
 
     def small_envs(self) -> Any:
         if self.continuous:
@@ -145,6 +186,11 @@ LEARNERS = {
     "RecurrentPPO with GRUs": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, network={**MEMORY, "cell": "gru"}),
     # None: sb3-contrib's class cannot be made for the arena's observations.
     "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
+    "PPO, Dict actions": Kind(marl_sb3.PPO, SMALL_PPO, None, hybrid="Dict"),
+    "A2C, Tuple actions": Kind(marl_sb3.A2C, {"n_steps": 3}, None, hybrid="Tuple"),
+    "TRPO, Dict actions": Kind(marl_sb3.TRPO, SMALL_TRPO, None, hybrid="Dict"),
+    "MaskablePPO, Tuple actions": Kind(marl_sb3.MaskablePPO, SMALL_PPO, None, masked=True, hybrid="Tuple"),
+    "RecurrentPPO, Dict actions": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, network=MEMORY, hybrid="Dict"),
     "DQN, fused": by_values(marl_sb3.DQN, "q_net.q_net.2", "fused"),
     "stock DQN": by_values(stable_baselines3.DQN, "q_net.q_net.2"),
     "QRDQN, fused": by_values(marl_sb3.QRDQN, "quantile_net.quantile_net.2", "fused", n_quantiles=1),
@@ -318,7 +364,8 @@ def test_a_policy_that_is_not_trained_keeps_its_weights_and_acts_by_those_that_i
             assert all(kept) == (policy_id == "a")
         with th.no_grad():
             bias: Any = algorithm.policies["a"].policy.get_submodule(kind.chooses).bias
-            bias.copy_(th.tensor([-99.0, -99.0, 99.0][-len(bias) :]))
+            values = [-99.0, -99.0, 99.0]
+            bias[:3].copy_(th.tensor(values[-len(bias) :]))  # of actions of several parts, those of the choice
         algorithm.train_iteration()
         for received in env.call("received", range(2)):
             taken = [np.asarray(actions["a"]).item() for actions in received if "a" in actions]

@@ -13,6 +13,7 @@ from marl_sb3.core.state import StateReader, space_to_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 from marl_sb3.extensions.store.load import space_from_plain
+from marl_sb3.wrappers import policy_actions
 
 MIXED = np.array([-np.inf, -1.5, 0.0], np.float32)
 SPACES = [
@@ -31,6 +32,9 @@ SPACES = [
     spaces.MultiBinary(5),
     spaces.MultiBinary([2, 3]),
     spaces.Dict([("z", spaces.Discrete(3)), ("a", spaces.Box(0, 1, (2,)))]),
+    policy_actions(
+        spaces.Dict(z=spaces.Tuple([spaces.Discrete(3, start=1), spaces.Box(0, 1, (2,))]), a=spaces.Discrete(2))
+    ),
 ]
 
 
@@ -97,6 +101,10 @@ def test_other_spaces_have_no_description(space: spaces.Space[Any]) -> None:
     assert space_to_plain(space) is None
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"kind": "Tuple", "spaces": {"0": nested(depth - 1)} if depth else {}}
+
+
 BOX = {"kind": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": "inf"}
 
 
@@ -122,6 +130,8 @@ BOX = {"kind": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": "in
         ),
         ({"kind": "MultiBinary", "n": [-1]}, "state/n/0 is -1"),
         ({"kind": "Dict", "spaces": {"a": {"kind": "Dict", "spaces": {}}}}, "state/spaces/a/kind is 'Dict'"),
+        ({"kind": "Joined", "of": {"kind": "Discrete", "n": 2, "start": 0}}, "has parts in which no policy acts"),
+        ({"kind": "Joined", "of": nested(33)}, "/kind is 'Tuple'; accepted: Box, Discrete"),
     ],
 )
 def test_a_description_of_a_stranger_is_refused_in_words(plain: dict[str, Any], message: str) -> None:

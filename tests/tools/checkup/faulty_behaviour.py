@@ -178,14 +178,14 @@ class NoPictures(Healthy):
     metadata: ClassVar[dict[str, Any]] = {"name": "no_pictures_v0", "render_modes": ["human"]}
 
 
-class TupleAction(Healthy):
+class SaysSomething(Healthy):
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+        action_space = spaces.Tuple([spaces.Discrete(3), spaces.Text(4)])
         self.spaces = {agent: (observation, action_space) for agent, (observation, _) in self.spaces.items()}
 
     def step(self, actions: Mapping[str, Any]) -> Step:
-        return super().step({agent: sum(action) for agent, action in actions.items()})
+        return super().step({agent: action[0] for agent, action in actions.items()})
 
 
 # --- Advice -----------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
     "state-not-restored": (Forgets, StateRaises),
     "render-fails": (RendersNothing,),
     "no-film": (NoPictures,),
-    "no-algorithm": (TupleAction,),
+    "no-algorithm": (SaysSomething,),
     "observation-scale": (LargeNumbers,),
     "observation-constant": (sights(lambda env, seen: np.zeros(3, np.float32)),),
     "reward-scale": (steps(lambda env, step, over: step[1].update(a=1000 * step[1]["a"], b=1000 * step[1]["b"])),),
