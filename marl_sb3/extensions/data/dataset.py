@@ -30,7 +30,7 @@ from marl_sb3.errors import CheckpointError, ConfigError, described, install_wor
 from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
 from marl_sb3.files import as_path, read_bytes, require_fits, require_own
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
-from marl_sb3.wrappers import choices_of, flat_space, is_nested
+from marl_sb3.wrappers import choices_of, env_space, flat_space, is_nested, policy_actions
 
 FOLDER = "data"  # of a dataset, in the folder of its policy: `minari.load_dataset` looks there, too
 METADATA = "metadata.json"  # of a dataset; Minari's
@@ -128,7 +128,7 @@ def read_policy_data(path: str | Path) -> PolicyData:
             raise ValueError(f"{METADATA} has the policy_id {shown_id(policy_id)}, which {fault}")
         form = _Form(
             _space(metadata, "observation_space"),
-            _space(metadata, "action_space"),
+            policy_actions(_space(metadata, "action_space")),
             total_steps=_count(metadata, "total_steps", MAX_COUNT),
             jpeg=bool(metadata.get("jpeg_encoding", True)),
             of_agents="marl_sb3" in metadata,
@@ -317,7 +317,7 @@ class _Episodes(Sequence[RecordedEpisode]):
     def nbytes(self) -> int:
         """About the size of all of them in memory, by what the dataset says."""
         form = self._form
-        seen = sum(map(_size, _leaves(form.observation_space).values()))
+        seen = sum(map(_size, leaves_of(form.observation_space).values()))
         infos = 40 + _mask_size(form.action_space) if form.of_agents else 8
         of_step = seen + 2 * _size(form.action_space) + infos
         return form.total_steps * of_step + len(self) * (seen + _PER_EPISODE)
@@ -378,7 +378,7 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
         env_index=int(info(ENV_INDEX) or 0),
         seed=None if seed is None else int(seed),
         observations=_values(group, "observations", form.observation_space, length + 1, jpeg=form.jpeg),
-        actions=_values(group, "actions", space, length, jpeg=form.jpeg),
+        actions=_actions(group, space, length, jpeg=form.jpeg),
         rewards=group.array("rewards", (length,)).astype(np.float64, copy=False),
         terminated=bool(ends["terminations"]),
         truncated=bool(ends["truncations"]),
@@ -390,7 +390,7 @@ def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -
     """Read the values of a space, with the names that policies know its parts by."""
     from minari.dataset.minari_storage import is_image_space
 
-    parts = _leaves(space, path)
+    parts = leaves_of(space, path)
     read = []
     for where, part in parts.items():
         find = group.images if jpeg and is_image_space(part) else group.array
@@ -400,7 +400,13 @@ def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -
     return dict(zip(flat_space(space).spaces, read, strict=True))
 
 
-def _leaves(space: Space, path: str = "") -> dict[str, Space]:
+def _actions(group: Group, space: Any, length: int, *, jpeg: bool) -> Recorded:
+    """Read the actions of an episode, (T, ...); those of several parts as vectors of the space of their policy."""
+    read = _values(group, "actions", env_space(space), length, jpeg=jpeg)
+    return space.join_parts([*read.values()], (length,)) if isinstance(read, dict) else read
+
+
+def leaves_of(space: Space, path: str = "") -> dict[str, Space]:
     """The parts of a space that have no parts by their paths in an episode, as Minari stores them."""
     if isinstance(space, spaces.Tuple):
         inner = {f"_index_{number}": part for number, part in enumerate(space.spaces)}
@@ -408,7 +414,7 @@ def _leaves(space: Space, path: str = "") -> dict[str, Space]:
         inner = dict(space.spaces)
     else:
         return {path: space}
-    return {where: leaf for name, part in inner.items() for where, leaf in _leaves(part, f"{path}/{name}").items()}
+    return {where: leaf for name, part in inner.items() for where, leaf in leaves_of(part, f"{path}/{name}").items()}
 
 
 def _shape(space: Space, length: int) -> tuple[int, ...]:

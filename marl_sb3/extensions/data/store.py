@@ -38,6 +38,7 @@ from marl_sb3.extensions.data.dataset import (
     RecordedEpisode,
     Space,
     damage_named,
+    leaves_of,
     minari_storage,
     read_policy_data,
     recording_counts,
@@ -54,6 +55,7 @@ from marl_sb3.files import (
     write_whole,
 )
 from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.wrappers import env_space
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ class EpisodeStore:
             with replaced_folder(folder) as fresh:
                 # Lossless: Minari makes JPEGs of images otherwise.
                 observed = _nested(kind.observation_space)
-                storage = storage_class.new(fresh, observed, kind.action_space, jpeg_encoding=False)
+                storage = storage_class.new(fresh, observed, env_space(kind.action_space), jpeg_encoding=False)
                 dataset_id = "-".join(re.sub(r"\W+", "_", part) for part in (name, folder.parent.name))
                 own = {"policy_id": policy_id, "agents": list(kind.agents)}
                 storage.update_metadata(
@@ -363,7 +365,7 @@ def _write(dataset: _Dataset) -> int:
     with replaced_file(shard) as fresh:
         with _hdf5_file(fresh) as file:
             for number, episode in enumerate(dataset.pending, first):
-                _write_episode(file, number, episode)
+                _write_episode(file, number, episode, dataset.kind.action_space)
         sync_to_disk(fresh)
     dataset.episodes += len(dataset.pending)
     dataset.env_steps += sum(map(len, dataset.pending))
@@ -397,7 +399,7 @@ def _write_metadata(dataset: _Dataset) -> None:
     write_whole(path, json.dumps({**metadata, **counts}))
 
 
-def _write_episode(file: Any, number: int, episode: RecordedEpisode) -> None:
+def _write_episode(file: Any, number: int, episode: RecordedEpisode, acted_in: Any) -> None:
     """Write an episode in Minari's layout, by HDF5's own functions: those of h5py take twice as long."""
     import h5py
 
@@ -410,7 +412,11 @@ def _write_episode(file: Any, number: int, episode: RecordedEpisode) -> None:
         h5py.h5a.create(group, name.encode(), h5py.h5t.py_create(value.dtype), space).write(value)
     ended = np.arange(length) == length - 1
     ends = {"terminations": ended & episode.terminated, "truncations": ended & episode.truncated}
-    parts = {"observations": episode.observations, "actions": episode.actions, "rewards": episode.rewards, **ends}
+    actions: Any = episode.actions
+    if hasattr(acted_in, "split_parts"):  # Minari has actions of several parts as the env has them
+        paths = [path.removeprefix("/") for path in leaves_of(acted_in.of_env)]
+        actions = dict(zip(paths, acted_in.split_parts(actions), strict=True))
+    parts = {"observations": episode.observations, "actions": actions, "rewards": episode.rewards, **ends}
     for name, values in {**parts, "infos": dict(_infos(episode))}.items():
         if isinstance(values, Mapping):
             inner = h5py.h5g.create(group, name.encode())
