@@ -318,7 +318,12 @@ class ExternalVecEnv(SyncVecEnv):
             if agent not in report.actions or not space.contains(report.actions[agent]):
                 chosen = report.actions.get(agent, "missing")
                 raise slot.error(f"the client's action is {chosen}; accepted: one in {space}", agent)
-        return {agent: ChosenAction(report.actions[agent], report.log_probs.get(agent)) for agent in slot.to_act}
+        spaces: Mapping[AgentID, Any] = {agent: slot.view.action_space(agent) for agent in slot.to_act}
+        actions = {
+            agent: space.from_env(report.actions[agent]) if hasattr(space, "from_env") else report.actions[agent]
+            for agent, space in spaces.items()
+        }
+        return {agent: ChosenAction(action, report.log_probs.get(agent)) for agent, action in actions.items()}
 
     def _give_up(self, row: int, error: EpisodeRefusedError) -> None:
         """Free the slot; whoever waits for its answers gets the error. A later step says that it was given up."""

@@ -83,10 +83,10 @@ class RandomOpponent:
 
     def act(self, observation: Any, mask: BoolArray | None, rng: np.random.Generator) -> Any:
         """See `Opponent.act`."""
-        choices = choices_of(self._space)
-        if mask is None or choices is None:
+        choices, of_parts = choices_of(self._space), hasattr(self._space, "to_env")
+        if mask is None or choices is None or of_parts:
             self._space.seed(int(rng.integers(2**31)))
-            return self._space.sample()
+            return self._space.sample(mask) if of_parts else self._space.sample()
         allowed = np.split(mask, np.cumsum(choices)[:-1])
         drawn = np.array([rng.choice(np.flatnonzero(of_choice)) for of_choice in allowed])
         return drawn.reshape(self._space.shape) + getattr(self._space, "start", 0)
@@ -255,7 +255,7 @@ def ask_opponent(
     allowed = None if mask is None else mask.copy()
     answer = opponent.act(seen, mask, rng)
     try:
-        given = np.asarray(answer)
+        given = space.from_env(answer) if hasattr(space, "from_env") else np.asarray(answer)
         fits = given.dtype.kind in ("iuf" if isinstance(space, spaces.Box) else "iu") and given.shape == space.shape
         action = given.astype(space.dtype) if fits else given
     except (TypeError, ValueError):  # of a ragged list
@@ -264,7 +264,8 @@ def ask_opponent(
         raise HookError(f"it returned {shown(answer)}; accepted: an action in {space}")
     choices = choices_of(space)
     if allowed is not None and choices is not None:
-        chosen = np.cumsum([0, *choices[:-1]]) + (action - getattr(space, "start", 0)).reshape(-1)
+        numbers = action[getattr(space, "choice_columns", ...)].astype(np.int64) - getattr(space, "start", 0)
+        chosen = np.cumsum([0, *choices[:-1]]) + numbers.reshape(-1)
         if not allowed[chosen].all():
             words = f"it returned {shown(answer)}, which the action mask forbids"
             raise HookError(f"{words}; accepted: what the mask allows, {allowed.astype(int).tolist()}")

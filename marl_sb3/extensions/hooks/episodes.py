@@ -22,6 +22,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.doors import FILMS
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.wrappers import env_action
 
 if TYPE_CHECKING:
     from marl_sb3.core.training import MultiAgentAlgorithm
@@ -284,7 +285,9 @@ class LatestStep:
         """See `RunningEpisode.action`."""
         column, group, of_group = self._place(agent)
         acted = self.actions is not None and self.step.acted[self.env_index, column]
-        return self.actions[group][self.env_index, of_group] if acted and self.actions is not None else None
+        if self.actions is None or not acted:
+            return None
+        return env_action(self.env.groups[group].action_space, self.actions[group][self.env_index, of_group])
 
     def reward(self, agent: AgentID) -> float | None:
         """See `RunningEpisode.reward`."""

@@ -33,6 +33,7 @@ from marl_sb3.tools.checkup.finding import (
     shown,
 )
 from marl_sb3.types import AgentID
+from marl_sb3.wrappers import policy_actions
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 _PARTS = ("observations", "rewards", "terminated", "truncated", "infos")  # of what step() returns
@@ -307,6 +308,12 @@ def random_action(space: spaces.Space[Any], mask: Any) -> Any:
         allowed = np.asarray(mask)
         if allowed.shape == (space.n,) and allowed.any():  # else the check of masks says so
             return space.sample(mask=allowed.astype(np.int8))
+    joined: Any = policy_actions(space)
+    if mask is not None and hasattr(joined, "to_env") and np.shape(mask) == (sum(joined.choices),):
+        if joined is space:
+            return space.sample(mask)
+        joined.seed(int(space.np_random.integers(2**31)))
+        return joined.to_env(joined.sample(mask))
     return space.sample()
 
 

@@ -35,6 +35,7 @@ from marl_sb3.tools.serving.http import (
 )
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
+from marl_sb3.wrappers import policy_actions
 
 _NO_REPORT = "the body is no report of a step"
 _STATUS = {"unknown": 404, "full": 429, "over": 410, "wrong": 400}
@@ -224,7 +225,8 @@ class ExternalApi:
             if not in_batch:
                 raise _refused(answered.error) from answered.error
             return {"error": {"message": str(answered.error), "status": _STATUS[answered.error.reason]}}
-        actions = {agent: encode(self._spaces[agent][1], action) for agent, action in answered.actions.items()}
+        spaces = {agent: policy_actions(self._spaces[agent][1]) for agent in answered.actions}
+        actions = {agent: encode(spaces[agent], action) for agent, action in answered.actions.items()}
         return {"actions": actions, "over": answered.over}
 
 

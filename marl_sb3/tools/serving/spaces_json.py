@@ -24,6 +24,7 @@ from gymnasium import spaces
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import one_line
 from marl_sb3.types import Array
+from marl_sb3.wrappers import env_space
 
 Space = spaces.Space[Any]
 
@@ -232,6 +233,10 @@ def encode(space: Space, value: Any) -> Any:
     Raises:
         ConfigError: it has a number that is not finite, or another structure than the space.
     """
+    if hasattr(space, "to_env"):  # vectors of actions of several parts, or such actions
+        own = space.to_env(value) if isinstance(value, np.ndarray) else value
+        inner = env_space(space)
+        return [encode(inner, each) for each in own] if isinstance(own, list) else encode(inner, own)
     if isinstance(space, spaces.Dict):
         return {str(name): encode(part, _part(value, name, space)) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -256,6 +261,7 @@ def describe(space: Space) -> dict[str, Any]:
 
     A bound is one number if all are equal, else nested lists; null where there is none.
     """
+    space = env_space(space)
     describer = next((made for kind, made in _DESCRIBERS.items() if isinstance(space, kind)), None)
     if describer is None:
         raise ConfigError(f"{space} cannot be described; accepted: {', '.join(kind.__name__ for kind in _DESCRIBERS)}")

@@ -22,7 +22,7 @@ from marl_sb3.tools.checkup.finding import (
 )
 from marl_sb3.tools.checkup.player import mask_of
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers import choices_of, observation_fault, reward_fault
+from marl_sb3.wrappers import choices_of, observation_fault, policy_actions, reward_fault
 
 _TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
 _HUGE_INFO = 64 * 1024  # bytes of one agent's infos
@@ -237,7 +237,7 @@ def _mask_faults(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         for agent in step.to_act:
             mask = mask_of(step.observations.get(agent), step.infos.get(agent))
-            if mask is not None and (fault := _mask_fault(evidence.action_spaces[agent], mask)):
+            if mask is not None and (fault := _mask_fault(policy_actions(evidence.action_spaces[agent]), mask)):
                 yield episode.seen(step, fault, agent)
 
 
