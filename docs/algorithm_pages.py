@@ -19,7 +19,7 @@ _DISCRETE, _BOX = "Discrete", "Box"
 _ALL, _NOT_BOX = "Box, Discrete, MultiDiscrete, MultiBinary", "Discrete, MultiDiscrete, MultiBinary"
 ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
-    **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo"), _NOT_BOX),
+    **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo"), _NOT_BOX),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn", "vdn", "qmix"), _DISCRETE),
     **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
@@ -30,7 +30,10 @@ FUSED = {
     ),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
     **dict.fromkeys(("vdn", "qmix"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
-    "recurrent_ppo": "rollouts of MLPs, on CPUs; updates in PyTorch, over whole sequences",
+    **dict.fromkeys(
+        ("recurrent_ppo", "maskable_recurrent_ppo"),
+        "rollouts of MLPs with LSTMs, on CPUs; updates in PyTorch, over whole sequences",
+    ),
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     **dict.fromkeys(("crossq", "recurrent_dqn"), "nowhere"),
 }
@@ -48,6 +51,8 @@ ADVICE = {
     "legal ones.",
     "recurrent_ppo": "For agents that have to remember: an LSTM carries what was seen through the episode. Where a few "
     "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
+    "maskable_recurrent_ppo": "For games with illegal moves in which what was seen before matters: RecurrentPPO "
+    "with the masks of MaskablePPO.",
     "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",
     "qrdqn": "DQN that learns quantiles of the return instead of its mean, which costs more arithmetic in each update.",
     "maskable_dqn": "DQN for games with illegal moves: no move that the mask forbids is taken, or counts as the best "

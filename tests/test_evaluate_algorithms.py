@@ -23,6 +23,7 @@ REPLAY = {
 CASES = {
     **dict.fromkeys(("ppo", "trpo", "recurrent_ppo"), ("CartPole-v1", MINIBATCHES)),
     **dict.fromkeys(("maskable_ppo", "maskable_trpo"), ("classic/tictactoe-v3", MINIBATCHES)),
+    "maskable_recurrent_ppo": ("classic/tictactoe-v3", MINIBATCHES),
     "maskable_a2c": ("classic/tictactoe-v3", ROLLOUTS),
     "a2c": ("CartPole-v1", ROLLOUTS),
     **dict.fromkeys(("dqn", "qrdqn", "recurrent_dqn", "vdn"), ("CartPole-v1", REPLAY)),
@@ -41,7 +42,7 @@ def test_the_command_evaluates_as_the_library_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env, settings = CASES[name]
-    network = {"net_arch": [4], **({"lstm_hidden_size": 4} if name.startswith("recurrent") else {})}
+    network = {"net_arch": [4], **({"lstm_hidden_size": 4} if "recurrent" in name else {})}
     run = marl_sb3.train(
         env,
         algo=name,

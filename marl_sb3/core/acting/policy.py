@@ -33,6 +33,11 @@ class PolicyInputs(NamedTuple):
     states: States = ()  # recurrent state, (layers, rows, size) each; () for a policy without memory
     chosen: BoolArray | None = None  # (all rows,) bool; which rows of the actor these are. None: all.
 
+    @property
+    def masked(self) -> dict[str, Any]:
+        """The masks as an argument by its name; nothing if there are none."""
+        return {} if self.masks is None else {"action_masks": self.masks}
+
     def of_rows(self, chosen: BoolArray) -> PolicyInputs:
         """Return the inputs of the rows where `chosen`, (rows,) bool, is True."""
         return PolicyInputs(
@@ -123,7 +128,7 @@ class PredictingPolicy(Policy):
 
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
-        more: dict[str, Any] = {} if inputs.masks is None else {"action_masks": inputs.masks}
+        more = inputs.masked
         if self._tells:
             algorithm: Any = self.algorithm
             with th.no_grad():
@@ -171,9 +176,8 @@ class RolloutPolicy(Policy):
         return self._act_by_torch(inputs)
 
     def _act_by_torch(self, inputs: PolicyInputs) -> Decision:
-        masked = {} if inputs.masks is None else {"action_masks": inputs.masks}
         with th.no_grad():
-            actions, values, log_probs = self.algorithm.policy(self._tensor(inputs.observations), **masked)
+            actions, values, log_probs = self.algorithm.policy(self._tensor(inputs.observations), **inputs.masked)
         sampled, values, log_probs = actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
         return decision_of(self.algorithm, sampled, values, log_probs)
 
@@ -318,10 +322,10 @@ class ExploringPolicy(Policy):
         return np.array([self.algorithm.action_space.sample(*mask) for mask in masks])
 
     def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
-        algorithm, masked = self.algorithm, {} if inputs.masks is None else {"action_masks": inputs.masks}
+        algorithm = self.algorithm
         if not self._is_read:
             kernels = getattr(algorithm, "acting_kernels", None)
             self._kernels, self._is_read = None if kernels is None else kernels(), True
         if self._kernels is not None:
-            return self._kernels.explore(inputs.observations, **masked)  # type: ignore[no-any-return]
-        return algorithm.predict(inputs.observations, deterministic=False, **masked)[0]  # type: ignore[no-any-return]
+            return self._kernels.explore(inputs.observations, **inputs.masked)  # type: ignore[no-any-return]
+        return algorithm.predict(inputs.observations, deterministic=False, **inputs.masked)[0]  # type: ignore[no-any-return]

@@ -31,6 +31,7 @@ class RecurrentRolloutPolicy(RolloutPolicy):
                 self._tensor(inputs.observations),
                 RNNStates((hidden_pi, cell_pi), (hidden_vf, cell_vf)),
                 self._starts(inputs),
+                **inputs.masked,
             )
         sampled, values, log_probs = chosen.cpu().numpy(), estimates.cpu().numpy().reshape(-1), of_chosen.cpu().numpy()
         states = tuple(state.cpu().numpy() for state in (*after.pi, *after.vf))

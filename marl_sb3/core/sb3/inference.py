@@ -95,10 +95,10 @@ def distribution(
         if not hasattr(policy, "get_distribution"):
             mean, log_std, more = policy.actor.get_action_dist_params(seen)
             found = policy.actor.action_dist.proba_distribution(mean, log_std, **more)
-        elif states:
-            found, _ = policy.get_distribution(seen, *_memory(algorithm, states, starts))
         else:
-            found = policy.get_distribution(seen, *(() if masks is None else (masks,)))
+            memory = _memory(algorithm, states, starts) if states else ()
+            found = policy.get_distribution(seen, *memory, *(() if masks is None else (masks,)))
+            found = found[0] if states else found
     return copy.copy(found)  # type: ignore[no-any-return] # the policy changes its own with the next call
 
 

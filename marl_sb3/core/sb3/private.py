@@ -82,8 +82,8 @@ def calls_lstm_as_sb3(policy: BasePolicy) -> bool:
 
     sb3: Any = RecurrentActorCriticPolicy
     own: Any = type(policy)
-    names = ("_process_sequence", "evaluate_actions")
-    return issubclass(own, sb3) and all(getattr(own, name) is getattr(sb3, name) for name in names)
+    methods = (own._process_sequence, own.evaluate_actions) if issubclass(own, sb3) else (None,)
+    return all(getattr(each, "__module__", "").partition(".")[0] in _LIBRARIES for each in methods)
 
 
 # --- Off-policy algorithms -------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ class _LikelihoodWithMemory(_Likelihood):
         lstm = self.policy.lstm_actor
         zeros = th.zeros(lstm.num_layers, batch.sequences, lstm.hidden_size, device=self.policy.device)
         starts = th.zeros(len(batch.actions), device=self.policy.device)
-        return self.policy.get_distribution(batch.observations, (zeros, zeros), starts)[0]
+        masks = {} if batch.masks is None else {"action_masks": batch.masks}
+        return self.policy.get_distribution(batch.observations, (zeros, zeros), starts, **masks)[0]
 
 
 # Tanh reaches its bounds only at infinity: recorded actions at a bound are taken to be this far inside.

@@ -296,6 +296,17 @@ _BUILT_IN = (
         has_memory=True,
     ),
     AlgorithmInfo(
+        "maskable_recurrent_ppo",
+        "marl_sb3.extensions.fast.masked_memory:MaskableRecurrentPPO",
+        "PPO with LSTMs that chooses among the actions that a mask allows",
+        MASKABLE_PPO,
+        "marl_sb3.extensions.fast.masked_memory:MaskableRecurrentPPOLearner",
+        _OF_CONTRIB_PPO,
+        policy="MlpLstmPolicy",
+        takes_masks=True,
+        has_memory=True,
+    ),
+    AlgorithmInfo(
         "dqn",
         "marl_sb3.extensions.fast.replay:DQN",
         "deep Q-network (Mnih et al. 2015)",

@@ -276,7 +276,10 @@ _POLICIES = {
     "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
     "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
 }
-_RECURRENT_POLICIES = {"sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3}
+_RECURRENT_POLICIES = {
+    "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3,
+    "marl_sb3.extensions.fast.masked_memory:MaskableMemoryPolicy": _OF_SB3,
+}
 _BUFFERS = (
     "stable_baselines3.common.buffers:RolloutBuffer",
     "marl_sb3.core.on_policy.rollout:MaskedRolloutBuffer",

@@ -195,7 +195,7 @@ class FusedRecurrentPolicy(FusedPolicy):
         of_actor = self._remember(0, seen, inputs.starts, states[:2])
         of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
         outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
-        return *self._sample(outputs, values, None), (*of_actor, *of_critic)
+        return *self._sample(outputs, values, inputs.masks), (*of_actor, *of_critic)
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:

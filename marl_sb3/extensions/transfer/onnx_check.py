@@ -177,14 +177,17 @@ def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays, m
         allowed = {**expected, "q_values": np.where(masks, expected["q_values"], -np.inf)}
     likelier = {} if isinstance(space, spaces.Box) else {"actions": _likelier(space, allowed, received["actions"])}
     if masks is not None and "logits" in expected:  # numbers as large as these would hide all differences
-        expected, received = (
-            {**each, "logits": np.where(~masks & (each["logits"] < _FORBIDDEN), 0, each["logits"])}
-            for each in (expected, received)
-        )
+        expected, received = ({**each, "logits": _allowed(each["logits"], masks)} for each in (expected, received))
     differences: dict[str, float] = {}
     for name, own in expected.items():
         differences[name] = float(np.max(np.abs(own - received[name])) / max(1.0, np.max(np.abs(own))))
     return differences | likelier
+
+
+def _allowed(logits: Array, masks: Array) -> Array:
+    """Return logits with zeros for what is forbidden, also where there is one for each bit of a MultiBinary space."""
+    is_forbidden = ~masks & (logits < _FORBIDDEN) if masks.shape == logits.shape else np.abs(logits) > -_FORBIDDEN
+    return np.where(is_forbidden, 0, logits)
 
 
 def _likelier(space: Any, expected: Arrays, received: Array) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ def graph_of(
 
 
 INPUT = "observation"
-START = "episode_start"
+START, MASKS = "episode_start", "action_masks"  # the latter is the argument of sb3-contrib's policies
 STATES = ("hidden_state", "cell_state")
 CRITIC_STATES = ("critic_hidden_state", "critic_cell_state")
 NEXT = "next_"  # before the name of a state: the output that goes in as that state in the next call
@@ -185,18 +186,19 @@ def more_inputs(algorithm: BaseAlgorithm, rows: int) -> dict[str, Array]:
         ConfigError: the policy takes masks or has a memory, but is not of sb3-contrib's classes.
     """
     own, masked = initial_states(algorithm, rows), takes_masks(algorithm)
-    foreign = masked and not has_q_values(algorithm.policy)
+    knows_masks = has_q_values(algorithm.policy) or (own and MASKS in signature(algorithm.policy.forward).parameters)
+    foreign = masked and not knows_masks
     for takes, what, place in ((bool(own), "recurrent state", _RECURRENT_POLICY),
                                (foreign, "action masks", _MASKABLE_POLICY)):  # fmt: skip
         if takes and not _is_a(algorithm.policy, place):
             words = f"{type(algorithm.policy).__name__} needs {what} and is no {place.partition(':')[2]}"
             raise ConfigError(f"{words}, so that it has no ONNX form; an SB3 zip holds it")
-    if masked:
-        return {MASK: np.ones((rows, sum(choices_of(algorithm.action_space) or ())), dtype=np.bool_)}
+    masks = np.ones((rows, sum(choices_of(algorithm.action_space) or ())), dtype=np.bool_)
+    of_masks = {MASK: masks} if masked else {}
     if not own:
-        return {}
+        return of_masks
     of_critic = dict(zip(CRITIC_STATES, critic_states(algorithm, rows), strict=False))  # it may have none
-    return {**dict(zip(STATES, own, strict=True)), **of_critic, START: np.zeros(rows, dtype=np.bool_)}
+    return {**dict(zip(STATES, own, strict=True)), **of_critic, START: np.zeros(rows, dtype=np.bool_), **of_masks}
 
 
 def has_q_values(policy: Any) -> bool:
@@ -231,14 +233,14 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
     Args:
         more: the inputs of `more_inputs`.
     """
+    masks = {MASKS: more[MASK]} if MASK in more else {}
     if START in more:
         states = [tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES)]
         after: Any
-        actions, values, _, after = policy(observations, _Memory(*states), more[START], deterministic=True)
+        actions, values, _, after = policy(observations, _Memory(*states), more[START], deterministic=True, **masks)
         kept = (*after.pi, *(after.vf if states[1] else ()))
         return actions, values.flatten(), *_parameters(policy), *kept
     if hasattr(policy, "predict_values"):
-        masks = {"action_masks": more[MASK]} if MASK in more else {}
         actions, values, _ = policy(observations, deterministic=True, **masks)
         return actions, values.flatten(), *_parameters(policy)
     if has_q_values(policy):

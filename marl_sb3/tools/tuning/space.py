@@ -140,7 +140,7 @@ _LEAST_AT_AN_EDGE = 5  # trials
 # but the convolutions.
 _NETWORKS: Mapping[str, Any] = {
     **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "recurrent_ppo")},
-    **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo")},
+    **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo")},
     **{name: [64, 64] for name in ("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn")},
     **{name: [64, 64] for name in ("vdn", "qmix")},
     **{name: [256, 256] for name in ("sac", "tqc")},

@@ -206,7 +206,7 @@ def test_every_algorithm_trains_attention_and_loaded_policies_act_as_trained_one
         settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
     elif "a2c" not in name:
         settings["batch_size"] = 4
-    network = {**ATTENTION, "lstm_hidden_size": 4} if name.startswith("recurrent") else ATTENTION
+    network = {**ATTENTION, "lstm_hidden_size": 4} if "recurrent" in name else ATTENTION
     spec = PolicySpec(algorithm, policy_kwargs=network, frame_stack=3, previous_reward=True, **settings)
     action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
     masked = algorithm_info(name).takes_masks

@@ -184,6 +184,12 @@ LEARNERS = {
     "MaskableTRPO, PyTorch": Kind(marl_sb3.MaskableTRPO, SMALL_TRPO, None, "torch", masked=True),
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
     "RecurrentPPO with GRUs": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, network={**MEMORY, "cell": "gru"}),
+    "MaskableRecurrentPPO, fused": Kind(
+        marl_sb3.MaskableRecurrentPPO, SMALL_PPO, None, "fused", masked=True, network=MEMORY
+    ),
+    "MaskableRecurrentPPO, PyTorch": Kind(
+        marl_sb3.MaskableRecurrentPPO, SMALL_PPO, None, "torch", masked=True, network=MEMORY
+    ),
     # None: sb3-contrib's class cannot be made for the arena's observations.
     "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
     "PPO, Dict actions": Kind(marl_sb3.PPO, SMALL_PPO, None, hybrid="Dict"),

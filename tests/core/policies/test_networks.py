@@ -215,7 +215,7 @@ def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: s
         settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
     elif "a2c" not in name:
         settings["batch_size"] = 4
-    network = {**TINY_CNN, "lstm_hidden_size": 4} if name.startswith("recurrent") else TINY_CNN
+    network = {**TINY_CNN, "lstm_hidden_size": 4} if "recurrent" in name else TINY_CNN
     spec = PolicySpec(algorithm, "CnnPolicy", policy_kwargs=network, **settings)
     action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
     masked = algorithm_info(name).takes_masks

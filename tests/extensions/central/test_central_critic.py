@@ -212,7 +212,8 @@ def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
 
 
 @pytest.mark.parametrize(
-    "algo", ["ppo", "a2c", "maskable_ppo", "maskable_a2c", "recurrent_ppo", "trpo", "maskable_trpo"]
+    "algo",
+    ["ppo", "a2c", "maskable_ppo", "maskable_a2c", "recurrent_ppo", "trpo", "maskable_trpo", "maskable_recurrent_ppo"],
 )
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(algo: str, tmp_path: Path) -> None:
     whole, first = made(algo).learn(48), made(algo).learn(24)

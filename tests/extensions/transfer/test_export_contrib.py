@@ -89,6 +89,14 @@ KINDS: dict[str, tuple[str, str, spaces.Space, spaces.Space, dict[str, Any], lis
     "a critic without": (
         "RecurrentPPO", "MlpLstmPolicy", CHOICES, CHOICES, {**LSTM, "enable_critic_lstm": False}, [*OWN, START]
     ),
+    "masks and memory": (
+        "MaskableRecurrentPPO", "MlpLstmPolicy", SPACE, CHOICES, {**LSTM, "enable_critic_lstm": False},
+        [*OWN, START, *MASK],
+    ),
+    "masks of bits, and a GRU": (
+        "MaskableRecurrentPPO", "MlpLstmPolicy", SPACE, spaces.MultiBinary(3), {**LSTM, "cell": "gru"},
+        [*OWN, *CRITICS, START, *MASK],
+    ),
 }  # fmt: skip
 
 
@@ -98,7 +106,9 @@ def stock(kind: str) -> tuple[Any, bytes]:
     name, policy, seen, done, network, _ = KINDS[kind]
     settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
     with integer_sizes():
-        algorithm = getattr(sb3_contrib, name)(policy, SpacesOnlyVecEnv(1, seen, done), **settings)
+        algorithm = getattr(sb3_contrib, name, getattr(marl_sb3, name))(
+            policy, SpacesOnlyVecEnv(1, seen, done), **settings
+        )
     with th.no_grad():
         for parameter in algorithm.policy.parameters():
             parameter.mul_(3)
