@@ -117,7 +117,8 @@ class PredictingPolicy(Policy):
     def __init__(self, algorithm: BaseAlgorithm, deterministic: bool, tells: bool = False) -> None:
         super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
-        self._predict = getattr(algorithm, "predict_arrays", algorithm.predict)
+        of_parts = hasattr(algorithm.action_space, "to_env")  # then, `predict` gives no arrays
+        self._predict: Any = getattr(algorithm, "predict_arrays" if of_parts else "predict")
         self._deterministic = deterministic
         can_tell = isinstance(algorithm, OnPolicyAlgorithm) and not initial_states(algorithm, 1)
         self._tells = tells and can_tell and not deterministic
