@@ -238,7 +238,7 @@ def _judge(
         for n, each in enumerate(episodes)
     ]
     masks = found.masks if takes_masks(algorithm) else None
-    if takes_masks(algorithm) and masks is None:
+    if takes_masks(algorithm, needed=True) and masks is None:
         words = f"policy {rows.policy_id!r}: {data} has no action masks"
         raise ConfigError(f"{words}; accepted: recordings of the same env", key="on")
     actions = np.concatenate(sampled)

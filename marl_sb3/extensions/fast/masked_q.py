@@ -143,18 +143,20 @@ class MaskedQLearning(QLearning):
         HindsightBuffer: MaskedHindsightBuffer,
     }
 
+    not_in_sb3: ClassVar[str] = "stores no action masks"  # what SB3's loop does
+
     def acting_kernels(self) -> Any:
         """See `FusedOffPolicy.acting_kernels`."""
         return self.kernels() if type(self).predict is MaskedQLearning.predict else None
 
     def learn(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: SB3's own loop tells no masks.
+        """Refuse: SB3's own loop tells no masks, and no teams.
 
         Raises:
             ConfigError: always.
         """
         name = type(self).__name__
-        words = f"{name}.learn() is SB3's loop, which stores no action masks; accepted: marl_sb3.train, or a"
+        words = f"{name}.learn() is SB3's loop, which {self.not_in_sb3}; accepted: marl_sb3.train, or a"
         raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
 
     @override

@@ -48,6 +48,7 @@ class TeamQLearning(MaskedQLearning, DQN):
     """
 
     needs_masks = False  # where the env gives none, all actions are allowed
+    not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
     replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
         TransitionReplayBuffer: TeamReplayBuffer,

@@ -202,7 +202,7 @@ class TeamExperience(ReplayExperience):
         rows = self.actor.rows
         if step.in_play is step.acted or (len(rows.agents) == 1 and self._states is None):
             return
-        waiting = np.flatnonzero(rows.of_agents(step.in_play & ~step.acted))
+        waiting = np.flatnonzero(rows.of_agents(step.in_play & ~step.acted & step.stepped[:, None]))
         if len(waiting):
             env_index, place = divmod(int(waiting[0]), len(rows.agents))
             name = type(self.algorithm).__name__
