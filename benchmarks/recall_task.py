@@ -37,6 +37,13 @@ Q: dict[str, Any] = {
     "target_update_interval": 400,
     "exploration_schedule": [[0, 1.0], [4000, 0.02]],  # by env steps
 }
+CONTINUOUS: dict[str, Any] = {
+    **COMMON,
+    "learning_rate": 3e-3,
+    "tau": 0.02,
+    "ent_coef": "auto_0.1",
+    "target_entropy": -2.0,
+}
 SEQUENCES: dict[str, Any] = {"burn_in": 4, "sequence_length": 10, "batch_size": 32}
 LSTM: dict[str, Any] = {"net_arch": [32], "lstm_hidden_size": 32}
 # Side -> algorithm, the mean payment that is aimed at, and settings.
@@ -44,10 +51,13 @@ SIDES: Mapping[str, tuple[str, float, dict[str, Any]]] = {
     "dqn-frames": ("dqn", 0.95, {**Q, "frame_stack": FRAMES, "batch_size": 128}),
     "dqn-lstm": ("recurrent_dqn", 0.95, {**Q, **SEQUENCES, "policy_kwargs": LSTM}),
     "dqn-gru": ("recurrent_dqn", 0.95, {**Q, **SEQUENCES, "policy_kwargs": {**LSTM, "cell": "gru"}}),
+    "sac-frames": ("sac", 0.85, {**CONTINUOUS, "frame_stack": FRAMES, "batch_size": 128}),
+    "sac-lstm": ("recurrent_sac", 0.85, {**CONTINUOUS, **SEQUENCES, "policy_kwargs": LSTM}),
+    "sac-gru": ("recurrent_sac", 0.85, {**CONTINUOUS, **SEQUENCES, "policy_kwargs": {**LSTM, "cell": "gru"}}),
 }
 SETTING = Setting(
-    what=f"DQN with {FRAMES} stacked frames, and recurrent DQN, in {N_ENVS} envs of two agents",
-    hyperparameters={**Q, **SEQUENCES},
+    what=f"DQN and SAC with {FRAMES} stacked frames, and with memory, in {N_ENVS} envs of two agents",
+    hyperparameters={**Q, **CONTINUOUS, **SEQUENCES},
     threads="1 torch thread",
     changes={},
 )

@@ -21,7 +21,7 @@ ACTIONS = {
     **dict.fromkeys(("ppo", "a2c", "trpo", "recurrent_ppo"), _ALL),
     **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo"), _NOT_BOX),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn", "vdn", "qmix"), _DISCRETE),
-    **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
+    **dict.fromkeys(("sac", "recurrent_sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
 FUSED = {
@@ -35,7 +35,7 @@ FUSED = {
         "rollouts of MLPs with LSTMs, on CPUs; updates in PyTorch, over whole sequences",
     ),
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
-    **dict.fromkeys(("crossq", "recurrent_dqn"), "nowhere"),
+    **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac"), "nowhere"),
 }
 # When to take it, in two sentences at most.
 ADVICE = {
@@ -65,6 +65,8 @@ ADVICE = {
     "qmix": "VDN with a network in the place of the sum, which sees the state of the env: it tells apart what a sum of "
     "values cannot. See [teams](../how_to/teams.md).",
     "sac": "The first one to try where actions are continuous and env steps take long.",
+    "recurrent_sac": "SAC for agents that have to remember: actor and critics have an LSTM or a GRU each, and learn "
+    "from [sequences of transitions](../how_to/replay.md#policies-that-remember). Each update takes longer than SAC's.",
     "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
     "tqc": "SAC whose critics learn quantiles; the most optimistic ones are left out. An update costs more arithmetic.",

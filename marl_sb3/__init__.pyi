@@ -50,6 +50,7 @@ from .extensions.fast.team_q import VDN as VDN
 from .extensions.hooks.episodes import RunningEpisode as RunningEpisode
 from .extensions.hooks.trajectories import Trajectory as Trajectory
 from .extensions.memory.algorithms import RecurrentDQN as RecurrentDQN
+from .extensions.memory.sac import RecurrentSAC as RecurrentSAC
 from .extensions.remote.ray import RaySettings as RaySettings
 from .extensions.remote.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 from .extensions.store.load import load_policies as load_policies

@@ -177,6 +177,8 @@ class AskedAgent:
         is_given = self.given.get("actions") is not None
         if is_given and isinstance(self.algorithm.action_space, spaces.Discrete):
             raise self.error(f"{self._its_policy} has a Q value of each action; leave the agent out of actions")
+        if self.given.get("state") is not None and inference.critic_states(self.algorithm, 1):
+            raise self.error(f"{self._its_policy} has critics with a memory of their own; accepted: no state")
         (seen, starts, _, states, _), actions = self.prepared[0], self._actions() if is_given else None
         with self.misfit_refused():
             values = inference.q_values(self.algorithm, seen, actions, states, starts)

@@ -231,6 +231,16 @@ class _QValuesWithMemory(_QValues):
         return self._net(batch.observations, states, starts)  # type: ignore[no-any-return]
 
 
+class _SquashedWithMemory(_SquashedLikelihood):
+    """RecurrentSAC: as SAC, over whole episodes from their start."""
+
+    in_sequences = True
+
+    @override
+    def _distribution(self, batch: Minibatch) -> Any:
+        return self.policy.get_distribution(batch.observations, *_at_start(self.policy, batch.sequences))[0]
+
+
 def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.Tensor]:
     """Return hidden and cell state at the start of an episode, and that no row starts one."""
     layers, _, size = policy.lstm_hidden_state_shape
@@ -241,6 +251,7 @@ def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.T
 # What a policy has -> its loss; the first that applies.
 _KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
     (lambda policy: hasattr(policy, "lstm_actor"), _LikelihoodWithMemory),
+    (lambda policy: hasattr(policy, "lstm_hidden_state_shape") and hasattr(policy, "critic"), _SquashedWithMemory),
     (lambda policy: hasattr(policy, "get_distribution"), _Likelihood),
     (lambda policy: hasattr(policy, "q_net") and hasattr(policy, "lstm_hidden_state_shape"), _QValuesWithMemory),
     (lambda policy: hasattr(policy, "q_net") or hasattr(policy, "quantile_net"), _QValues),

@@ -137,7 +137,7 @@ _Q = "DQN, QRDQN", lambda kinds: "exploration_fraction" in kinds
 _SAC = "SAC, TQC", lambda kinds: "target_entropy" in kinds and "target_update_interval" in kinds
 _ALL = "all", lambda kinds: "learning_rate" in kinds
 _BONUS = "with rollouts and an entropy bonus (PPO, A2C, ...)", lambda kinds: {"gae_lambda", "ent_coef"} <= kinds.keys()
-_SEQUENCES = "RecurrentDQN", lambda kinds: "burn_in" in kinds
+_SEQUENCES = "RecurrentDQN, RecurrentSAC", lambda kinds: "burn_in" in kinds
 _DOUBLE = "RecurrentDQN, VDN, QMIX", lambda kinds: "double_dqn" in kinds
 _A2C = "A2C", lambda kinds: "rms_prop_eps" in kinds
 _same = Meaning.value

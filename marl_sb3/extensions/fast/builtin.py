@@ -162,6 +162,7 @@ _ENTROPY: Mapping[str, Any] = {
     "target_entropy": FiniteFloat | Literal["auto"],
 }
 SAC: Mapping[str, Any] = {**_ENTROPY, "target_update_interval": _Delay}
+RECURRENT_SAC: Mapping[str, Any] = {**SAC, **_SEQUENCES}
 TQC: Mapping[str, Any] = {**SAC, "top_quantiles_to_drop_per_net": Annotated[int, Meta(ge=0)]}
 CROSSQ: Mapping[str, Any] = {
     **{name: kind for name, kind in _ENTROPY.items() if name != "tau"},  # there are no target networks
@@ -378,6 +379,16 @@ _BUILT_IN = (
         _ACTOR_CRITIC_LEARNER,
         _OF_ENTROPY,
         stock="stable_baselines3.sac.sac:SAC",
+    ),
+    AlgorithmInfo(
+        "recurrent_sac",
+        "marl_sb3.extensions.memory.sac:RecurrentSAC",
+        "SAC with LSTMs or GRUs, from sequences with a burn-in, as R2D2 learns Q values",
+        RECURRENT_SAC,
+        "marl_sb3.extensions.memory.algorithms:RecurrentLearner",
+        _OF_ENTROPY,
+        aliases=("sac_lstm", "sac_recurrent"),
+        has_memory=True,
     ),
     AlgorithmInfo(
         "td3",

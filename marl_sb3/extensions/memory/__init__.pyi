@@ -3,6 +3,7 @@
 from .algorithms import RecurrentDQN as RecurrentDQN
 from .networks import Memory as Memory
 from .networks import PolicyWithMemory as PolicyWithMemory
+from .sac import RecurrentSAC as RecurrentSAC
 from .sequences import SequenceBatch as SequenceBatch
 from .sequences import SequenceBuffer as SequenceBuffer
 from .sequences import SequenceDictBuffer as SequenceDictBuffer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.policies import BaseModel, BasePolicy
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -67,6 +67,11 @@ class Memory(nn.Module):
         outputs, hidden = self.net(features, states[0])
         return outputs, (hidden, states[1])
 
+    def initial(self, rows: int) -> Tensors:
+        """Return the states at the start of an episode."""
+        zeros = th.zeros(self.num_layers, rows, self.hidden_size, device=next(self.parameters()).device)
+        return zeros, zeros
+
     def after(self, features: th.Tensor, lengths: th.Tensor, states: Tensors) -> Tensors:
         """Return the states after the first `lengths`, (rows,), of the steps of each row."""
         packed = pack_padded_sequence(features, lengths.clamp(min=1), enforce_sorted=False)
@@ -76,12 +81,13 @@ class Memory(nn.Module):
 
 
 if TYPE_CHECKING:  # base classes of mixins for type checkers
-    _Base = BasePolicy
+    _Network = BaseModel
+    _Policy = BasePolicy
 else:
-    _Base = object
+    _Network = _Policy = object
 
 
-class Remembering(_Base):
+class Remembering(_Network):
     """Mixin for a network of SB3 whose layers get the outputs of a `Memory`, which gets the features."""
 
     memory: Memory
@@ -90,7 +96,8 @@ class Remembering(_Base):
         """(T, rows, features) of (T, rows, ...) observations."""
         first = next(iter(observations.values())) if isinstance(observations, dict) else observations
         flat: Any = map_arrays(lambda array: array.flatten(0, 1), observations)  # type: ignore[call-arg,arg-type]
-        features: th.Tensor = self.extract_features(flat, self.features_extractor)
+        extractor: Any = self.features_extractor
+        features: th.Tensor = self.extract_features(flat, extractor)
         return features.reshape(*first.shape[:2], -1)
 
     def step(self, observations: Observed, states: Tensors, starts: th.Tensor) -> tuple[th.Tensor, Tensors]:
@@ -102,7 +109,8 @@ class Remembering(_Base):
             starts: (rows,) bool, True where an episode starts: the state is not used there.
         """
         kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
-        features = self.extract_features(observations, self.features_extractor)
+        extractor: Any = self.features_extractor
+        features = self.extract_features(observations, extractor)
         outputs, after = self.memory(features.reshape(len(starts), -1, features.shape[-1]).swapaxes(0, 1), kept)
         return outputs.swapaxes(0, 1).flatten(0, 1), after
 
@@ -121,7 +129,7 @@ class Remembering(_Base):
         return outputs
 
 
-class PolicyWithMemory(_Base):
+class PolicyWithMemory(_Policy):
     """Mixin for a policy of SB3 that remembers.
 
     Attributes:
@@ -226,7 +234,7 @@ class RecurrentQNetwork(Remembering, QNetwork):
             starts: see there.
         """
         rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        given = states or (th.zeros(self.memory.num_layers, rows, self.memory.hidden_size, device=self.device),) * 2
+        given = states or self.memory.initial(rows)
         begin = th.zeros(rows, dtype=th.bool, device=self.device) if starts is None else starts > 0
         values: th.Tensor = self.q_net(self.step(obs, given, begin)[0])
         return values

@@ -211,6 +211,8 @@ LEARNERS = {
     "QMIX": replace(by_values(marl_sb3.QMIX, "q_net.q_net.2"), stock=None),
     "SAC, fused": continuous(marl_sb3.SAC, "actor.mu", "fused"),
     "stock SAC": continuous(stable_baselines3.SAC, "actor.mu"),
+    "RecurrentSAC": remembering(continuous(marl_sb3.RecurrentSAC, "actor.mu")),
+    "RecurrentSAC, GRU": remembering(continuous(marl_sb3.RecurrentSAC, "actor.mu"), cell="gru", n_steps=2),
     "TD3, fused": continuous(marl_sb3.TD3, "actor.mu.2", "fused", action_noise={"ornstein_uhlenbeck": 0.3}),
     "stock TD3": continuous(stable_baselines3.TD3, "actor.mu.2", action_noise={"ornstein_uhlenbeck": 0.3}),
     "DDPG, fused": continuous(marl_sb3.DDPG, "actor.mu.2", "fused", action_noise={"normal": 0.3}),

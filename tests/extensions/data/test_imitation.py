@@ -56,7 +56,7 @@ class Masked(Toy):
         return np.ones(2, dtype=bool)
 
 
-OF_BOXES = ("sac", "td3", "ddpg", "tqc", "crossq")
+OF_BOXES = ("sac", "recurrent_sac", "td3", "ddpg", "tqc", "crossq")
 SMALL_BUFFER = {"buffer_size": 400, "learning_starts": 4, "batch_size": 8}
 SMALL_ROLLOUTS: dict[str, Any] = {"n_steps": 16}
 

@@ -186,8 +186,19 @@ MEANINGS = [
     ("maskable_ppo", {"entropy_coeff_schedule": RATES}, {"ent_coef": RATES}),
     ("a2c", {"epsilon": 0.1}, {"rms_prop_eps": 0.1}),
     ("qmix", {"double_q": False, "grad_clip": 9.0}, {"double_dqn": False, "max_grad_norm": 9.0}),
+    (
+        "recurrent_dqn",
+        {"burn_in_len": 4, "max_seq_len": 9, "double_q": False},
+        {"burn_in": 4, "sequence_length": 9, "double_dqn": False},
+    ),
+    ("recurrent_sac", {"burn_in_len": 4}, {"burn_in": 4}),
     ("dqn", {"double_q": False}, {}),
 ]
+
+
+def test_double_q_learning_is_named_where_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"RLlib's double_q is True; accepted: false; .* recurrent_dqn has it"):
+        load_config("e", settings={"algo": "dqn", "double_q": True})
 
 
 @pytest.mark.parametrize(("algo", "given", "expected"), MEANINGS)
