@@ -24,6 +24,7 @@ from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import Opponent, RandomOpponent, play_episodes, play_seats
 
+PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
 POLICIES = {"a": 0, "b": 1}  # what the policies of `ZeroSum` always do
 
 
@@ -290,6 +291,7 @@ def test_an_opponent_that_fails_is_named_with_agent_env_and_step(answer: Any, st
         (spaces.Box(-1, 1, (2,), np.float32), np.array([1, 0]), [float("nan"), 0]),
         (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3]),
         (spaces.Discrete(3, start=5), np.int64(7), 2),
+        (PARTS, (np.int64(3), {"aim": np.array([0.5, 1], np.float32)}), (0, {"aim": np.array([0.5, 1], np.float32)})),
     ],
 )
 def test_actions_are_those_of_the_env(space: Any, good: Any, bad: Any) -> None:
@@ -297,9 +299,24 @@ def test_actions_are_those_of_the_env(space: Any, good: Any, bad: Any) -> None:
     algorithm, env = make(SampledEnv, env_kwargs=settings), make_vec_env(SampledEnv, **settings)
     play_episodes(algorithm, env, 1, acting=["a"], against=answering(good))
     (received,) = env.call("received", [0])
-    assert all(np.array_equal(step["b"], good) for step in received)
+    for step in received:
+        np.testing.assert_equal(step["b"], good)
     with pytest.raises(HookError, match="accepted: an action in"):
         play_episodes(algorithm, env, 1, acting=["a"], against=answering(bad))
+    play_episodes(algorithm, env, 1, acting=["a"], against="random")
+    assert all(space.contains(step["b"]) for step in env.call("received", [0])[0])
+
+
+def test_actions_of_several_parts_are_those_that_the_mask_allows() -> None:
+    settings = {"observation_space": spaces.Box(-1, 1, (2,)), "action_space": PARTS, "masked": True}
+    spec = {"shared": PolicySpec("maskable_ppo", batch_size=4)}
+    algorithm, env = make(SampledEnv, policies=spec, env_kwargs=settings), make_vec_env(SampledEnv, **settings)
+    play_episodes(algorithm, env, 3, acting=["a"], against="random")
+    moves = [step["b"][0] - 1 for step in env.call("received", [0])[0]]
+    assert all(move != number % 3 % 2 for number, move in enumerate(moves))  # of steps 0, 1 and 2 of each episode
+    forbidden = (np.int64(1), {"aim": np.zeros(2, np.float32)})
+    with pytest.raises(HookError, match="which the action mask forbids"):
+        play_episodes(algorithm, env, 1, acting=["a"], against=answering(forbidden))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.extensions.fast import joined_actions
 from marl_sb3.extensions.fast.hybrid import ChoicesDistribution, HybridDistribution
 from marl_sb3.extensions.fast.hybrid_masks import MaskableHybridDistribution
+from marl_sb3.extensions.transfer import export_policies
 
 # In this order: aim (2 numbers), gear (2 and 3 choices), mode (3 choices), power (1 number), tools (2 flags).
 PARTS: dict[str, spaces.Space[Any]] = {
@@ -247,3 +248,31 @@ def test_other_algorithms_are_refused_in_words(spec: PolicySpec) -> None:
 def test_actions_of_several_parts_are_not_rescaled() -> None:
     with pytest.raises(ConfigError, match=r"rescale_actions: the action space is Dict\("):
         trained(PolicySpec(marl_sb3.PPO, batch_size=8, rescale_actions=True))
+
+
+class OfParts(SampledEnv):
+    """Two agents with actions of several parts."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (3,)), spaces.Dict(PARTS))
+
+
+def test_a_run_is_evaluated_resumed_and_exported_as_sb3s_file_but_not_as_a_graph(tmp_path: Path) -> None:
+    settings = {"n_steps": 8, "batch_size": 8, "policy_kwargs": {"net_arch": [4]}, "checkpoints.every": 1}
+    options: dict[str, Any] = {"n_envs": 2, "seed": 0, "settings": settings, "progress_bar": False}
+    whole = marl_sb3.train(OfParts, timesteps=48, run_dir=tmp_path / "whole", **options)
+    run = marl_sb3.train(OfParts, timesteps=32, run_dir=tmp_path / "run", **options)
+    resumed = marl_sb3.train(resume=run.folder, timesteps=48, progress_bar=False)
+    for name, tensor in whole.algorithm.policies["shared"].policy.state_dict().items():
+        assert th.equal(tensor, resumed.algorithm.policies["shared"].policy.state_dict()[name])
+    bundle = marl_sb3.load_policies(run.folder)  # the checkpoint holds the spaces
+    metrics = [
+        marl_sb3.evaluate_policies(each, make_vec_env(OfParts), 3, seed=1) for each in (bundle, resumed.algorithm)
+    ]
+    assert metrics[0]["episode_return_mean"] == metrics[1]["episode_return_mean"] == 9
+    (exported,) = export_policies(bundle, tmp_path / "out")
+    seen = np.zeros(3, np.float32)
+    action = marl_sb3.PPO.load(exported.path).predict(seen, deterministic=True)[0]
+    np.testing.assert_equal(action, bundle.predict({"a": seen}, deterministic=True)["a"])
+    with pytest.raises(ConfigError, match="HybridActorCriticPolicy with HybridDistribution has no ONNX form"):
+        export_policies(bundle, "onnx", tmp_path / "onnx")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from fake_pool import FakePool, in_fake_pool
+from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
 from toy_envs import NoisyEnv, ScriptedEnv
@@ -126,6 +127,19 @@ def trained(algorithm: MultiAgentAlgorithm, iterations: int = 4) -> str:
     return digest(algorithm)
 
 
+PARTS = spaces.Dict({"choice": spaces.Discrete(3), "force": spaces.Box(-1, 1, (1,))})
+
+
+class OfParts(NoisyEnv):
+    """The same with actions of a choice and a force, of which it sees the digits."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return PARTS
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        return super().step({a: int(own["choice"] + 3 * round(1 + own["force"][0])) for a, own in actions.items()})
+
+
 def dying(period: int) -> Callable[[int, str], bool]:
     """Every `period`-th piece of work ends its runner."""
     calls = iter(range(1, 10**6))
@@ -139,6 +153,11 @@ def test_runners_that_die_change_nothing(kind: str, make: Callable[..., MultiAge
     pool = FakePool(dies=dying(3))
     assert trained(make(kind, in_fake_pool(pool, 2))) == undisturbed
     assert len(pool.ended) > 3  # the two at the end, and those that died
+
+
+def test_actions_of_several_parts_come_from_shards(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    undisturbed = trained(make("ppo", env=OfParts))
+    assert trained(make("ppo", in_fake_pool(FakePool(dies=dying(3)), 2), env=OfParts)) == undisturbed
 
 
 class Counted(NoisyEnv):

@@ -187,6 +187,26 @@ class Nested(Healthy):
         return super().step(actions)
 
 
+class Parts(Healthy):
+    """Its actions are a Dict, with masks of its choices."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        action = spaces.Dict({"move": spaces.Discrete(3), "force": spaces.Box(-1, 1, (1,), np.float32)})
+        self.spaces = {agent: (observed, action) for agent, (observed, _) in self.spaces.items()}
+
+    def begin(self) -> Any:
+        observations, infos = super().begin()
+        return observations, {agent: {"action_mask": np.array([1, 0, 1], np.int8)} for agent in infos}
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        assert all(action["move"] != 1 for action in actions.values()), "a forbidden action"
+        numbers = {agent: action["move"] + action["force"][0] for agent, action in actions.items()}
+        *returned, infos = super().step(numbers)
+        masks = {agent: {"action_mask": np.array([1, 0, 1], np.int8)} for agent in infos}
+        return *returned, masks  # type: ignore[return-value]
+
+
 class Trades(AECEnv):
     """Two agents take turns; each is paid for its action, and the other, once it has acted, pays a third of that."""
 
@@ -246,5 +266,6 @@ HEALTHY: Mapping[Factory, set[str]] = {
     LivesAgain: {"ends-early"},
     TakesTurns: set(),
     Nested: set(),
+    Parts: set(),
     Trades: set(),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from faulty_answers import PLANTED_ANSWERS, THE_END, NotANumber
 from faulty_behaviour import PLANTED_BEHAVIOUR
-from healthy import HEALTHY, Healthy, Nested
+from healthy import HEALTHY, Healthy, Nested, Parts
 from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import ConfigError
@@ -47,7 +47,7 @@ def test_nothing_is_found_in_a_healthy_env(factory: Callable[..., ParallelEnv]) 
     report = examined(factory, measure_s=0.01)
     assert set(found(report)) == HEALTHY[factory], [str(finding.seen[0]) for finding in report.findings]
     assert report.facts["vectorizer_env_steps_per_s"] > 0
-    assert report.facts["algorithm_class"] == ("MaskablePPO" if factory is Nested else "PPO")
+    assert report.facts["algorithm_class"] == ("MaskablePPO" if factory in (Nested, Parts) else "PPO")
 
 
 def test_observations_of_several_parts_are_computed_with() -> None:

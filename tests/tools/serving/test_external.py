@@ -22,6 +22,7 @@ import httpx
 import pytest
 from clients import agents_of, external
 from forked import ForkServer
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
@@ -325,3 +326,30 @@ def test_the_example_runs_against_a_training_that_is_resumed(in_tmp: Path, serve
         if arguments is begins:
             assert "\nserve with: python -m marl_sb3.serve run\n" in Path("out").read_text()
     assert Path("run/progress.csv").read_text().splitlines()[-1].startswith("3,1536,")
+
+
+PARTS = spaces.Dict({"move": spaces.Discrete(3, start=1), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,))])})
+
+
+class OfParts(ScriptedEnv):
+    """Takes actions of several parts."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return PARTS
+
+
+def test_clients_get_and_choose_actions_of_several_parts() -> None:
+    with training(OfParts(LONG)) as (url, algorithm), PolicyClient(url) as client:
+        episode = client.start_episode()
+        for _ in range(20):
+            action = client.get_action(episode, {"a": [1.0, 2.0, 3.0]})["a"]
+            assert action["move"] in (1, 2, 3)
+            assert all(-1 <= number <= 1 for number in action["aim"][0])
+            client.log_returns(episode, {"a": 1.0})
+        chosen = {"a": {"move": 3, "aim": [[0.5, -0.5]]}}
+        client.log_action(episode, {"a": [1.0, 2.0, 3.0]}, chosen, {"a": -1.5})
+        client.log_returns(episode, {"a": 1.0})
+        with pytest.raises(ServerError, match="the action, move, is 4; accepted"):
+            client.log_action(episode, {"a": [1.0, 2.0, 3.0]}, {"a": {"move": 4, "aim": [[0, 0]]}}, {"a": -1.5})
+        buffer: Any = algorithm.policies["p"].rollout_buffer
+        assert any(row.tolist() == [0.5, -0.5, 2.0] for row in buffer.actions[:, 0])

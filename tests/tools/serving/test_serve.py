@@ -15,6 +15,8 @@ import httpx
 import numpy as np
 import pytest
 from forked import ForkServer
+from gymnasium import spaces
+from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
@@ -436,3 +438,27 @@ def test_a_run_without_checkpoints_and_a_taken_port_are_refused(
     assert "holds no valid checkpoint" in capsys.readouterr().err
     assert main([str(run), "--port", str(client.base_url.port)]) == 2
     assert "--port 0 for any free one" in capsys.readouterr().err
+
+
+class OfParts(SampledEnv):
+    """One agent with actions of several parts."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,)), PARTS, {"a": (3, "terminated")})
+
+
+PARTS = spaces.Dict({"move": spaces.Discrete(3, start=1), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,))])})
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_actions_of_several_parts_are_answered_as_the_env_has_them(tmp_path: Path, backend: Any) -> None:
+    run = trained(tmp_path / "run", timesteps=12, env=OfParts)
+    action = load_policies(run).predict({"a": np.zeros(2, np.float32)}, deterministic=True)["a"]
+    asked = {"observations": {"a": [[0.0, 0.0]] * 2}, "batch": 2}
+    with policy_server(run, reload_s=0, backend=backend) as server, httpx.Client(base_url=server.address) as client:
+        described = client.get("/info").json()["agents"]["a"]["action_space"]
+        answers = [client.post("/predict", json=body).json() for body in (asked, {"observations": {"a": [0.0, 0.0]}})]
+    assert described["spaces"]["move"] == {"kind": "Discrete", "n": 3, "start": 1}
+    many, one = (answer["actions"]["a"] for answer in answers)
+    assert one == {"aim": [pytest.approx(action["aim"][0].tolist(), abs=1e-6)], "move": int(action["move"])}
+    assert many == [one, one]
