@@ -65,7 +65,8 @@ class BatchedEnv(ABC):
     def action_masks(self) -> BoolArray | None:
         """(E, A, n) bool: the actions that every agent may take now, laid out as in `VecStep.action_masks`.
 
-        None at the first reset: the envs have no masks, and are not asked again.
+        None at the first reset: the envs have no masks, and are not asked again. They are also asked where agents have
+        just been truncated, before any env is reset: of these agents, what they could have done next, or all alike.
         """
         return None
 

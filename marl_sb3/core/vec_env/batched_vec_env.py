@@ -11,6 +11,7 @@ from gymnasium import spaces
 from typing_extensions import override
 
 from marl_sb3.core.envs import (
+    MASK,
     RAISED,
     BatchedEnv,
     BatchedStep,
@@ -147,7 +148,10 @@ class BatchedVecEnv(InProcessVecEnv):
             index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
             raise self._error(index, column, f"reward is {rewards[index, column]}, not a finite number")
         observations = self._shown()
-        ended = terminated | truncated
+        ended, infos = terminated | truncated, step.infos
+        if self._masked and truncated.any():  # what a truncated agent could do next counts where values are learned
+            masks = np.array(self._of_env("action_masks", self._all_envs))
+            infos = {agent: {MASK: masks[:, at], **infos.get(agent, {})} for at, agent in enumerate(self.agents)}
         to_act, episode_done = acted, self._none_done
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
         reset_infos: dict[int, Mapping[str, Any]] = {}
@@ -178,7 +182,7 @@ class BatchedVecEnv(InProcessVecEnv):
             stepped=self._all_stepped,
             episode_done=episode_done,
             final_observations=final_observations,
-            infos=ArrayInfos(step.infos, self.num_envs),
+            infos=ArrayInfos(infos, self.num_envs),
             reset_infos=reset_infos,
             env_state=self._env_state(),
             final_env_states=final_env_states,

@@ -51,7 +51,7 @@ class ArrayInfos:
         self._num_envs = num_envs
 
     def __getitem__(self, env_index: int) -> dict[str, Any]:
-        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self.columns.items()}
+        return {agent: {k: v[env_index].tolist() for k, v in info.items()} for agent, info in self.columns.items()}
 
     def values(self, agent: AgentID, key: str) -> Array:
         """See `StepInfos.values`."""

@@ -114,6 +114,21 @@ def expected_masks(vec: MultiAgentVecEnv, seeds: Sequence[Sequence[int]]) -> lis
 
 
 @pytest.mark.parametrize("vectorizer", ALL)
+def test_the_infos_of_a_truncated_agent_have_the_mask_of_its_final_observation(vectorizer: str) -> None:
+    vec = make_vec_env(MaskedEnv, n_envs=2, seed=5, vectorizer=vectorizer)
+    vec.limit_episodes(3)
+    vec.reset()
+    for _ in range(3):
+        (masks,) = vec.latest.action_masks
+        assert masks is not None
+        step = vec.step([masks.argmax(axis=2)])
+    assert step.truncated.tolist() == [[False, True]] * 2
+    for index in range(2):
+        found = np.asarray(step.infos[index]["b"]["action_mask"])
+        assert found.tolist() == mask_of(episode_seed(5, index, 0), 3, 1)
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
 def test_masks_are_those_of_the_present_observations(vectorizer: str) -> None:
     seeds = [[episode_seed(5, env, episode) for episode in range(4)] for env in range(3)]
     vec = make_vec_env(MaskedEnv, n_envs=3, seed=5, vectorizer=vectorizer)
