@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, ActingWatcher, Actor
+from marl_sb3.core.config import built_in
 from marl_sb3.core.experience import NEVER, Experience, ExperienceHook, Rewriter
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
@@ -320,14 +321,12 @@ class LocalRunner(Runner):
             watcher.begin_episodes(step)
 
     def _warn_of_unused_masks(self, step: VecStep) -> None:
-        for actor, experience in self._pairs:
-            rows = actor.rows
-            if experience is not None and not actor.policy.takes_masks and rows.masks(step.action_masks) is not None:
-                _log.warning(
-                    "policy %s does not use the action masks of the env, and may choose forbidden actions; "
-                    "maskable_ppo, maskable_dqn and maskable_qrdqn (MaskablePPO, ... in Python) never do",
-                    rows.policy_id,
-                )
+        trained = [actor for actor, experience in self._pairs if experience is not None]
+        masked = [actor for actor in trained if actor.rows.masks(step.action_masks) is not None]
+        if unaware := [str(actor.rows.policy_id) for actor in masked if not actor.policy.takes_masks]:
+            who = "policy %s does" if len(unaware) == 1 else "policies %s do"
+            words = f"{who} not use the action masks of the env, and may choose forbidden actions; %s never do"
+            _log.warning(words, ", ".join(unaware), ", ".join(n for n, info in built_in().items() if info.takes_masks))
 
     # --- State -------------------------------------------------------------------------------------------------------
 

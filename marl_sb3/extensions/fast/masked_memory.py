@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyInputs, RecurrentRolloutPolicy, RolloutPolicy
 from marl_sb3.core.on_policy import MemoryDictRolloutBuffer, MemoryRolloutBuffer
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
 from marl_sb3.extensions.fast.masked_on_policy import masks_in_update, without_gsde
-from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import MemoryPolicy
 from marl_sb3.types import Array, BoolArray
 from marl_sb3.wrappers import choices_of
@@ -192,7 +192,18 @@ class MaskableRecurrentPPO(RecurrentPPO):
         "CnnLstmPolicy": MaskableMemoryCnnPolicy,
         "MultiInputLstmPolicy": MaskableMemoryMultiInputPolicy,
     }
-    learn = MaskedQLearning.learn
+    takes_joined_actions = False
+
+    def learn(self, *arguments: Any, **settings: Any) -> Any:
+        """Refuse: SB3's own loop tells no masks.
+
+        Raises:
+            ConfigError: always.
+        """
+        words = (
+            "MaskableRecurrentPPO.learn() is SB3's loop, which stores no action masks; accepted: marl_sb3.train, or a"
+        )
+        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.MaskableRecurrentPPO)")
 
     def train(self) -> None:
         """Update the policy from the rollout buffer, see `sb3_contrib.RecurrentPPO.train`."""

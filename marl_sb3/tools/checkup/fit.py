@@ -20,6 +20,12 @@ from marl_sb3.tools.checkup.player import random_action
 from marl_sb3.types import Array
 
 MASKED = "maskable_ppo"  # the algorithm for envs with action masks
+# What else chooses among the actions that a mask allows -> when to take it.
+_MASKED_TOO = {
+    "maskable_recurrent_ppo": "where agents have to remember",
+    "maskable_dqn": "with a replay buffer",
+}
+_WITH_MASKS = {spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
 
 
 def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
@@ -33,9 +39,17 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
         "algorithm": algorithm,
         "algorithm_class": ALGORITHMS[algorithm].class_name,
         "action_masks": masked,
+        "masked_too": _masked_too(vec_env) if masked else {},
         "policies": "shared" if len(groups) == 1 else "per_agent",
         "groups": groups,
     }
+
+
+def _masked_too(vec_env: MultiAgentVecEnv) -> dict[str, str]:
+    """Return the other algorithms with masks that fit the actions; those with a replay buffer take Discrete ones."""
+    kinds = {type(group.action_space) for group in vec_env.groups}
+    takes = {name: {spaces.Discrete} if "buffer" in when else _WITH_MASKS for name, when in _MASKED_TOO.items()}
+    return {name: when for name, when in _MASKED_TOO.items() if name in ALGORITHMS and kinds <= takes[name]}
 
 
 def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         one = "one shared policy" if facts["policies"] == "shared" else "a policy for each agent"
         yield "fits", f"{facts['algorithm_class']} with {policies}, {one}, vectorizer {facts['vectorizer']}"
     if facts.get("action_masks"):
-        yield "action masks", "given by the env; an algorithm that knows masks never takes a forbidden action"
+        others = "".join(f"; {when}, {name}" for name, when in facts["masked_too"].items())
+        yield "action masks", f"given by the env; {facts['algorithm']} never takes a forbidden action{others}"
     if facts.get("compared_processes") is False:
         yield "left out", "the comparison of two processes, which have to be able to import the env"
 

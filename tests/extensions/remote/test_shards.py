@@ -531,4 +531,15 @@ def test_a_policy_that_does_not_use_the_masks_of_the_env_is_named_once(
         algorithm.forget_episodes()
         algorithm.train_iteration()
     (warning,) = [record.getMessage() for record in caplog.records if "masks" in record.getMessage()]
-    assert warning.startswith("policy b does not use the action masks of the env, and may choose forbidden actions")
+    assert warning.startswith("policy b does not use the action masks of the env, and may choose forbidden actions; ")
+    assert {"maskable_ppo", "maskable_a2c", "maskable_recurrent_ppo", "maskable_dqn"} <= {
+        *warning.partition("; ")[2].removesuffix(" never do").split(", ")
+    }
+
+
+def test_several_policies_that_do_not_use_the_masks_are_named_together(caplog: pytest.LogCaptureFixture) -> None:
+    specs = dict.fromkeys("ab", PolicySpec(PPO))
+    env = make_vec_env(ScriptedEnv, n_envs=2, masked=True)
+    MultiAgentAlgorithm(env, specs, n_steps=8, batch_size=8, n_epochs=1, device="cpu").train_iteration()
+    (warning,) = [record.getMessage() for record in caplog.records if "masks" in record.getMessage()]
+    assert warning.startswith("policies a, b do not use the action masks of the env")

@@ -48,6 +48,8 @@ def test_nothing_is_found_in_a_healthy_env(factory: Callable[..., ParallelEnv]) 
     assert set(found(report)) == HEALTHY[factory], [str(finding.seen[0]) for finding in report.findings]
     assert report.facts["vectorizer_env_steps_per_s"] > 0
     assert report.facts["algorithm_class"] == ("MaskablePPO" if factory in (Nested, Parts) else "PPO")
+    others = ["maskable_recurrent_ppo", "maskable_dqn"] if factory is Nested else []
+    assert list(report.facts["masked_too"]) == others
 
 
 def test_observations_of_several_parts_are_computed_with() -> None:
