@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +12,10 @@ import numpy as np
 import stable_baselines3
 import torch as th
 import torch.nn.functional as F
+from gymnasium.spaces import Dict
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
 from marl_sb3.core.acting import Decision, ExploringPolicy, PolicyInputs
@@ -31,7 +36,7 @@ from marl_sb3.extensions.memory.networks import (
     RecurrentDQNMultiInputPolicy,
     RecurrentDQNPolicy,
 )
-from marl_sb3.extensions.memory.sequences import SequenceBatch, SequenceBuffer, SequenceDictBuffer
+from marl_sb3.extensions.memory.sequences import SequenceBatch, SequenceBuffer, SequenceDictBuffer, Sequences
 from marl_sb3.types import Array
 
 # --- Acting ----------------------------------------------------------------------------------------------------------
@@ -93,6 +98,9 @@ class WithMemory(_Base):
     """
 
     policy: Any
+    replay_buffer: Any
+    _states: States = ()  # in SB3's own loop: the recurrent states of its envs before their next actions
+    _acting: th.Tensor | None = None  # outputs of the memory, while SB3's own loop chooses actions
 
     def __init__(self, *arguments: Any, burn_in: int = 10, sequence_length: int = 20, **settings: Any) -> None:
         self.burn_in, self.sequence_length = burn_in, sequence_length
@@ -100,7 +108,14 @@ class WithMemory(_Base):
             if settings.get(name):
                 words = f"{name} is true, which {type(self).__name__} does not have; accepted: false"
                 raise ConfigError(words, key=name)
+        if inspect.isclass(settings.get("replay_buffer_class")):
+            self._refuse_single_transitions(settings["replay_buffer_class"])
         super().__init__(*arguments, **settings)
+
+    def _refuse_single_transitions(self, kind: type[Any]) -> None:
+        if issubclass(kind, ReplayBuffer) and not issubclass(kind, Sequences):
+            words = f"replay_buffer_class is {kind.__name__}, but {type(self).__name__} learns from sequences"
+            raise ConfigError(f"{words}; accepted: none", key="replay_buffer_class")
 
     @staticmethod
     def bytes_of_states(policy_kwargs: Mapping[str, Any]) -> int:
@@ -131,9 +146,8 @@ class WithMemory(_Base):
             HindsightBuffer: self._refuse_goals,
         }
 
-    def _refuse_goals(self, *_: Any, **__: Any) -> Any:
-        words = f"replay_buffer_class is HerReplayBuffer, whose goals {type(self).__name__} does not have"
-        raise ConfigError(f"{words}; accepted: none", key="replay_buffer_class")
+    def _refuse_goals(self, *_: Any, **__: Any) -> None:
+        self._refuse_single_transitions(HerReplayBuffer)
 
     def explore(self, outputs: th.Tensor) -> Array:
         """Return actions for (rows, size) outputs of the memory, as `predict` chooses them without `deterministic`."""
@@ -148,27 +162,66 @@ class WithMemory(_Base):
         deterministic: bool = False,
     ) -> tuple[Array, States]:
         """See `PolicyWithMemory.predict`; not deterministic, it explores."""
+        if self._acting is not None:
+            return self.explore(self._acting), ()
         if deterministic:
             return self.policy.predict(observation, state, episode_start, deterministic)  # type: ignore[no-any-return]
         outputs, after, is_batch = self.policy.remembered(observation, state or (), episode_start)
         actions = self.explore(outputs)
         return actions if is_batch else actions.squeeze(axis=0), after[: len(initial_states(self, 1))]
 
-    def learn(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: SB3's own loop keeps no recurrent states.
+    # --- SB3's own loop ----------------------------------------------------------------------------------------------
 
-        Raises:
-            ConfigError: always.
-        """
-        name = type(self).__name__
-        words = f"{name}.learn() is SB3's loop, which keeps no recurrent states; accepted: marl_sb3.train, or a"
-        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
+    def _setup_model(self) -> None:
+        given: Any = self.replay_buffer_class
+        kind: Any = given or Unmade
+        self.replay_buffer_class = kind
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by this one
+            super()._setup_model()
+        self.replay_buffer_class = given
+        if given is None:
+            make = self.replay_buffers[NStepDictBuffer if isinstance(self.observation_space, Dict) else NStepBuffer]
+            settings = {"device": self.device, "n_envs": self.n_envs, "n_steps": self.n_steps, "gamma": self.gamma}
+            given_sizes = self.buffer_size, self.observation_space, self.action_space
+            self.replay_buffer = make(*given_sizes, **settings, **self.replay_buffer_kwargs)
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        before = self._last_obs
+        prepared = super()._setup_learn(*args, **kwargs)
+        if self._last_obs is not before:  # the envs were reset
+            self.replay_buffer.break_off(np.ones(self.n_envs, dtype=np.bool_))
+        return prepared
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
+        assert self._last_episode_starts is not None
+        states = self._states
+        if not states or states[0].shape[1] != self.n_envs:
+            states = (*initial_states(self, self.n_envs), *critic_states(self, self.n_envs))
+        kept = np.where(self._last_episode_starts[:, None], 0, np.stack(states))
+        self.replay_buffer.states_before = kept.transpose(2, 0, 1, 3)
+        self._acting, self._states, _ = self.policy.remembered(self._last_obs, states, self._last_episode_starts)
+        try:
+            return super()._sample_action(*args, **kwargs)
+        finally:
+            self._acting = None
+
+    def _store_transition(self, *args: Any) -> None:
+        super()._store_transition(*args)
+        self._last_episode_starts = args[4]  # where episodes ended
+
+
+class Unmade:
+    """Stands for a replay buffer until the policy is made, whose states it is to hold."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Allocate no memory."""
 
 
 class RecurrentDQN(WithMemory, stable_baselines3.DQN):
     """DQN with an LSTM or a GRU, which learns from sequences of transitions: see `WithMemory`.
 
-    The arguments are those of `stable_baselines3.DQN`, and these. It learns in trainings of marl_sb3.
+    The arguments are those of `stable_baselines3.DQN`, and these.
 
     Args:
         buffer_size: number of transitions that the replay buffer holds, each with the recurrent state before it.

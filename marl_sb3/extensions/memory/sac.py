@@ -187,7 +187,7 @@ class RecurrentSACMultiInputPolicy(RecurrentSACPolicy):
 class RecurrentSAC(WithMemory, stable_baselines3.SAC):
     """SAC with LSTMs or GRUs, which learns from sequences of transitions: see `WithMemory`.
 
-    The arguments are those of `stable_baselines3.SAC`, and these. It learns in trainings of marl_sb3.
+    The arguments are those of `stable_baselines3.SAC`, and these.
 
     Args:
         buffer_size: number of transitions that the replay buffer holds, each with the recurrent states before it: of

@@ -59,7 +59,10 @@ class Sequences(RowRings):
 
     Attributes:
         num_drawn: number of transitions that were drawn to be learned from since it was set.
+        states_before: (rows, num_states, *state_shape), those before the transitions that SB3's own loop adds next.
     """
+
+    states_before: Array
 
     names: ClassVar[Sequence[str]] = (*RowRings.names, "states")
 
@@ -86,6 +89,13 @@ class Sequences(RowRings):
         super()._put_observations(places, added)
         assert added.states is not None
         self.states[places] = added.states[:, self.kept_states]
+
+    def add(self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: Any) -> None:
+        """See `ReplayBuffer.add`."""
+        timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        rows = np.arange(self.n_envs)
+        ends = np.asarray(done), timeouts, rows, None, self.states_before
+        self.add_transitions(Transitions(obs, next_obs, action, reward, *ends))
 
     # --- Drawing -----------------------------------------------------------------------------------------------------
 

@@ -157,9 +157,9 @@ def masked(algorithm: type[BaseAlgorithm], chooses: str, path: str, **network: A
 
 
 def remembering(kind: Kind, cell: str = "lstm", **more: Any) -> Kind:
-    """The same with a memory; SB3 has none of them."""
+    """The same with a memory: SB3 has none of them, but its own loop trains them."""
     settings = {**kind.hyperparameters, "burn_in": 2, "sequence_length": 3, **more}
-    return replace(kind, hyperparameters=settings, network={**MEMORY, "cell": cell}, stock=None)
+    return replace(kind, hyperparameters=settings, network={**MEMORY, "cell": cell}, stock=kind.algorithm)
 
 
 SMALL_TRPO = {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}

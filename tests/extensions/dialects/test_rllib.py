@@ -197,7 +197,7 @@ MEANINGS = [
 
 
 def test_double_q_learning_is_named_where_it_is() -> None:
-    with pytest.raises(ConfigError, match=r"RLlib's double_q is True; accepted: false; .* recurrent_dqn has it"):
+    with pytest.raises(ConfigError, match=r"double_q is True; accepted: false; .* recurrent_dqn, vdn and qmix have"):
         load_config("e", settings={"algo": "dqn", "double_q": True})
 
 

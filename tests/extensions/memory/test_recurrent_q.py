@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from toy_envs import NoisyEnv, ScriptedEnv
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_envs import NoisyEnv, RandomEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentDQN, load_policies, make_vec_env
@@ -217,6 +219,46 @@ def test_random_actions_leave_the_state_as_that_of_the_best_ones() -> None:
         np.testing.assert_array_equal(own, other)
 
 
+# --- In SB3's own loop -----------------------------------------------------------------------------------------------
+
+
+def random_env() -> RandomEnv:
+    return RandomEnv(spaces.Box(-1, 1, (3,)), spaces.Discrete(3))
+
+
+def in_sb3(env: Any, **settings: Any) -> RecurrentDQN:
+    given = {**SMALL, "policy_kwargs": MEMORY, **settings}
+    return RecurrentDQN("MlpPolicy", env, seed=3, device="cpu", **given)
+
+
+def test_sb3s_own_loop_stores_the_states_of_its_envs_also_when_it_goes_on() -> None:
+    policy: Any = in_sb3(random_env(), train_freq=1)
+    policy.learn(25)
+    policy.learn(9, reset_num_timesteps=False)
+    buffer, states = policy.replay_buffer, tensors(np.zeros((2, 2, 3), np.float32))
+    assert buffer.counts.tolist() == [34]
+    assert 0 < buffer.dones.sum() < 34
+    for line in range(34):
+        for own, expected in zip(tensors(buffer.states[line, 0]), states, strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-6)
+        states = stepped(policy, buffer.observations[line, 0], states)
+        if buffer.dones[line, 0]:
+            states = tensors(np.zeros((2, 2, 3), np.float32))
+    policy.learn(5)  # which resets the env
+    assert (buffer.timeouts[33, 0], buffer.dones[33, 0]) == (1, 0)
+    assert not buffer.states[34].any()
+
+
+def test_a_loaded_one_learns_with_other_envs_and_other_buffers_are_refused(tmp_path: Path) -> None:
+    in_sb3(random_env(), n_steps=2).learn(12).save(tmp_path / "file")
+    loaded = RecurrentDQN.load(tmp_path / "file", DummyVecEnv([random_env] * 2), learning_starts=2)
+    before = {name: value.clone() for name, value in loaded.policy.state_dict().items()}
+    loaded.learn(10)
+    assert any(not th.equal(value, before[name]) for name, value in loaded.policy.state_dict().items())
+    with pytest.raises(ConfigError, match="replay_buffer_class is ReplayBuffer, but RecurrentDQN learns from sequence"):
+        in_sb3(random_env(), replay_buffer_class=ReplayBuffer)
+
+
 # --- What it learns --------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +308,7 @@ class Goals(ScriptedEnv):
         ({"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}, ScriptedEnv,
          "optimize_memory_usage is true, which RecurrentDQN does not have; accepted: false"),
         ({"replay_buffer_class": "HerReplayBuffer", "policy": "MultiInputPolicy"}, Goals,
-         "replay_buffer_class is HerReplayBuffer, whose goals RecurrentDQN does not have"),
+         "replay_buffer_class is HerReplayBuffer, but RecurrentDQN learns from sequences"),
         ({"policy_kwargs": {"cell": "rnn"}}, ScriptedEnv, "cell"),
         ({"replay_data": "somewhere"}, ScriptedEnv, "replay_data is set, but RecurrentDQN: it learns from sequences"),
         ({"exploration": marl_sb3.SoftQ()}, ScriptedEnv, "exploration is SoftQ with RecurrentDQN"),
@@ -283,9 +325,3 @@ def test_it_has_no_onnx_form(tmp_path: Path) -> None:
     words = "RecurrentDQNPolicy needs recurrent state and is no RecurrentActorCriticPolicy, so that it has no ONNX form"
     with pytest.raises(ConfigError, match=words):
         export_policies(load_policies(played()[0].save(tmp_path / "saved"), device="cpu"), "onnx", tmp_path)
-
-
-def test_sb3s_own_loop_is_refused_in_words() -> None:
-    words = r"RecurrentDQN.learn\(\) is SB3's loop, which keeps no recurrent states; accepted: marl_sb3.train"
-    with pytest.raises(ConfigError, match=words):
-        played()[1].learn(10)
