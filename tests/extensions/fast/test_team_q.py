@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import NoisyEnv, ScriptedEnv
+from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
 from marl_sb3.errors import ConfigError
@@ -178,6 +179,34 @@ def test_a_shared_reward_is_that_of_each_agent_that_is_there() -> None:
     assert policy.targets(batch).tolist() == [1, 2, 3, 4, 5]
 
 
+BOX = spaces.Box(-5, 5, (2,), np.float32)
+OBSERVED: Mapping[str, tuple[spaces.Space[Any], int, dict[str, Any]]] = {
+    "choices": (spaces.Discrete(4), 4, {}),
+    "several choices": (spaces.MultiDiscrete([2, 3]), 5, {}),
+    "parts": (spaces.Dict({"place": spaces.Discrete(4), "vector": BOX}), 6, {}),
+    "normalised": (BOX, 2, {"normalize_observations": True}),
+    "identity": (BOX, 4, {"agent_indicator": True}),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_a_team_may_observe_anything_and_the_mixer_sees_all_of_it(name: str) -> None:
+    space, numbers, more = OBSERVED[name]
+    script = {"a": (5, "truncated"), "b": (3, "terminated")}
+    env = make_vec_env(SampledEnv, n_envs=2, observation_space=space, action_space=spaces.Discrete(3), script=script)
+    spec = PolicySpec("qmix", "MultiInputPolicy" if name == "parts" else "MlpPolicy", **{**SMALL, **NARROW, **more})
+    algorithm = MultiAgentAlgorithm(env, {"team": spec}, n_steps=10, seed=3, device="cpu").learn(60)
+    policy = team_of(algorithm)
+    assert policy.mixing.inputs == 2 * (numbers + 1)
+    vec_normalize = policy._vec_normalize_env
+    batch = policy.replay_buffer.batch_of(np.arange(15), np.zeros(15, np.int64), vec_normalize)
+    seen = policy._seen_by_all(batch.observations, batch.present)
+    assert seen.shape == (15, 2 * (numbers + 1))
+    assert (seen[batch.present[:, 1] == 0, numbers : 2 * numbers] == 0).all()
+    assert (vec_normalize is not None) == (name == "normalised")
+    assert th.isfinite(policy.targets(batch)).all()
+
+
 # --- The mixer -------------------------------------------------------------------------------------------------------
 
 
@@ -338,8 +367,8 @@ def game(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
 def test_in_the_two_step_game_qmix_finds_what_no_sum_of_values_tells(algo: str, paid: int, game: Any) -> None:
     """A training with a faster step; the benchmark has that of the documentation."""
-    small = {"learning_rate": 0.01, "train_freq": 4, "target_update_interval": 200, "policy_kwargs": {"net_arch": [16]}}
-    assert game.train(algo, 6_000, 0, **small) == paid
+    small = {"learning_rate": 0.01, "train_freq": 2, "target_update_interval": 200, "policy_kwargs": {"net_arch": [16]}}
+    assert game.train(algo, 2_500, 0, **small) == paid
 
 
 @pytest.mark.proof
