@@ -23,8 +23,10 @@ _Composite = (spaces.Dict, spaces.Tuple)
 class Part(NamedTuple):
     """A part of an action that has no parts, and the columns of its numbers in the vector."""
 
-    space: Space
+    space: Any
     columns: slice
+    most: Array  # the largest number of each choice, counted from 0; empty for a Box
+    start: Array  # what the space counts from
 
     @property
     def size(self) -> int:
@@ -111,7 +113,8 @@ class JoinedActions(spaces.Box):  # noqa: PLW1641 - like all spaces, it has no h
         for space in _leaves(self.of_env):
             low, high = _bounds(space)
             first = self.parts[-1].columns.stop if self.parts else 0
-            self.parts.append(Part(space, slice(first, first + len(low))))
+            most = np.array(choices_of(space) or (), np.int64) - 1
+            self.parts.append(Part(space, slice(first, first + len(low)), most, np.asarray(getattr(space, "start", 0))))
             bounds.append((low, high))
         self.choices = tuple(size for part in self.parts for size in choices_of(part.space) or ())
         is_real = np.concatenate([[isinstance(part.space, spaces.Box)] * part.size for part in self.parts]).astype(bool)
@@ -156,8 +159,7 @@ class JoinedActions(spaces.Box):  # noqa: PLW1641 - like all spaces, it has no h
 
     def join_parts(self, values: Sequence[Array], lead: Sequence[int] = ()) -> Array:
         """Return the vectors, (*lead, n), of what `split_parts` returns."""
-        starts = [np.asarray(getattr(part.space, "start", 0)) for part in self.parts]
-        from_zero = [value - start for value, start in zip(values, starts, strict=True)]
+        from_zero = [value - part.start for value, part in zip(values, self.parts, strict=True)]
         columns = [
             np.asarray(numbers, np.float32).reshape(*lead, part.size)
             for part, numbers in zip(self.parts, from_zero, strict=True)
@@ -239,10 +241,10 @@ def _bounds(space: Space) -> tuple[Array, Array]:
 
 def _of_part(part: Part, numbers: Array) -> Any:
     """Return numbers, (..., size), as values of the part's space, (..., *shape)."""
-    space: Any = part.space
+    space = part.space
     shape = (*numbers.shape[:-1], *(space.shape or ()))
     if isinstance(space, spaces.Box):
-        inside: Array = np.clip(numbers.reshape(shape).astype(space.dtype), space.low, space.high)
+        inside = np.minimum(np.maximum(numbers.reshape(shape).astype(space.dtype), space.low), space.high)
         return np.asarray(inside, space.dtype)
-    whole = np.clip(np.rint(numbers), 0, np.array(choices_of(space)) - 1).astype(np.int64)
-    return (whole.reshape(shape) + np.asarray(getattr(space, "start", 0))).astype(space.dtype)[()]
+    whole = np.minimum(np.maximum(np.rint(numbers), 0), part.most).astype(np.int64)
+    return (whole.reshape(shape) + part.start).astype(space.dtype)[()]

@@ -236,8 +236,9 @@ def test_agents_are_asked_for_actions_of_their_env_and_what_they_think_of_these(
         PolicySpec(marl_sb3.DQN),
         PolicySpec(stable_baselines3.PPO, batch_size=8),
         PolicySpec(marl_sb3.MaskableA2C),
+        PolicySpec(marl_sb3.MaskableRecurrentPPO, batch_size=8),
     ],
-    ids=["SAC", "DQN", "SB3's PPO", "MaskableA2C"],
+    ids=["SAC", "DQN", "SB3's PPO", "MaskableA2C", "MaskableRecurrentPPO"],
 )
 def test_other_algorithms_are_refused_in_words(spec: PolicySpec) -> None:
     words = r"the action space is Dict\(.*; accepted: ppo, a2c, trpo, recurrent_ppo, maskable_ppo"
