@@ -260,7 +260,7 @@ class Actor(Stateful):
     def _discounted_values(self, final_observations: Observations, rows: BoolArray) -> Array:
         """Return the (n,) discounted values of observations that rows, (rows,) bool, were truncated on."""
         states, starts = tuple(array[:, rows] for array in self.states), np.zeros(np.count_nonzero(rows), dtype=bool)
-        inputs = PolicyInputs(self._transposed(final_observations), starts, None, states)
+        inputs = PolicyInputs(self._transposed(final_observations), starts, None, states, rows)
         return self.policy.algorithm.gamma * self.policy.final_values(inputs)  # type: ignore[no-any-return]
 
     def break_off(self, step: VecStep) -> None:

@@ -14,8 +14,9 @@ from toy_envs import NoisyEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.extensions.central.critic import CentralCritic, PopArt
+from marl_sb3.extensions.central import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
+from marl_sb3.extensions.central.value_net import ValueNet
 
 SMALL: dict[str, Any] = {"n_steps": 6, "learning_rate": 0.01, "policy_kwargs": {"net_arch": [8]}}
 MINIBATCHES: dict[str, Any] = {"batch_size": 8, "n_epochs": 2}
@@ -136,7 +137,7 @@ class AtUpdates(marl_sb3.MultiAgentCallback):
         algorithm: Any = self.model
         buffer = algorithm.parts.learners[policy_id].buffer
         acted = buffer.acted
-        self.found.append((critic_of(algorithm).values(buffer.central[acted]), buffer.values[acted].copy()))
+        self.found.append((critic_of(algorithm, policy_id).values(buffer.central[acted]), buffer.values[acted].copy()))
 
 
 def test_its_values_are_those_of_the_rollout() -> None:
@@ -178,20 +179,41 @@ def test_it_knows_what_only_the_other_agent_sees(algo: str, env_state: bool) -> 
     assert explained() < 0.3
 
 
-def test_popart_changes_units_and_not_values() -> None:
+def net(popart: bool = True) -> tuple[ValueNet, list[th.nn.Linear]]:
     th.manual_seed(0)
-    layer, features = PopArt(4, True), th.randn(5, 4)
-    layer.take_in(np.array([1.0, 3.0]))
+    layers = [th.nn.Linear(4, 6), th.nn.Linear(6, 1)]
+    return ValueNet(layers, popart), layers
 
-    def values() -> Any:
-        mean, std = layer.units.of_numbers()
-        return (layer(features) * std + mean).detach().numpy()
 
-    assert [float(number) for number in layer.units.of_numbers()] == pytest.approx([2.0, 1.0])
-    before = values()
-    layer.take_in(np.array([100.0, 300.0]))
-    assert layer.units.of_numbers()[0] > 5
-    np.testing.assert_allclose(values(), before, rtol=1e-4)
+def test_popart_changes_units_and_not_values() -> None:
+    own, inputs = net()[0], np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    own.take_in(inputs, np.array([1.0, 3.0], np.float32))
+    assert [float(number) for number in own.of_returns.of_numbers()] == pytest.approx([2.0, 1.0])
+    before = own.values(inputs)
+    own.take_in(inputs, np.array([100.0, 300.0], np.float32))
+    assert own.of_returns.of_numbers()[0] > 5
+    np.testing.assert_allclose(own.values(inputs), before, rtol=1e-4)
+
+
+def test_it_learns_as_pytorch_does() -> None:
+    own, layers = net(popart=False)
+    rng = np.random.default_rng(1)
+    inputs, returns = (rng.normal(size=shape).astype(np.float32) * 8 for shape in ((30, 4), 30))
+    own.take_in(inputs, returns)
+    same = th.nn.Sequential(layers[0], th.nn.ReLU(), layers[1])
+    optimizer = th.optim.Adam(same.parameters(), lr=0.05, eps=1e-5)
+    losses, minibatches = [], [np.arange(first, first + 10) for first in (0, 10, 20)] * 4
+    for chosen in minibatches:
+        found = same(th.from_numpy(own.units.of(inputs[chosen])))[:, 0]
+        loss = th.nn.functional.huber_loss(found, th.from_numpy(returns[chosen]), delta=10.0)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        th.nn.utils.clip_grad_norm_(same.parameters(), 10.0)
+        optimizer.step()
+        losses.append(loss.item())
+    assert own.learn(inputs, returns, minibatches, 0.05) == pytest.approx(np.mean(losses), rel=1e-4)
+    expected = same(th.from_numpy(own.units.of(inputs)))[:, 0].detach().numpy()
+    np.testing.assert_allclose(own.values(inputs), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_actors_stay_as_they_were(tmp_path: Path) -> None:
@@ -243,9 +265,13 @@ def test_what_does_not_go_with_it_is_refused(make: Any, message: str) -> None:
         MultiAgentAlgorithm(made().env, {"shared": make()})
 
 
-def test_policies_that_take_turns_are_refused() -> None:
-    env = make_vec_env("classic/rps-v2", n_envs=2)
-    specs = {name: PolicySpec(**SMALL, **CENTRAL) for name in "ab"}
-    mapping = SwappedAssignment(dict(zip(env.agents, "ab", strict=True)))
-    with pytest.raises(ConfigError, match="central_critic, and other policies play its agents in turn"):
-        MultiAgentAlgorithm(env, specs, policy_mapping_fn=mapping, seed=0).learn(64)
+def test_policies_may_take_turns() -> None:
+    """Each critic estimates for the rows that its policy plays, also at the end of agents that are truncated."""
+    env = make_vec_env(NoisyEnv, n_envs=3, seed=0, plans=[[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 3)
+    specs = {name: PolicySpec(**SMALL, **MINIBATCHES, **CENTRAL) for name in "xy"}
+    mapping = SwappedAssignment({"a": "x", "b": "y"})
+    look = AtUpdates()
+    MultiAgentAlgorithm(env, specs, policy_mapping_fn=mapping, n_steps=6, seed=0, device="cpu").learn(90, callback=look)
+    assert len({len(values) for values, _ in look.found}) > 1
+    for values, kept in look.found:
+        np.testing.assert_allclose(values, kept, atol=1e-5)
