@@ -136,7 +136,8 @@ class AtUpdates(marl_sb3.MultiAgentCallback):
     def on_update_start(self, policy_id: str, batch: Any) -> None:
         algorithm: Any = self.model
         buffer = algorithm.parts.learners[policy_id].buffer
-        acted = buffer.acted
+        acted = buffer.acted.copy()
+        acted[0] = False  # transitions that began in the rollout before have values of then
         self.found.append((critic_of(algorithm, policy_id).values(buffer.central[acted]), buffer.values[acted].copy()))
 
 
