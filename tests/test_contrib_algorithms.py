@@ -16,7 +16,9 @@ from marl_sb3.train import main as train
 
 FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=n_steps=4", "--set=batch_size=4", "--set=learning_rate=0.001"]
 ENVS = {"trpo": "arena", "recurrent_ppo": "arena", "maskable_ppo": "classic/tictactoe-v3"}
-NETWORKS = {"recurrent_ppo": ["--set=policy_kwargs.net_arch=[4]", "--set=policy_kwargs.lstm_hidden_size=4"]}
+ENVS["maskable_recurrent_ppo"] = "classic/tictactoe-v3"
+SMALL = ["--set=policy_kwargs.net_arch=[4]", "--set=policy_kwargs.lstm_hidden_size=4"]
+NETWORKS = {"recurrent_ppo": SMALL, "maskable_recurrent_ppo": [*SMALL, "--set=policy_kwargs.cell=gru"]}
 
 
 def results(folder: Path) -> list[dict[str, object]]:
