@@ -16,7 +16,7 @@ onnx  POLICY.onnx, which any ONNX runtime opens; needs
         inputs   a batch of observations of the env: observation, or
                  observation.KEY for each key of a Dict; action_mask of
                  policies with masks; hidden_state, cell_state and
-                 episode_start of RecurrentPPO
+                 episode_start of policies with memory
         outputs  actions (deterministic), values, logits or mean and log_std,
                  q_values; next_ and the name of each state
       The file's metadata say what each is, and what to feed first. Before a

@@ -111,7 +111,7 @@ class Remembering(_Network):
         kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
         extractor: Any = self.features_extractor
         features = self.extract_features(observations, extractor)
-        outputs, after = self.memory(features.reshape(len(starts), -1, features.shape[-1]).swapaxes(0, 1), kept)
+        outputs, after = self.memory(features.reshape(starts.shape[0], -1, features.shape[-1]).swapaxes(0, 1), kept)
         return outputs.swapaxes(0, 1).flatten(0, 1), after
 
     def unroll(self, batch: SequenceBatch, states: Tensors) -> th.Tensor:

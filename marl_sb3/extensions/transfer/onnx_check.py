@@ -154,10 +154,12 @@ def _by_sb3(algorithm: Any, observations: Observations, more: Arrays) -> dict[st
     masked = {} if masks is None else {"action_masks": masks}
     asked = algorithm if has_q_values(policy) else policy  # the policies of Q values know no masks
     actions, after = asked.predict(observations, deterministic=True, **memory, **masked)
+    kept = {f"{NEXT}{name}": array for name, array in zip(STATES, after or (), strict=False)}
     if has_q_values(policy):
-        return {"actions": actions, "q_values": inference.q_values(algorithm, observations, None)}
+        q_values = inference.q_values(algorithm, observations, None, of_actor, starts)
+        return {"actions": actions, "q_values": q_values, **kept}
     if not hasattr(policy, "predict_values"):
-        return {"actions": actions}
+        return {"actions": actions, **kept}
     values, after_critic = inference.values(algorithm, observations, of_critic or of_actor, starts)
     states = dict(zip((*STATES, *CRITIC_STATES), (*(after or ()), *after_critic), strict=False))
     found = {"actions": actions, "values": values, **{f"{NEXT}{name}": array for name, array in states.items()}}

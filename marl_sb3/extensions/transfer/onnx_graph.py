@@ -183,22 +183,28 @@ def more_inputs(algorithm: BaseAlgorithm, rows: int) -> dict[str, Array]:
     """Return what a graph takes besides observations, by name, as in the first step of an episode: see `PolicyGraph`.
 
     Raises:
-        ConfigError: the policy takes masks or has a memory, but is not of sb3-contrib's classes.
+        ConfigError: the policy takes masks or has a memory, but is not of a class of sb3-contrib or marl_sb3 for that.
     """
     own, masked = initial_states(algorithm, rows), takes_masks(algorithm)
     knows_masks = has_q_values(algorithm.policy) or (own and MASKS in signature(algorithm.policy.forward).parameters)
     foreign = masked and not knows_masks
     for takes, what, place in ((bool(own), "recurrent state", _RECURRENT_POLICY),
                                (foreign, "action masks", _MASKABLE_POLICY)):  # fmt: skip
-        if takes and not _is_a(algorithm.policy, place):
+        if takes and not _is_a(algorithm.policy, place) and not _remembers(algorithm.policy):
             words = f"{type(algorithm.policy).__name__} needs {what} and is no {place.partition(':')[2]}"
             raise ConfigError(f"{words}, so that it has no ONNX form; an SB3 zip holds it")
     masks = np.ones((rows, sum(choices_of(algorithm.action_space) or ())), dtype=np.bool_)
     of_masks = {MASK: masks} if masked else {}
     if not own:
         return of_masks
-    of_critic = dict(zip(CRITIC_STATES, critic_states(algorithm, rows), strict=False))  # it may have none
+    critic = () if _remembers(algorithm.policy) else critic_states(algorithm, rows)  # which may have none
+    of_critic = dict(zip(CRITIC_STATES, critic, strict=False))
     return {**dict(zip(STATES, own, strict=True)), **of_critic, START: np.zeros(rows, dtype=np.bool_), **of_masks}
+
+
+def _remembers(policy: Any) -> bool:
+    """Whether a policy is one with memory of marl_sb3: RecurrentDQN's or RecurrentSAC's."""
+    return hasattr(policy, "remember")
 
 
 def has_q_values(policy: Any) -> bool:
@@ -234,6 +240,10 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         more: the inputs of `more_inputs`.
     """
     masks = {MASKS: more[MASK]} if MASK in more else {}
+    if _remembers(policy):
+        hidden, kept = policy.remember(observations, tuple(more[name] for name in STATES), more[START])
+        values = (policy.q_net.q_net(hidden),) if has_q_values(policy) else ()
+        return policy.choose(hidden, deterministic=True), *values, *kept
     if START in more:
         states = [tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES)]
         after: Any
@@ -303,7 +313,7 @@ class PolicyGraph(nn.Module):
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in inputs.items()]
         # `observation`, or `observation.<key>` for each key of a Dict. With masks also `action_mask` (batch, choices)
-        # bool. Of RecurrentPPO also `hidden_state` and `cell_state` (layers, batch, size), the same with
+        # bool. With memory also `hidden_state` and `cell_state` (layers, batch, size), the same with
         # `critic_` before it if the critic has an LSTM of its own, and `episode_start` (batch,) bool.
         self.input_names = (*inputs, *self._more)
 
@@ -447,7 +457,7 @@ def _quiet_exporter() -> Iterator[None]:
         with unchecked_distributions(), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 warns about its own code
             # It puts stand-ins for the weights of an LSTM in their place while it looks at the graph.
-            warnings.filterwarnings("ignore", message=r"The tensor attributes self\.policy\.lstm_\w+\._flat_weights")
+            warnings.filterwarnings("ignore", message=r"The tensor attributes self\.policy\.[\w.]+\._flat_weights")
             # All inputs share one batch axis, as intended.
             warnings.filterwarnings("ignore", message=r".*The axis name: batch will not be used")
             yield

@@ -15,10 +15,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_envs import NoisyEnv, RandomEnv, ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentDQN, load_policies, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentDQN, make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.memory import SequenceBatch
-from marl_sb3.extensions.transfer import export_policies
 
 MEMORY = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {
@@ -319,9 +318,3 @@ class Goals(ScriptedEnv):
 def test_what_needs_single_transitions_is_refused(given: dict[str, Any], env: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         MultiAgentAlgorithm(make_vec_env(env), {"p": PolicySpec(RecurrentDQN, **{**SMALL, **given})}, device="cpu")
-
-
-def test_it_has_no_onnx_form(tmp_path: Path) -> None:
-    words = "RecurrentDQNPolicy needs recurrent state and is no RecurrentActorCriticPolicy, so that it has no ONNX form"
-    with pytest.raises(ConfigError, match=words):
-        export_policies(load_policies(played()[0].save(tmp_path / "saved"), device="cpu"), "onnx", tmp_path)

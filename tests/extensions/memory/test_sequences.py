@@ -10,7 +10,9 @@ import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_envs import RandomEnv
 
+import marl_sb3
 from marl_sb3.core.off_policy import Transitions
 from marl_sb3.extensions.memory import SequenceBatch, SequenceBuffer, SequenceDictBuffer
 
@@ -140,6 +142,18 @@ def test_each_transition_counts_the_same_also_at_the_ends_of_episodes() -> None:
     counted = np.bincount(numbers.flatten(), batch.weights.numpy().flatten())
     assert np.count_nonzero(counted) == 14
     np.testing.assert_allclose(counted[counted > 0], 1 / 14, rtol=0.06)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["RecurrentDQN", "RecurrentSAC"])
+def test_the_memory_that_states_take_is_known_before(name: str, cell: str) -> None:
+    kind = getattr(marl_sb3, name)
+    network: dict[str, Any] = {"lstm_hidden_size": 5, "n_lstm_layers": 2, "cell": cell}
+    actions = spaces.Discrete(2) if name == "RecurrentDQN" else NUMBERS
+    env = RandomEnv(NUMBERS, actions)
+    states = kind("MlpPolicy", env, buffer_size=9, policy_kwargs=network, device="cpu").replay_buffer.states
+    assert states.nbytes == 9 * kind.bytes_of_states(network)
+    assert kind.bytes_of_states({}) == {"RecurrentDQN": 2048, "RecurrentSAC": 4096}[name]
 
 
 def test_states_of_a_gru_are_kept_without_its_cell_state() -> None:
