@@ -175,7 +175,8 @@ class RescaleActions:
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        if type(space) is not spaces.Box or not (space.is_bounded() and (space.low < space.high).all()):
+        of_parts = hasattr(space, "to_env")  # then, some numbers are choices
+        if not isinstance(space, spaces.Box) or of_parts or not (space.is_bounded() and (space.low < space.high).all()):
             words = f"rescale_actions: the action space is {space}; accepted: a Box with finite bounds"
             raise ConfigError(words, key="rescale_actions")
         assert space.dtype is not None

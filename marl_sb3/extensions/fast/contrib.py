@@ -66,6 +66,20 @@ class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO, HybridMaskedActions):
             self.rollout_buffer_class = joined_masks(self.rollout_buffer_class or stock)
         super()._setup_model()
 
+    @override
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, Any]:
+        """See `sb3_contrib.MaskablePPO.predict`, and that of the base class."""
+        given = (observation, state, episode_start, deterministic, action_masks)
+        actions, after = self.predict_arrays(*given)
+        return self.env_actions(actions), after
+
 
 class MaskablePPOLearner(ContribPPOLearner):
     """See `OnPolicyLearner`. An env without action masks is refused when its agents act first."""

@@ -236,8 +236,13 @@ class HybridActions(OnPolicyAlgorithm):
         return super().predict(observation, *more, **settings)
 
     @override
-    def predict(self, observation: Any, *more: Any, **settings: Any) -> tuple[Any, Any]:
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, Any]:
         """See `BaseAlgorithm.predict`; of Tuple and Dict spaces, the env's action, or a list of them for a batch."""
-        actions, state = self.predict_arrays(observation, *more, **settings)
-        space = self.action_space
-        return (space.to_env(actions) if isinstance(space, JoinedActions) else actions), state
+        actions, after = self.predict_arrays(observation, state, episode_start, deterministic)
+        return self.env_actions(actions), after
+
+    def env_actions(self, actions: Array) -> Any:
+        """Return what `predict` gives for what `predict_arrays` gives."""
+        return self.action_space.to_env(actions) if isinstance(self.action_space, JoinedActions) else actions

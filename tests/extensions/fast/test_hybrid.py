@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
@@ -187,6 +189,15 @@ def test_it_learns_is_saved_and_loaded_and_predicts_actions_of_the_env(name: str
     assert len(again.predict(again.get_env().reset())[0]) == 1
 
 
+@pytest.mark.parametrize("name", ["PPO", "A2C", "TRPO", "RecurrentPPO", "MaskablePPO", "MaskableA2C", "MaskableTRPO"])
+def test_predict_takes_what_that_of_sb3_takes(name: str) -> None:
+    """Whether it takes `action_masks` says whether evaluations give it any."""
+    cls: Any = getattr(marl_sb3, name)
+    stock: Any = stable_baselines3.PPO if "Maskable" not in name else sb3_contrib.MaskablePPO
+    own, wanted = (list(inspect.signature(each.predict).parameters) for each in (cls, stock))
+    assert own == wanted
+
+
 def test_loaded_without_an_env_it_takes_one_of_the_same_actions_only(tmp_path: Path) -> None:
     env = Aimed(VECTOR, spaces.Dict(PARTS))
     marl_sb3.PPO("MlpPolicy", DummyVecEnv([lambda: env]), **BATCHES).save(tmp_path / "model.zip")
@@ -263,7 +274,7 @@ def test_a_run_is_evaluated_resumed_and_exported_as_sb3s_file_but_not_as_a_graph
     options: dict[str, Any] = {"n_envs": 2, "seed": 0, "settings": settings, "progress_bar": False}
     whole = marl_sb3.train(OfParts, timesteps=48, run_dir=tmp_path / "whole", **options)
     run = marl_sb3.train(OfParts, timesteps=32, run_dir=tmp_path / "run", **options)
-    resumed = marl_sb3.train(resume=run.folder, timesteps=48, progress_bar=False)
+    resumed = marl_sb3.train(OfParts, resume=run.folder, timesteps=16, progress_bar=False)
     for name, tensor in whole.algorithm.policies["shared"].policy.state_dict().items():
         assert th.equal(tensor, resumed.algorithm.policies["shared"].policy.state_dict()[name])
     bundle = marl_sb3.load_policies(run.folder)  # the checkpoint holds the spaces
