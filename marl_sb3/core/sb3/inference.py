@@ -30,7 +30,13 @@ def takes_masks(algorithm: BaseAlgorithm, *, needed: bool = False) -> bool:
 
 @cache
 def _predict_takes_masks(algorithm: type[BaseAlgorithm]) -> bool:
-    return "action_masks" in inspect.signature(algorithm.predict).parameters
+    for method in (vars(cls)["predict"] for cls in algorithm.__mro__ if "predict" in vars(cls)):
+        parameters = inspect.signature(method).parameters
+        if "action_masks" in parameters:
+            return True
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):  # it hands nothing on
+            return False
+    return False
 
 
 def initial_states(algorithm: BaseAlgorithm, rows: int) -> States:
