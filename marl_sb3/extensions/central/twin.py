@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
@@ -67,7 +68,18 @@ class _JointLines(Lines):
         self.make_room(Joint(0, 0, 0, 0))
 
     def make_room(self, widths: Joint) -> None:
-        """Make columns of these widths."""
+        """Make columns of these widths.
+
+        Raises:
+            ConfigError: they need more memory than is available.
+        """
+        size, available = 4 * self.buffer_size * self.n_envs * sum(widths), psutil.virtual_memory().available
+        if size > available:
+            words = f"central_critic: what it keeps in the replay buffer needs {size / 2**30:,.1f} GiB of memory"
+            raise ConfigError(
+                f"{words}, and {available / 2**30:,.1f} are available; accepted: a smaller buffer_size",
+                key="buffer_size",
+            )
         for name, width in widths._asdict().items():
             setattr(self, name, np.zeros((self.buffer_size, self.n_envs, width), np.float32))
 

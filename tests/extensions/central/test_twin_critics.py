@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch as th
 from gymnasium import spaces
@@ -291,6 +293,10 @@ def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(mo
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: made("sac", buffer_size=2 * 10**8).learn(8),
+            "keeps in the replay buffer needs .* a smaller buffer_size",
+        ),
         (lambda: made("tqc"), "central_critic, central_critic_net is set, but TQC"),
         (lambda: made("sac", n_steps=3), "central_critic does not go with this n_steps; accepted: n_steps=1"),
         (lambda: made("sac", replay_data="x"), "this replay_data; accepted: no recorded data"),
@@ -304,3 +310,10 @@ def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(mo
 def test_what_does_not_go_with_them_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_replay_buffers_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = made("sac")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(ConfigError, match=r"keeps in the replay buffer needs 0\.0 GiB .* a smaller buffer_size"):
+        algorithm.learn(8)
