@@ -94,6 +94,7 @@ RUNS = {
     "recall_task": Small(
         "--delays 4 --sides dqn-frames,dqn-lstm --timesteps 1000 --seeds 1", {"dqn-frames-4", "dqn-lstm-4"}
     ),
+    "platform_task": Small("--sides hybrid,numbers --timesteps 512 --seeds 1", {"hybrid", "numbers"}),
     "two_step_game": Small("--timesteps 16 --seeds 1", {"vdn", "qmix"}),
     "team_task": Small("--algos sac --timesteps 500 --seeds 1", {"sac-central", "sac-own"}),
     "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
@@ -118,7 +119,7 @@ RUNS = {
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
 NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning", "team_task"}
-NO_SPEEDS |= {"references", "search_errors"}
+NO_SPEEDS |= {"references", "search_errors", "platform_task"}
 
 Load = Callable[[str], ModuleType]
 
