@@ -27,9 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from command_line import add_count, add_names, parser, positive
 from measure import Report, Setting, say
 from preset_jobs import Budget, Job, run_jobs
+from scipy.stats import trim_mean
 from trainings import one_torch_thread
 
 from marl_sb3.files import read_yaml
@@ -124,7 +126,7 @@ def reached(result: Result) -> dict[str, str]:
         }
     several = len(found["agent_episode_returns_mean"]) > 1
     what = f"{'sum of returns' if several else 'return'}{'' if found['deterministic'] else ', sampled actions'}"
-    return {what: f"{found['episode_return_mean']:.1f}{stopped}"}
+    return {what: f"{found['episode_return_mean']:.2f}{stopped}"}
 
 
 def words_for(result: Result) -> str:
@@ -134,10 +136,23 @@ def words_for(result: Result) -> str:
     return f"{result['train_s']:.0f} s, " + ", ".join(f"{what} {value}" for what, value in reached(result).items())
 
 
+def middle(results: Sequence[Result]) -> str:
+    """Return the interquartile mean of the sums of returns over seeds, and its 95 % interval by bootstrap, in words.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264, show why this mean; of fewer than four seeds it is the mean.
+    """
+    sums = [result["evaluation"].get("episode_return_mean") for result in results]
+    if len(sums) < 2 or None in sums:
+        return ""
+    drawn = np.random.default_rng(0).choice(np.array(sums, dtype=float), (10_000, len(sums)))
+    low, high = np.quantile(trim_mean(drawn, 0.25, axis=1), (0.025, 0.975))
+    return f"{trim_mean(sums, 0.25):.2f} ({low:.2f} to {high:.2f})"
+
+
 def table(by_name: Mapping[str, Sequence[Result]]) -> str:
     """Return a Markdown table with a row for each preset and measurement; seconds are medians over seeds."""
     seeds = sorted({result["seed"] for results in by_name.values() for result in results})
-    head = ["arguments", "env steps", "CPU seconds", "seconds", "measured", *(f"seed {seed}" for seed in seeds)]
+    head = ["arguments", "env steps", "CPU seconds", "seconds", "measured", *(f"seed {seed}" for seed in seeds), "IQM"]
     lines = [head, ["---"] * len(head)]
     for name, results in by_name.items():
         arguments = results[0]["arguments"] if results[0]["variant"] == "" else name
@@ -145,7 +160,8 @@ def table(by_name: Mapping[str, Sequence[Result]]) -> str:
         begin = [f"`{arguments}`", f"{results[0]['env_steps']:,}", *seconds]
         by_seed = {result["seed"]: reached(result) for result in results}
         for what in reached(results[0]):
-            lines.append([*begin, what, *(by_seed.get(seed, {}).get(what, "") for seed in seeds)])
+            of_all = middle(results) if begin[0] else ""
+            lines.append([*begin, what, *(by_seed.get(seed, {}).get(what, "") for seed in seeds), of_all])
             begin = [""] * len(begin)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
