@@ -341,7 +341,7 @@ def test_id_that_a_module_registers_when_it_is_imported_is_found(in_tmp: Path):
         (lambda: None, "returned NoneType; accepted: a pettingzoo.ParallelEnv"),
         (
             lambda: gymnasium.make_vec("CartPole-v1"),
-            "VectorEnv; accepted: a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env or",
+            "VectorEnv; accepted: a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env, ",
         ),
     ],
 )
