@@ -68,7 +68,7 @@ def trained(
     league: League, spec: PolicySpec | None = None, iterations: int = 0, game: str = RPS, **env: Any
 ) -> MultiAgentAlgorithm:
     specs = dict.fromkeys(league.seats, spec or PolicySpec(PPO, **ON))
-    algorithm = MultiAgentAlgorithm(make_vec_env(game, 3, seed=0, **env), specs, league, seed=3)
+    algorithm = MultiAgentAlgorithm(make_vec_env(game, 3, seed=0, **env), specs, league, n_steps=8, seed=3)
     for _ in range(iterations):
         algorithm.train_iteration()
     return algorithm
@@ -243,7 +243,7 @@ def test_shards_go_on_exactly(spec: PolicySpec, tmp_path: Path) -> None:
         return League({"main": AGENTS}, snapshot_every=1, self_play=0.2, pool_size=4), env
 
     league, env = made()
-    whole = MultiAgentAlgorithm(env, {"main": spec}, league, seed=3)
+    whole = MultiAgentAlgorithm(env, {"main": spec}, league, n_steps=8, seed=3)
     for _ in range(6):
         whole.train_iteration()
         if whole.iteration == 3:
