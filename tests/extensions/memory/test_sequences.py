@@ -76,7 +76,7 @@ PLANS = st.lists(
 SIZES = st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3), st.integers(1, 12))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plan=PLANS, sizes=SIZES, is_dict=st.booleans())
 def test_sequences_are_of_one_row_and_one_episode_with_their_states_and_returns(
     plan: list[tuple[int, str]], sizes: tuple[int, int, int, int], is_dict: bool
