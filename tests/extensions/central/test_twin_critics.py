@@ -16,7 +16,7 @@ from gymnasium import spaces
 from toy_envs import NoisyEnv
 
 import marl_sb3
-from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
 from marl_sb3.extensions.central import TwinCritics
 
 SMALL: dict[str, Any] = {
@@ -317,3 +317,18 @@ def test_replay_buffers_that_memory_has_no_room_for_are_refused(monkeypatch: pyt
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(ConfigError, match=r"keeps in the replay buffer needs 0\.0 GiB .* a smaller buffer_size"):
         algorithm.learn(8)
+
+
+class Rewrites(marl_sb3.MultiAgentCallback):
+    def on_trajectory(self, trajectory: Any) -> None:
+        pass
+
+
+def test_trainings_in_which_others_are_not_seen_are_refused() -> None:
+    with pytest.raises(ConfigError, match="on_trajectory holds transitions back; accepted: no such hook"):
+        made("sac").learn(8, callback=Rewrites())
+    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    mapping = SwappedAssignment(dict(zip("abc", "xyx", strict=True)))
+    specs = {name: PolicySpec("sac", **SMALL) for name in "xy"}
+    with pytest.raises(ConfigError, match="other policies play the agents in turn; accepted: a mapping that stays"):
+        MultiAgentAlgorithm(env, specs, policy_mapping_fn=mapping, seed=0).learn(8)
