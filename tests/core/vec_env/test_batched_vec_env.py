@@ -146,6 +146,31 @@ def test_an_agent_that_ended_is_inactive_until_its_env_resets() -> None:
     assert len(set(batched.seeds)) == 4
 
 
+class OfParts(Staggered):
+    """Keeps the actions of several parts that it gets."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.action_space = spaces.Dict(  # type: ignore[assignment]
+            {"move": spaces.Discrete(2, start=1), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,))])}
+        )
+        self.received: list[Any] = []
+
+    def step(self, actions: Any) -> BatchedStep:
+        self.received.append(actions)
+        return super().step(actions)
+
+
+def test_actions_of_several_parts_are_arrays_of_each_part() -> None:
+    batched = OfParts(3)
+    env = BatchedVecEnv(batched, seed=3)
+    env.reset()
+    env.step([np.tile(np.array([0.5, -0.5, 1], np.float32), (3, 2, 1))])
+    (received,) = batched.received
+    assert received["move"].tolist() == [[2, 2]] * 3
+    assert received["aim"][0].tolist() == [[[0.5, -0.5]] * 2] * 3
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
