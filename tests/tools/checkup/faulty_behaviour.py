@@ -208,6 +208,16 @@ class WideActions(Healthy):
         return super().step({agent: action[0] for agent, action in actions.items()})
 
 
+class WidePart(Healthy):
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-5, 5, (1,), np.float32)])
+        self.spaces = {agent: (observation, action_space) for agent, (observation, _) in self.spaces.items()}
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        return super().step({agent: action[0] for agent, action in actions.items()})
+
+
 class Prints(Healthy):
     def step(self, actions: Mapping[str, Any]) -> Step:
         print("step", self.t)
@@ -272,7 +282,7 @@ PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
     "observation-constant": (sights(lambda env, seen: np.zeros(3, np.float32)),),
     "reward-scale": (steps(lambda env, step, over: step[1].update(a=1000 * step[1]["a"], b=1000 * step[1]["b"])),),
     "reward-always-zero": (steps(lambda env, step, over: step[1].update(a=0.0, b=0.0), Walks),),
-    "action-range": (WideActions,),
+    "action-range": (WideActions, WidePart),
     "prints": (Prints,),
     "warns": (Warns,),
 }

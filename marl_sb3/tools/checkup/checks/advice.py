@@ -12,6 +12,7 @@ from gymnasium import spaces
 from marl_sb3.tools.checkup.checks.values import observed, observed_numbers
 from marl_sb3.tools.checkup.finding import ADVICE, WARNING, Evidence, Seen, check, checksum
 from marl_sb3.types import AgentID
+from marl_sb3.wrappers import policy_actions
 
 _LARGE = 10.0  # of an observation, for a network that is made for numbers around 1
 _LARGE_REWARD, _SMALL_REWARD = 100.0, 1e-3
@@ -78,9 +79,14 @@ def _blind_agents(evidence: Evidence) -> Iterator[Seen]:
 @check("action-range", ADVICE, "continuous actions do not range from -1 to 1",
        why="A new policy draws actions around 0 with a standard deviation of 1: it may see a small part of the range,"
            " or mostly its bounds.",
-       remedy="--set rescale_actions=true, or let the env take actions from -1 to 1 and scale them itself.",
+       remedy="--set rescale_actions=true, if all of the action is a Box, or let the env take actions from -1 to 1 and"
+              " scale them itself.",
        )  # fmt: skip
 def _action_ranges(evidence: Evidence) -> Iterator[Seen]:
-    for agent, space in evidence.action_spaces.items():
-        if isinstance(space, spaces.Box) and not (np.all(space.low == -1) and np.all(space.high == 1)):
-            yield Seen(f"actions range from {np.min(space.low):.4g} to {np.max(space.high):.4g}", str(agent))
+    for agent, of_env in evidence.action_spaces.items():
+        space = policy_actions(of_env)
+        if isinstance(space, spaces.Box):
+            numbers = getattr(space, "real_columns", ...)  # of actions of several parts, those of Boxes
+            low, high = space.low[numbers], space.high[numbers]
+            if low.size and not (np.all(low == -1) and np.all(high == 1)):
+                yield Seen(f"actions range from {np.min(low):.4g} to {np.max(high):.4g}", str(agent))
