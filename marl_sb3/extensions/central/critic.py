@@ -37,6 +37,7 @@ class CentralCritic(CentralPart):
         super().__init__(learner, spec, seed, options)
         self._rng = np.random.default_rng(seed)
         self._recorded: Mapping[str, float] = {}  # of the latest update
+        self._vf_coef: float | None = None  # the policy's own, while it is updated
         self._env: MultiAgentVecEnv | None = None
         self._net: ValueNet | None = None
         learner.actor.policy = CentralValues(learner.actor.policy, self)
@@ -109,7 +110,8 @@ class CentralCritic(CentralPart):
     def before_update(self) -> None:
         algorithm, buffer = self._learner.algorithm, self._learner.buffer
         if hasattr(algorithm, "vf_coef"):
-            algorithm.vf_coef = 0.0  # the policy's own value network would only take part in the norm of the gradients
+            # The policy's own value network would only take part in the norm of the gradients.
+            self._vf_coef, algorithm.vf_coef = algorithm.vf_coef, 0.0
         inputs, returns = buffer.central[buffer.acted], buffer.returns[buffer.acted]
         net, number = self._made(inputs.shape[1]), len(inputs)
         net.take_in(inputs, returns)
@@ -124,6 +126,8 @@ class CentralCritic(CentralPart):
 
     @override
     def recorded(self) -> Mapping[str, float]:
+        if self._vf_coef is not None:
+            self._learner.algorithm.vf_coef, self._vf_coef = self._vf_coef, None
         latest, self._recorded = self._recorded, {}  # an update without transitions has none
         return latest
 

@@ -222,6 +222,8 @@ def test_actors_stay_as_they_were(tmp_path: Path) -> None:
     plain = MultiAgentAlgorithm(algorithm.env, "shared", **SMALL)
     own, other = (set(each.policies["shared"].policy.state_dict()) for each in (algorithm, plain))
     assert own == other
+    # SB3 goes on with such a zip as with any other one: the value network learns.
+    assert algorithm.policies["shared"].vf_coef == plain.policies["shared"].vf_coef > 0
     algorithm.save(tmp_path / "saved")
     loaded = marl_sb3.load_policies(tmp_path / "saved")
     seen = {"a": algorithm.env.groups[0].observation_space.sample()}
