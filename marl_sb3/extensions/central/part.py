@@ -20,7 +20,7 @@ from marl_sb3.extensions.central.settings import CentralSettings
 from marl_sb3.types import Array
 
 MOST_INPUTS = 10**6  # of a critic, in a file
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS = {"exp_avg": None, "exp_avg_sq": 0.0}  # what Adam remembers, and the least numbers of it
 
 
 class CentralPart(LearnerPart):
@@ -101,10 +101,13 @@ def read_net(saved: StateReader | SavedPart, net: nn.Module, optimizer: th.optim
     if not steps or optimizer is None:
         return
     parameters = dict(net.named_parameters())
-    moments = saved.arrays_like("moments", {f"{name}.{key}": array for name, array in _arrays(parameters).items()
-                                            for key in _MOMENTS})  # fmt: skip
+    moments = saved.fields("moments")
+    moments.require_names([f"{name}.{key}" for name in parameters for key in _MOMENTS])
     for name, own in parameters.items():
-        kept = {key: th.from_numpy(np.array(moments[f"{name}.{key}"])).to(own.device) for key in _MOMENTS}
+        kept = {
+            key: th.from_numpy(moments.array(f"{name}.{key}", np.float32, own.shape, lowest)).to(own.device)
+            for key, lowest in _MOMENTS.items()
+        }
         optimizer.state[own] = {"step": th.tensor(float(steps)), **kept}
 
 

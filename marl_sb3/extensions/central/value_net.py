@@ -180,4 +180,7 @@ class ValueNet:
         self.units.read_state(saved.fields("units"))
         self.of_returns.read_state(saved.fields("returns"))
         self.parameters = saved.array("parameters", np.float32, self.parameters.shape)
-        self.moments, self.steps = saved.array("moments", np.float32, self.moments.shape), saved.integer("steps", 0)
+        moments = saved.array("moments", np.float32, self.moments.shape)
+        if (moments[1] < 0).any():
+            raise saved.error("moments", moments[1].min(), "squares that are not negative")
+        self.moments, self.steps = moments, saved.integer("steps", 0)

@@ -17,7 +17,10 @@ from toy_envs import NoisyEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
+from marl_sb3.core.state import StateReader
+from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.central import TwinCritics
+from marl_sb3.extensions.central.part import CentralPart
 
 SMALL: dict[str, Any] = {
     "learning_rate": 0.01,
@@ -239,6 +242,20 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
     for name in whole.policies:
         for column, array in whole.policies[name].replay_buffer.tensors().items():
             np.testing.assert_array_equal(array, resumed.policies[name].replay_buffer.tensors()[column], column)
+
+
+@pytest.mark.parametrize("algo", ["sac", "ppo"])
+def test_a_checkpoint_in_which_adam_remembers_negative_squares_is_refused(algo: str) -> None:
+    kept = SMALL if algo == "sac" else {"n_steps": 4, "batch_size": 4, "central_critic": True}
+    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    algorithm = MultiAgentAlgorithm(env, {"shared": PolicySpec(algo, **kept)}, n_steps=4, device="cpu").learn(48)
+    (part,) = algorithm.parts.learners["shared"].parts
+    assert isinstance(part, CentralPart)
+    state: Any = part.get_state()
+    squares = state["critics"]["moments"]["nets.0.0.bias.exp_avg_sq"] if algo == "sac" else state["net"]["moments"][1]
+    squares[0] = -1
+    with pytest.raises(CheckpointError, match="moments"):
+        part.read_state(StateReader(state, "checkpoint"))
 
 
 def test_workers_give_the_same_weights() -> None:
