@@ -274,7 +274,7 @@ class QMIX(TeamQLearning):
         settings = buffer.team_size, self.mixing_embed_dim, self.hypernet_embed
 
         with th.random.fork_rng(devices=[]):  # the draws of the policies stay as they are
-            th.manual_seed(self.seed or 0)
+            th.default_generator.manual_seed(self.seed or 0)  # `th.manual_seed` would seed those of GPUs, too
             return Mixing(inputs, by_state, lambda size: MonotonicMixer(size, *settings), self.device)
 
     def _size_of_observations(self) -> int:
@@ -348,7 +348,7 @@ class MixingPart:
         by_state, of_weights = saved.boolean("by_state"), saved.fields("weights")
         if not of_weights.values():
             return lambda: setattr(self._algorithm, "mixing", None)
-        inputs = of_weights.array(_FIRST, np.float32, (None, None)).shape[1]
+        inputs = of_weights.array(_FIRST, np.float32, (self._algorithm.mixing_embed_dim, None)).shape[1]
         if not inputs:
             raise of_weights.error(_FIRST, 0, "at least one input")
         mixing: Any = self._algorithm.new_mixing(inputs, by_state)

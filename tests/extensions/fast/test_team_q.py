@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.errors import ConfigError
+from marl_sb3.core.state import StateReader
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.team_q import MonotonicMixer
 from marl_sb3.extensions.remote import make_sharded_vec_env
 
@@ -292,6 +293,20 @@ def test_a_checkpoint_of_another_state_is_refused_and_one_before_the_first_step_
     with pytest.raises(ConfigError, match=words):
         MultiAgentAlgorithm.load(tmp_path / "saved", plain).learn(20, reset_num_timesteps=False)
     MultiAgentAlgorithm.load(tmp_path / "none", plain).learn(20)
+
+
+def test_a_mixer_of_no_width_is_refused_before_networks_of_its_size_are_made() -> None:
+    state: Any = team_of(made("qmix").learn(20)).mixing_part(None).get_state()
+    state["weights"]["policy.online.first_bias.weight"] = np.zeros((0, 10**12), np.float32)
+    with pytest.raises(CheckpointError, match="first_bias"):
+        team_of(made("qmix")).mixing_part(None).read_state(StateReader(state, "checkpoint"))
+
+
+def test_a_new_mixer_leaves_the_random_draws_of_gpus_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, seeds = team_of(made("qmix")), list[int]()
+    monkeypatch.setattr(th.cuda, "manual_seed_all", seeds.append)
+    policy.make_mixing(3)
+    assert not seeds
 
 
 def test_a_checkpoint_goes_on_with_more_envs(tmp_path: Path) -> None:
