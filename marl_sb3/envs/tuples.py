@@ -18,8 +18,8 @@ from marl_sb3.types import AgentID
 class TupleEnv(ParallelEnv):  # type: ignore[misc]
     """Wraps a Gymnasium env that takes a tuple of actions, one of each agent, and returns a tuple of observations.
 
-    Its agents are `agent_0`, `agent_1`, ...; they act in each step, and their episode is over for all at once. Rewards
-    are a list of the agents', or one number that each of them is paid.
+    Its agents are `agent_0`, `agent_1`, ...; they act in each step, and their episode is over for all at once: ends
+    are one for all, or a list in which all agree. Rewards are a list of the agents', or one number for each of them.
 
     Args:
         env: with `n_agents` and two `Tuple` spaces of as many parts.
@@ -56,16 +56,18 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
         """Step the env with the actions of all agents.
 
         Raises:
-            ValueError: the env returns a number of observations or rewards that is not that of its agents.
+            ValueError: the env returns a number of observations, rewards or ends that is not that of its agents, or
+                ends some of them.
         """
         chosen = tuple(actions[agent] for agent in self.possible_agents)
         observations, rewards, terminated, truncated, info = self.env.step(chosen)
         if np.ndim(rewards) == 0:
             rewards = [rewards] * len(chosen)
+        terminated, truncated = self._of_all("terminated", terminated), self._of_all("truncated", truncated)
         if terminated and _stopped_by_limit(self.env.unwrapped):
             terminated, truncated = False, True
         parts = self._by_agent("observations", observations), self._by_agent("rewards", rewards)
-        ends = (dict.fromkeys(self.possible_agents, bool(end)) for end in (terminated, truncated))
+        ends = (dict.fromkeys(self.possible_agents, end) for end in (terminated, truncated))
         infos = {agent: dict(info) for agent in self.possible_agents}
         if terminated or truncated:
             self.agents = []
@@ -75,6 +77,15 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
         if len(returned) != len(self.possible_agents):
             raise ValueError(f"{len(returned)} {what}; accepted: {len(self.possible_agents)}, one of each agent")
         return dict(zip(self.possible_agents, returned, strict=True))
+
+    def _of_all(self, what: str, end: Any) -> bool:
+        """Return an end that is one for all agents: a list of them is true as it is, whatever it says."""
+        if np.ndim(end) == 0:
+            return bool(end)
+        of_agents = {bool(each) for each in self._by_agent(what, end).values()}
+        if len(of_agents) > 1:
+            raise ValueError(f"{what} is {end!r}; accepted: one for all agents, as they end at once")
+        return of_agents.pop()
 
     def render(self) -> Any:
         """Return what the env renders."""

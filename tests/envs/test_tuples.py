@@ -72,6 +72,20 @@ def test_one_reward_is_that_of_each_agent_and_too_few_are_refused() -> None:
         env.step({"agent_0": 0, "agent_1": 0})
 
 
+def test_a_list_of_ends_is_one_end_if_all_agree() -> None:
+    env = TupleEnv(Pair())
+    env.reset(seed=0)
+    env.env.step = lambda actions: ((0, 0), 1.0, [False, False], np.array([False, False]), {})  # type: ignore[method-assign]
+    *_, terminated, truncated, _ = env.step({"agent_0": 0, "agent_1": 0})
+    assert terminated == truncated == {"agent_0": False, "agent_1": False}
+    assert env.agents == ["agent_0", "agent_1"]
+    env.env.step = lambda actions: ((0, 0), 1.0, [True, False], False, {})  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"terminated is \[True, False\]; accepted: one for all agents"):
+        env.step({"agent_0": 0, "agent_1": 0})
+    env.env.step = lambda actions: ((0, 0), 1.0, [True, True], False, {})  # type: ignore[method-assign]
+    assert env.step({"agent_0": 0, "agent_1": 0})[2] == {"agent_0": True, "agent_1": True}
+
+
 def test_tuples_alone_do_not_make_several_agents() -> None:
     assert KIND.recognises(Pair())
     assert not KIND.recognises(Alone())
