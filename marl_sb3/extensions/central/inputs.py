@@ -97,5 +97,5 @@ def flat(space: spaces.Space[Any], seen: Any) -> FloatArray:
         parts = [np.eye(int(count), dtype=np.float32)[chosen[..., place]] for place, count in enumerate(counts)]
         return np.concatenate(parts, axis=-1)
     shape = space.shape or ()
-    flat: FloatArray = array.reshape(*array.shape[: array.ndim - len(shape)], -1).astype(np.float32)
-    return flat / np.float32(255) if array.dtype == np.uint8 and len(shape) > 1 else flat
+    numbers: FloatArray = array.reshape(*array.shape[: array.ndim - len(shape)], -1).astype(np.float32)
+    return numbers / np.float32(255) if array.dtype == np.uint8 and len(shape) > 1 else numbers

@@ -10,7 +10,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from toy_envs import NoisyEnv
+from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
@@ -122,6 +122,26 @@ def test_without_a_state_it_sees_the_final_observations_of_those_that_have_ended
         step = env.step([np.zeros((2, 1), np.int64)] * 2)
     assert inputs.of_final(step, np.ones(2, np.bool_)).tolist() == first.tolist()  # what they show does not change
     assert inputs.of_final(step, np.array([False, True])).tolist() == first[1:].tolist()
+
+
+def test_it_sees_observations_of_several_parts_one_after_the_other() -> None:
+    box = spaces.Box(-5, 5, (2,), np.float32)
+    parts = spaces.Dict({"place": spaces.Discrete(4), "vector": box})
+    script = {"a": (2, "truncated"), "b": (2, "truncated")}
+    env = make_vec_env(SampledEnv, n_envs=2, observation_space=parts, action_space=spaces.Discrete(3), script=script)
+    algorithm = MultiAgentAlgorithm(env, {"shared": PolicySpec("ppo", "MultiInputPolicy")}, seed=0)
+    inputs, step = CentralInputs(env, rows_of(algorithm, "shared")), env.reset()
+
+    def expected(shown: Any) -> list[float]:
+        of_agents = [[*np.eye(4)[shown[agent]["place"]], *shown[agent]["vector"]] for agent in "ab"]
+        return [*of_agents[0], *of_agents[1], 1, 1, 1, 0]
+
+    first = inputs.of_rows(step)
+    for _ in range(2):
+        step = env.step([np.zeros((2, 2), np.int64)])
+    for index, shown in enumerate(env.call("shown", range(2))):
+        np.testing.assert_allclose(first[2 * index], expected(shown[0]))
+        np.testing.assert_allclose(inputs.of_final(step, np.ones(4, np.bool_))[2 * index], expected(shown[2]))
 
 
 # --- What follows ----------------------------------------------------------------------------------------------------
