@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch as th
 from sb3_contrib.common.recurrent.policies import (
@@ -13,6 +13,8 @@ from sb3_contrib.common.recurrent.policies import (
 )
 from torch import nn
 from typing_extensions import override
+
+from marl_sb3.errors import ConfigError
 
 Cell = Literal["lstm", "gru"]
 Memory = tuple[th.Tensor, th.Tensor]
@@ -60,9 +62,15 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
 
     Args:
         cell: `lstm`, then it is sb3-contrib's policy bit for bit, or `gru`.
+
+    Raises:
+        ConfigError: there is no such cell.
     """
 
     def __init__(self, *arguments: Any, cell: Cell = "lstm", **settings: Any) -> None:
+        if cell not in get_args(Cell):
+            words = f"cell is {cell!r}; accepted: {' or '.join(get_args(Cell))}"
+            raise ConfigError(words, key="policy_kwargs.cell")
         super().__init__(*arguments, **settings)
         if cell == "lstm":
             return
