@@ -191,11 +191,25 @@ class TeamExperience(ReplayExperience):
     def add(self, observed: Observed) -> None:
         step = observed.step
         self._require_moves_at_once(step)
-        self._next_states = None if self._states is None else _flat(step.env_state)
-        if self._next_states is not None:
-            for env_index, state in step.final_env_states.items():
-                self._next_states[env_index] = np.asarray(state, np.float32).reshape(-1)
+        self._next_states = None if self._states is None else self._states_after(step, self._states.shape[1])
         super().add(observed)
+
+    def _states_after(self, step: VecStep, size: int) -> FloatArray:
+        """Return the (E, size) states of the envs after a step; of episodes that are over, the last ones."""
+        following = _flat(step.env_state)
+        assert following is not None
+        last = {
+            env_index: np.asarray(state, np.float32).reshape(-1) for env_index, state in step.final_env_states.items()
+        }
+        for found in (following.shape[1], *map(len, last.values())):
+            if found != size:
+                where = (
+                    f"policy {self.actor.rows.policy_id!r}: the env's state() had {size} numbers, and now has {found}"
+                )
+                raise ConfigError(f"{where}; accepted: always as many", key="env_state")
+        for env_index, state in last.items():
+            following[env_index] = state
+        return following
 
     def _require_moves_at_once(self, step: VecStep) -> None:
         """Refuse agents that wait in a step: what a team does would be no joint action."""

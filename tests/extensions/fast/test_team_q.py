@@ -261,6 +261,13 @@ def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
     return all(th.equal(value, found[1][name]) for name, value in found[0].items())
 
 
+class Growing(ScriptedEnv):
+    """With a state that gets longer."""
+
+    def state(self) -> Any:
+        return np.zeros(1 + self.step_count, np.float32)
+
+
 class ShownNoise(NoisyEnv):
     """With a state that depends on the actions."""
 
@@ -352,6 +359,10 @@ REFUSED: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "turns": (
         "agent 'b' waits in env 0, and VDN learns from simultaneous moves",
         lambda: made("vdn", make_vec_env(ScriptedEnv, skips={"b": [1]})).learn(8),
+    ),
+    "states": (
+        r"the env's state\(\) had 1 numbers, and now has 2; accepted: always as many",
+        lambda: made("qmix", make_vec_env(Growing, env_state=True)).learn(8),
     ),
     "rewards": (
         "team_reward is shared, but in env 0 agent 'a' was paid 1 and 'b' 2; accepted: sum, mean",
