@@ -208,7 +208,9 @@ def test_every_algorithm_trains_attention_and_loaded_policies_act_as_trained_one
         settings["batch_size"] = 4
     network = {**ATTENTION, "lstm_hidden_size": 4} if "recurrent" in name else ATTENTION
     spec = PolicySpec(algorithm, policy_kwargs=network, frame_stack=3, previous_reward=True, **settings)
-    action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
+    action_space = (
+        spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name and name not in ("vdn", "qmix") else spaces.Discrete(3)
+    )
     masked = algorithm_info(name).takes_masks
     env = make_vec_env(SampledEnv, observation_space=STACKED, action_space=action_space, masked=masked)
     trained = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")

@@ -60,12 +60,16 @@ def test_every_algorithm_predicts_one_or_a_batch_with_masks_and_memory(trained: 
             policy.set_random_seed(7)
         found.append(policies.predict_with_state(**given, deterministic=deterministic))
     (actions, state), (again, loaded) = found
+    of_env = getattr(space, "of_env", space)
+    assert all(of_env.contains(np.asarray(each)[()] if of_env is space else each) for each in actions["a"])
+    actions, again = arrays(actions, bundle), arrays(again, bundle)
     assert np.shape(actions["a"]) == (3, *space.shape)
     assert np.shape(actions["b"]) == space.shape
-    assert all(space.contains(np.asarray(action, space.dtype)[()]) for action in (*actions["a"], actions["b"]))
+    assert space.contains(np.asarray(actions["b"], space.dtype)[()])
     assert [*state] == [*loaded] == (["a", "b"] if "state" in given else [])
     if kind.masked:
-        assert (actions["a"].tolist(), actions["b"].tolist()) == ([0, 1, 2], 1)
+        chosen = [actions[agent][..., 0] if kind.hybrid else actions[agent] for agent in "ab"]  # the choice comes first
+        assert [each.tolist() for each in chosen] == [[0, 1, 2], 1]
     if deterministic:
         close(actions["a"], again["a"])
         for row in range(3):
@@ -73,9 +77,15 @@ def test_every_algorithm_predicts_one_or_a_batch_with_masks_and_memory(trained: 
             if state:
                 alone["state"] = {"a": [part[:, row : row + 1] for part in given["state"]["a"]]}
             alone_actions, after = algorithm.predict_with_state(**alone, deterministic=True)
-            close(alone_actions["a"], actions["a"][row])
+            close(arrays(alone_actions, bundle)["a"], actions["a"][row])
             for part, whole in zip(after.get("a", ()), state.get("a", ()), strict=True):
                 close(part[:, 0], whole[:, row])
+
+
+def arrays(actions: Any, policies: PolicyByAgent) -> Any:
+    """The actions of agents as arrays, also those of several parts: then, as the policies choose them."""
+    as_array: Any = getattr(policies.spaces["a"].action, "from_env", np.asarray)
+    return {agent: as_array(given) for agent, given in actions.items()}
 
 
 def is_on_policy(kind: Kind) -> bool:
@@ -94,7 +104,7 @@ def test_values_distributions_and_log_probabilities_are_those_of_sb3s_policy(tra
     seen = th.as_tensor(BATCH)
     actions = algorithm.predict(**given)
     if is_on_policy(kind):
-        taken = th.as_tensor(actions["a"])
+        taken = th.as_tensor(arrays(actions, bundle)["a"])
         memory: Any = ()
         if isinstance(algorithm.policies["a"], sb3_contrib.RecurrentPPO):
             shape = policy.lstm_hidden_state_shape

@@ -217,7 +217,9 @@ def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: s
         settings["batch_size"] = 4
     network = {**TINY_CNN, "lstm_hidden_size": 4} if "recurrent" in name else TINY_CNN
     spec = PolicySpec(algorithm, "CnnPolicy", policy_kwargs=network, **settings)
-    action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
+    action_space = (
+        spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name and name not in ("vdn", "qmix") else spaces.Discrete(3)
+    )
     masked = algorithm_info(name).takes_masks
     env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=action_space, masked=masked)
     algo = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")
