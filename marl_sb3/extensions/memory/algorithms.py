@@ -94,7 +94,7 @@ class WithMemory(_Base):
         settings: of the algorithm.
 
     Raises:
-        ConfigError: a setting is on that needs single transitions, or an observation that goes with none.
+        ConfigError: a setting is on that needs single transitions, or a length is out of its range.
     """
 
     policy: Any
@@ -104,6 +104,11 @@ class WithMemory(_Base):
 
     def __init__(self, *arguments: Any, burn_in: int = 10, sequence_length: int = 20, **settings: Any) -> None:
         self.burn_in, self.sequence_length = burn_in, sequence_length
+        lengths = {"burn_in": burn_in, "sequence_length": sequence_length, "n_steps": settings.get("n_steps", 1)}
+        for name, length in lengths.items():  # settings are checked already, but not those of a class on its own
+            least = 0 if name == "burn_in" else 1
+            if not isinstance(length, (int, np.integer)) or length < least:
+                raise ConfigError(f"{name} is {length!r}; accepted: an integer from {least} on", key=name)
         for name in ("optimize_memory_usage", "use_sde"):
             if settings.get(name):
                 words = f"{name} is true, which {type(self).__name__} does not have; accepted: false"

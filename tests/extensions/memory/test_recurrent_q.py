@@ -248,7 +248,7 @@ def test_sb3s_own_loop_stores_the_states_of_its_envs_also_when_it_goes_on() -> N
     assert not buffer.states[34].any()
 
 
-def test_a_loaded_one_learns_with_other_envs_and_other_buffers_are_refused(tmp_path: Path) -> None:
+def test_a_loaded_one_learns_with_other_envs_and_other_buffers_and_lengths_are_refused(tmp_path: Path) -> None:
     in_sb3(random_env(), n_steps=2).learn(12).save(tmp_path / "file")
     loaded = RecurrentDQN.load(tmp_path / "file", DummyVecEnv([random_env] * 2), learning_starts=2)
     before = {name: value.clone() for name, value in loaded.policy.state_dict().items()}
@@ -256,6 +256,9 @@ def test_a_loaded_one_learns_with_other_envs_and_other_buffers_are_refused(tmp_p
     assert any(not th.equal(value, before[name]) for name, value in loaded.policy.state_dict().items())
     with pytest.raises(ConfigError, match="replay_buffer_class is ReplayBuffer, but RecurrentDQN learns from sequence"):
         in_sb3(random_env(), replay_buffer_class=ReplayBuffer)
+    for name, length, least in (("burn_in", -1, 0), ("burn_in", 1.5, 0), ("sequence_length", 0, 1), ("n_steps", 0, 1)):
+        with pytest.raises(ConfigError, match=f"{name} is {length}; accepted: an integer from {least} on"):
+            in_sb3(random_env(), **{name: length})
 
 
 # --- What it learns --------------------------------------------------------------------------------------------------
