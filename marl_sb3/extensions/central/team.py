@@ -139,8 +139,9 @@ def _zeros(space: spaces.Space[Any]) -> Array:
 def next_actions(learner: Any) -> NextActions:
     """Return what gives the actions of a policy, (n, width), of what its agents see, for the targets of a critic.
 
-    SAC and its kin: drawn by the present actor. TD3 and DDPG: by the target actor with clipped noise, as in MATD3
-    (Ackermann et al. 2019). Policies that are not trained, and those of other algorithms: as they act.
+    SAC and its kin: drawn by the present actor. TD3: by the target actor with clipped noise, as in MATD3 (Ackermann et
+    al. 2019). DDPG, whose noise is clipped to 0: by the target actor. Policies that are not trained, and those of other
+    algorithms: as they act.
 
     Raises:
         ConfigError: the policy has a memory or needs action masks, which the replay buffer does not keep.
