@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -71,12 +73,20 @@ class _OfTeams(WithMasks):
         self.team_size = team_size
 
     def hold_states(self, state_size: int) -> None:
-        """Hold the env's state before and after each transition, too; the buffer is empty."""
+        """Hold the env's state before and after each transition, too; the buffer is empty.
+
+        Raises:
+            ConfigError: the states need more memory than is available.
+        """
         if state_size == self.state_size:
             return
         # The rows of a team share the numbers, so that all arrays have lines of rows: the last ones are not used.
-        of_row = -(-state_size // self.team_size)
-        shape = self.buffer_size, self.n_envs, of_row
+        shape = self.buffer_size, self.n_envs, -(-state_size // self.team_size)
+        size, available = 2 * 4 * math.prod(shape), psutil.virtual_memory().available
+        if size > available:
+            words = f"the env's states in the replay buffer need {size / 2**30:,.1f} GiB of memory, and"
+            words += f" {available / 2**30:,.1f} are available; accepted: a smaller buffer_size, or env_state=false"
+            raise ConfigError(words, key="buffer_size")
         self.states, self.next_states = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.state_size = state_size
         self.names = (*self.names, "states", "next_states")  # type: ignore[misc]
