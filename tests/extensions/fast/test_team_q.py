@@ -383,7 +383,7 @@ def test_what_does_not_go_with_teams_is_refused_in_words(name: str) -> None:
 
 def test_states_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = made("qmix", make_vec_env(Shown, n_envs=2, script=SCRIPT, env_state=True))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
     with pytest.raises(ConfigError, match=r"the env's states in the replay buffer need 0.0 GiB.*smaller buffer_size"):
         algorithm.learn(4)
 
