@@ -170,8 +170,6 @@ class Learner(Stateful, ABC):
     # whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it
     takes_common_steps: ClassVar[bool] = False
     takes_parts: ClassVar[Sequence[str]] = ()  # the settings whose `LearnerPart` it takes
-    # why it takes no other one, and what is accepted instead
-    refusal: ClassVar[tuple[str, str]] = ("it cannot learn from recorded episodes", "no such setting")
     # of attributes of the algorithm that SB3 takes as numbers; they are set before each update
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     engine: Engine | None = None  # computes its updates; None: its algorithm does
@@ -290,9 +288,9 @@ class Learner(Stateful, ABC):
         given = spec.of_parts
         asked = [name for name in LEARNER_PARTS.names() if name in given]
         if given and (not asked or not set(asked) <= set(cls.takes_parts)):
-            (why, accepted), names = cls.refusal, ", ".join(given)
-            words = f"policy {policy_id!r}: {names} is set, but {spec.algorithm.__name__}: {why}; accepted: {accepted}"
-            raise ConfigError(words, key=next(iter(given)))
+            words = f"{', '.join(given)} is set, and {spec.algorithm.__name__} does not learn with it"
+            accepted = ", ".join(cls.takes_parts) or "no such setting"
+            raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key=next(iter(given)))
         return [LEARNER_PARTS[name] for name in asked]
 
     # --- Metrics -----------------------------------------------------------------------------------------------------

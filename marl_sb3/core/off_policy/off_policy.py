@@ -80,7 +80,6 @@ class OffPolicyLearner(Learner):
     algorithm: OffPolicyAlgorithm
     policy_class: ClassVar[type[ExploringPolicy]] = ExploringPolicy
     takes_parts: ClassVar[Sequence[str]] = ("replay_data",)
-    refusal = ("it has no rollouts", "replay_data")
     trains: Callable[..., None] | None = None  # takes the place of the algorithm's `train()`
 
     def __init__(self, *arguments: Any) -> None:

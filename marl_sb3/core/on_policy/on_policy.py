@@ -42,7 +42,6 @@ class OnPolicyLearner(Learner):
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
     takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic")
-    refusal = ("it has no replay buffer", "imitation_data, central_critic")
     algorithm: OnPolicyAlgorithm
 
     def __init__(self, *arguments: Any) -> None:

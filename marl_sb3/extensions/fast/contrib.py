@@ -173,10 +173,6 @@ class TRPOLearner(OnPolicyLearner):
     """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
     takes_parts = ("central_critic",)
-    refusal = (
-        "it moves its actor by a line search, to which no loss can be added",
-        "central_critic; or ppo, a2c, maskable_ppo or recurrent_ppo",
-    )
 
     def _make_actor(self) -> Actor:
         algorithm: Any = self.algorithm

@@ -41,7 +41,6 @@ class ActorCriticLearner(OffPolicyLearner):
     """The `Learner` of SAC, TD3 and DDPG, whose critics may be central ones."""
 
     takes_parts: ClassVar[Sequence[str]] = ("replay_data", "central_critic")
-    refusal = ("it has no rollouts", "replay_data, central_critic")
 
 
 _EPSILON = 1e-6  # of SB3's distribution, and of the kernels

@@ -281,7 +281,6 @@ class TeamLearner(OffPolicyLearner):
 
     algorithm: Any
     takes_parts = ()
-    refusal = ("it learns from whole teams", "no such setting")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -67,7 +67,6 @@ class RecurrentLearner(OffPolicyLearner):
 
     policy_class = RememberingPolicy
     takes_parts = ()
-    refusal = ("it learns from sequences with recurrent states, which recorded episodes do not have", "no such setting")
 
     @override
     def _finish_update(self, gradient_steps: int) -> Result:

@@ -279,7 +279,7 @@ def test_workers_give_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PolicySpec("dqn", central_critic=True), "central_critic is set, but DQN"),
+        (lambda: PolicySpec("dqn", central_critic=True), "central_critic is set, and DQN"),
         (lambda: PolicySpec(central_critic_net=[8]), "central_critic_net is .8., but central_critic is not set"),
     ],
 )

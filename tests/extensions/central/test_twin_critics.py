@@ -314,7 +314,7 @@ def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(mo
             lambda: made("sac", buffer_size=2 * 10**8).learn(8),
             "keeps in the replay buffer needs .* a smaller buffer_size",
         ),
-        (lambda: made("tqc"), "central_critic, central_critic_net is set, but TQC"),
+        (lambda: made("tqc"), "central_critic, central_critic_net is set, and TQC"),
         (lambda: made("sac", n_steps=3), "central_critic does not go with this n_steps; accepted: n_steps=1"),
         (lambda: made("sac", replay_data="x"), "this replay_data; accepted: no recorded data"),
         (

@@ -281,9 +281,9 @@ def test_stock_algorithms_take_data_too(pushes: str) -> None:
 
 
 REFUSED = {
-    "sac": ("imitation_data", "SAC: it has no rollouts; accepted: replay_data"),
-    "ppo": ("replay_data", "PPO: it has no replay buffer; accepted: imitation_data"),
-    "trpo": ("imitation_data", "TRPO: it moves its actor by a line search"),
+    "sac": ("imitation_data", "SAC does not learn with it; accepted: replay_data, central_critic"),
+    "ppo": ("replay_data", "PPO does not learn with it; accepted: imitation_data"),
+    "trpo": ("imitation_data", "TRPO does not learn with it; accepted: central_critic"),
 }
 
 

@@ -351,8 +351,11 @@ REFUSED: Mapping[str, tuple[str, Callable[[], Any]]] = {
         "optimize_memory_usage is True, and VDN",
         lambda: made("vdn", optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False}),
     ),
-    "data": ("replay_data is set, but VDN: it learns from whole teams", lambda: made("vdn", replay_data="x")),
-    "critic": ("central_critic is set, but QMIX", lambda: made("qmix", central_critic=True)),
+    "data": (
+        "replay_data is set, and VDN does not learn with it",
+        lambda: made("vdn", replay_data="x"),
+    ),
+    "critic": ("central_critic is set, and QMIX", lambda: made("qmix", central_critic=True)),
     "shards": (
         "VDN learns from whole teams, which shards do not send; accepted: n_shards=0",
         lambda: made("vdn", make_sharded_vec_env(ScriptedEnv, n_envs=2, n_shards=2)),

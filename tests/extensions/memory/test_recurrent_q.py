@@ -312,7 +312,7 @@ class Goals(ScriptedEnv):
         ({"replay_buffer_class": "HerReplayBuffer", "policy": "MultiInputPolicy"}, Goals,
          "replay_buffer_class is HerReplayBuffer, but RecurrentDQN learns from sequences"),
         ({"policy_kwargs": {"cell": "rnn"}}, ScriptedEnv, "cell"),
-        ({"replay_data": "somewhere"}, ScriptedEnv, "replay_data is set, but RecurrentDQN: it learns from sequences"),
+        ({"replay_data": "somewhere"}, ScriptedEnv, "replay_data is set, and RecurrentDQN does not learn with it"),
         ({"exploration": marl_sb3.SoftQ()}, ScriptedEnv, "exploration is SoftQ with RecurrentDQN"),
         ({"burn_in": -1}, ScriptedEnv, "burn_in"),
     ],
