@@ -56,6 +56,14 @@ class Setting:
             print(f"differs by {name} ({CHANGE_CLASSES[name]}): {change}")
 
 
+def steps_of(reached: Sequence[int | None]) -> str:
+    """Return the mean env steps to a goal over seeds and the most of one, in words; None: it was not reached."""
+    steps = [each for each in reached if each is not None]
+    if len(steps) < len(reached):
+        return f"{len(steps)} of {len(reached)} seeds reached it"
+    return f"{statistics.fmean(steps):,.0f} ({max(steps):,})"
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)

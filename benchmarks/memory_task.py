@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from command_line import add_count, add_names, parser
 from gymnasium import spaces
-from measure import Report, Setting, print_table, say
+from measure import Report, Setting, print_table, say, steps_of
 from trainings import one_torch_thread
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -112,17 +112,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds = (time.perf_counter() - started_s) / len(runs)
             found[f"{side}-{delay}"] = {"right": shares, "env_steps_to_goal": reached, "seconds": seconds}
             right = f"{statistics.fmean(shares):.2f} ({min(shares):.2f})"
-            rows.append([delay, side, right, _steps(reached), f"{seconds:.1f}"])
+            rows.append([delay, side, right, steps_of(reached), f"{seconds:.1f}"])
             say(" ".join(rows[-1]))
     print_table(["delay", "side", "right (worst seed)", f"env steps to {GOAL:.0%} (worst seed)", "seconds"], rows)
     Report("memory_task", SETTING, found).write(arguments.json)
-
-
-def _steps(reached: Sequence[int | None]) -> str:
-    steps = [each for each in reached if each is not None]
-    if len(steps) < len(reached):
-        return f"{len(steps)} of {len(reached)} seeds reached it"
-    return f"{statistics.fmean(steps):,.0f} ({max(steps):,})"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from command_line import add_count, add_names, parser
 from gymnasium import spaces
-from measure import Report, Setting, print_table, say
+from measure import Report, Setting, print_table, say, steps_of
 from pettingzoo import ParallelEnv
 from trainings import one_torch_thread
 
@@ -154,17 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds = (time.perf_counter() - started_s) / len(runs)
             found[f"{side}-{delay}"] = {"paid": paid, "env_steps_to_goal": reached, "seconds": seconds}
             means = f"{statistics.fmean(paid):.2f} ({min(paid):.2f})"
-            rows.append([delay, side, means, _steps(reached), f"{seconds:.1f}"])
+            rows.append([delay, side, means, steps_of(reached), f"{seconds:.1f}"])
             say(" ".join(rows[-1]))
     print_table(["delay", "side", "paid (worst seed)", "env steps to the goal (worst seed)", "seconds"], rows)
     Report("recall_task", SETTING, found).write(arguments.json)
-
-
-def _steps(reached: Sequence[int | None]) -> str:
-    steps = [each for each in reached if each is not None]
-    if len(steps) < len(reached):
-        return f"{len(steps)} of {len(reached)} seeds reached it"
-    return f"{statistics.fmean(steps):,.0f} ({max(steps):,})"
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def with_short_rollouts(config: Any) -> Any:
 
 @pytest.fixture
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings, episodes and searches end early, of two seeds at most, in this process; nothing else is changed."""
+    """Trainings, episodes and searches end early, of one seed, in this process; nothing else is changed."""
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -119,7 +119,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "whole_config", lambda self, settings: whole_config(self, settings).changed(whole))
     options = import_module("marl_sb3.train").TrainOptions
     chosen_seeds = options.chosen_seeds
-    monkeypatch.setattr(options, "chosen_seeds", lambda self: chosen_seeds(self)[:2])
+    monkeypatch.setattr(options, "chosen_seeds", lambda self: chosen_seeds(self)[:1])
     monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
     monkeypatch.setattr(jobs.Pool, "run", lambda _, several, *__: [job() for job in several])
     monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))

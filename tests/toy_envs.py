@@ -230,3 +230,29 @@ class RandomEnv(gymnasium.Env):
         over, odd = self.steps == 7, self.episode % 2 == 1
         reward = float(np.sum(action)) + self.np_random.normal()
         return self.observation_space.sample(), reward, over and odd, over and not odd, {}
+
+
+# Spaces of actions that masks are for.
+CHOICES = {
+    "Discrete": spaces.Discrete(4),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "MultiBinary": spaces.MultiBinary(2),
+}
+
+
+class Forbidding(SampledEnv):
+    """The last action is always forbidden, of several choices that of the last one; or none is."""
+
+    def __init__(self, action_space: spaces.Space[Any], allows_all: bool = False) -> None:
+        ends = {"a": (5, "truncated"), "b": (3, "terminated")}
+        super().__init__(spaces.Box(-1, 1, (3,)), action_space, ends, masked=True)
+        self._allows_all = allows_all
+        self._observation_space.seed(1)
+
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        mask = np.ones(sum(choices_of(self._action_space) or ()), dtype=bool)
+        mask[-1] = self._allows_all
+        return infos | {agent: {"action_mask": mask} for agent in self.agents}
+
+    def _reward(self, agent: str) -> float:
+        return float(self.observation(agent)[0])

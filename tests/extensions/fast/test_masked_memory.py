@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from toy_envs import NoisyEnv, SampledEnv
+from toy_envs import CHOICES, Forbidding, NoisyEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -19,33 +19,10 @@ from marl_sb3.wrappers import choices_of
 
 NETWORK: dict[str, Any] = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 2, "learning_rate": 0.02, "ent_coef": 0.1}
-SEEN = spaces.Box(-1, 1, (3,))
-SPACES = {
-    "Discrete": spaces.Discrete(4),
-    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
-    "MultiBinary": spaces.MultiBinary(2),
-}
-
-
-class Forbidding(SampledEnv):
-    """The last action is always forbidden, of several choices that of the last one; or none is."""
-
-    def __init__(self, action_space: spaces.Space, allows_all: bool) -> None:
-        super().__init__(SEEN, action_space, {"a": (5, "truncated"), "b": (3, "terminated")}, masked=True)
-        self._allows_all = allows_all
-        self._observation_space.seed(1)
-
-    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
-        mask = np.ones(sum(choices_of(self._action_space) or ()), dtype=bool)
-        mask[-1] = self._allows_all
-        return infos | {agent: {"action_mask": mask} for agent in self.agents}
-
-    def _reward(self, agent: str) -> float:
-        return float(self.observation(agent)[0])
 
 
 def trained(algo: str, space: str, path: str, allows_all: bool = False, iterations: int = 3, **network: Any) -> Any:
-    env = make_vec_env(lambda: Forbidding(SPACES[space], allows_all), n_envs=2, seed=1)
+    env = make_vec_env(lambda: Forbidding(CHOICES[space], allows_all), n_envs=2, seed=1)
     spec = PolicySpec(algo, **SMALL, policy_kwargs={**NETWORK, **network})
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, seed=3, device="cpu", update_path=path)
     before = {name: value.clone() for name, value in algorithm.policies["p"].policy.state_dict().items()}
@@ -54,7 +31,7 @@ def trained(algo: str, space: str, path: str, allows_all: bool = False, iteratio
     return algorithm.policies["p"], before, env
 
 
-CASES = [(space, path, "lstm") for space in SPACES for path in ("torch", "fused")] + [("Discrete", "fused", "gru")]
+CASES = [(space, path, "lstm") for space in CHOICES for path in ("torch", "fused")] + [("Discrete", "fused", "gru")]
 
 
 @pytest.mark.parametrize(("space", "path", "cell"), CASES)
@@ -72,18 +49,18 @@ def test_what_is_forbidden_is_never_taken_and_learns_nothing(space: str, path: s
     taken = [action for received in env.call("received", range(2)) for each in received for action in each.values()]
     last = np.array([np.ravel(action)[-1] for action in taken])
     assert len(last) > 2 * 5
-    assert last.max() < (choices_of(SPACES[space]) or ())[-1] - 1
+    assert last.max() < (choices_of(CHOICES[space]) or ())[-1] - 1
     after = algorithm.policy.state_dict()
     for name in ("action_net.weight", "action_net.bias"):
         assert th.equal(after[name][-1], before[name][-1])
         assert not th.equal(after[name][:-1], before[name][:-1])
-    masks = np.ones((6, sum(choices_of(SPACES[space]) or ())), bool)
+    masks = np.ones((6, sum(choices_of(CHOICES[space]) or ())), bool)
     masks[:, -1] = False
     seen = np.zeros((6, 3), np.float32)
     for deterministic in (True, False):
         actions, state = algorithm.predict(seen, deterministic=deterministic, action_masks=masks)
         actions, _ = algorithm.predict(seen, state, np.zeros(6, bool), deterministic, action_masks=masks)
-        assert np.ravel(actions.reshape(6, -1)[:, -1]).max() < (choices_of(SPACES[space]) or ())[-1] - 1
+        assert np.ravel(actions.reshape(6, -1)[:, -1]).max() < (choices_of(CHOICES[space]) or ())[-1] - 1
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -172,7 +149,7 @@ def test_it_remembers_what_to_choose_among_allowed_actions() -> None:
 
 
 def test_its_distributions_know_masks_and_state_and_its_files_keep_all_of_it(tmp_path: Path) -> None:
-    env = make_vec_env(lambda: Forbidding(SPACES["Discrete"], False), n_envs=2, seed=1)
+    env = make_vec_env(lambda: Forbidding(CHOICES["Discrete"], False), n_envs=2, seed=1)
     spec = PolicySpec("maskable_recurrent_ppo", **SMALL, policy_kwargs={**NETWORK, "cell": "gru"})
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, seed=3, device="cpu")
     algorithm.train_iteration()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import sb3_contrib
 import torch as th
-from gymnasium import spaces
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.vec_env import DummyVecEnv
-from toy_envs import SampledEnv, ScriptedEnv
+from toy_envs import CHOICES, Forbidding, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -22,33 +21,10 @@ NETWORK: dict[str, Any] = {"net_arch": [6]}
 A2C: dict[str, Any] = {"n_steps": 8, "policy_kwargs": NETWORK, "ent_coef": 0.1, "learning_rate": 0.01}
 TRPO: dict[str, Any] = {"n_steps": 8, "batch_size": 8, "policy_kwargs": NETWORK, "learning_rate": 0.01}
 KINDS = {"a2c": A2C, "trpo": TRPO}
-SEEN = spaces.Box(-1, 1, (3,))
-SPACES = {
-    "Discrete": spaces.Discrete(4),
-    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
-    "MultiBinary": spaces.MultiBinary(2),
-}
-
-
-class Forbidding(SampledEnv):
-    """The last action is always forbidden, of several choices that of the last one; `masked` says whether at all."""
-
-    def __init__(self, action_space: spaces.Space, allows_all: bool = False) -> None:
-        super().__init__(SEEN, action_space, {"a": (5, "truncated"), "b": (3, "terminated")}, masked=True)
-        self._allows_all = allows_all
-        self._observation_space.seed(1)
-
-    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
-        mask = np.ones(sum(choices_of(self._action_space) or ()), dtype=bool)
-        mask[-1] = self._allows_all
-        return infos | {agent: {"action_mask": mask} for agent in self.agents}
-
-    def _reward(self, agent: str) -> float:
-        return float(self.observation(agent)[0])
 
 
 def trained(algo: str, space: str, path: str, iterations: int = 3, allows_all: bool = False, **more: Any) -> Any:
-    env = make_vec_env(lambda: Forbidding(SPACES[space], allows_all), n_envs=2, seed=1)
+    env = make_vec_env(lambda: Forbidding(CHOICES[space], allows_all), n_envs=2, seed=1)
     settings = {**KINDS[algo.removeprefix("maskable_")], **more}
     spec = PolicySpec(algo, **settings)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=8, seed=3, device="cpu", update_path=path)
@@ -76,7 +52,7 @@ def test_with_all_actions_allowed_it_trains_as_without_masks(algo: str, space: s
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", CHOICES)
 @pytest.mark.parametrize("algo", KINDS)
 def test_what_is_forbidden_is_never_taken_and_learns_nothing(algo: str, space: str, path: str) -> None:
     if path == "fused" and space not in OF_KERNELS:
@@ -85,7 +61,7 @@ def test_what_is_forbidden_is_never_taken_and_learns_nothing(algo: str, space: s
     taken = [action for received in env.call("received", range(2)) for each in received for action in each.values()]
     last = np.array([np.ravel(action)[-1] for action in taken])
     assert len(last) > 2 * 8
-    assert last.max() < (choices_of(SPACES[space]) or ())[-1] - 1
+    assert last.max() < (choices_of(CHOICES[space]) or ())[-1] - 1
     after = algorithm.policy.state_dict()
     for name in ("action_net.weight", "action_net.bias"):
         learned = (after[name] - before[name]).abs()
@@ -101,7 +77,7 @@ def test_an_update_of_a2c_is_one_of_sb3_contribs_maskable_ppo_that_takes_one_ste
 ) -> None:
     """The gradient of PPO's surrogate is the policy gradient where the policy is still the one that has acted."""
     ours, before, *_ = trained("maskable_a2c", space, path, use_rms_prop=False)
-    env = make_vec_env(lambda: Forbidding(SPACES[space]), n_envs=2, seed=1)
+    env = make_vec_env(lambda: Forbidding(CHOICES[space]), n_envs=2, seed=1)
     settings = {**A2C, "gae_lambda": 1.0, "normalize_advantage": False, "batch_size": 32, "n_epochs": 1}
     spec = PolicySpec(sb3_contrib.MaskablePPO, **settings)
     stock = MultiAgentAlgorithm(env, {"p": spec}, n_steps=8, seed=3, device="cpu")
@@ -115,11 +91,11 @@ def test_an_update_of_a2c_is_one_of_sb3_contribs_maskable_ppo_that_takes_one_ste
 
 
 @pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", CHOICES)
 def test_trpo_bounds_the_divergence_of_the_choices_among_allowed_actions(space: str, factor: int) -> None:
     """Recomputed in NumPy from the observations of the rollout: softmaxes over what is allowed, before and after."""
-    sizes, divergences = choices_of(SPACES[space]) or (), []
-    env = make_vec_env(lambda: Forbidding(SPACES[space]), n_envs=2, seed=1)
+    sizes, divergences = choices_of(CHOICES[space]) or (), []
+    env = make_vec_env(lambda: Forbidding(CHOICES[space]), n_envs=2, seed=1)
     spec = PolicySpec("maskable_trpo", **TRPO, target_kl=0.05, sub_sampling_factor=factor)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=8, seed=3, device="cpu")
     ours: Any = algorithm.policies["p"]
