@@ -25,6 +25,7 @@ from forked import ForkServer
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
+from waiting import wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, PolicyClient, PolicySpec, make_vec_env
 from marl_sb3.callbacks import stop
@@ -141,8 +142,7 @@ def test_several_episodes_take_one_request_and_rewards_add_up() -> None:
                 break
         for episode in envs:
             client.end_episode(episode, {"b": seen[episode]["b"]}, truncated=True)
-        while len(algorithm.tracker.episodes) < 2:
-            time.sleep(0.01)
+        wait_for(lambda: len(algorithm.tracker.episodes) == 2)
     episodes = list(algorithm.tracker.episodes)
     assert [episode.length for episode in episodes] == [3, 3]
     assert episodes[0].agent_returns == {"a": 2 * 1.5, "b": 3 * 2.5}
@@ -271,8 +271,7 @@ def test_an_off_policy_training_learns_from_actions_that_the_client_has_chosen()
             client.log_returns(episode, rewards)
             assert step < 4
         client.end_episode(episode, seen, truncated=True)
-        while not algorithm.tracker.episodes:
-            time.sleep(0.01)
+        wait_for(lambda: bool(algorithm.tracker.episodes))
     (learner,) = algorithm.parts.learners.values()
     buffer: Any = learner.algorithm.replay_buffer  # type: ignore[attr-defined]
     assert buffer.actions[:4].reshape(-1).tolist() == [2, 2, 2, 2]
@@ -352,4 +351,4 @@ def test_clients_get_and_choose_actions_of_several_parts() -> None:
         with pytest.raises(ServerError, match="the action, move, is 4; accepted"):
             client.log_action(episode, {"a": [1.0, 2.0, 3.0]}, {"a": {"move": 4, "aim": [[0, 0]]}}, {"a": -1.5})
         buffer: Any = algorithm.policies["p"].rollout_buffer
-        assert any(row.tolist() == [0.5, -0.5, 2.0] for row in buffer.actions[:, 0])
+        wait_for(lambda: any(row.tolist() == [0.5, -0.5, 2.0] for row in buffer.actions[:, 0]))
