@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "marl_sb3"
 NAME = PACKAGE.name
 
-GROUND = (("types",), ("errors",), ("doors",), ("output", "signals", "stacks", "startup", "files"))
+GROUND = (("types",), ("errors",), ("doors",), ("output", "signals", "stacks", "startup", "files", "compiling"))
 CORE = (
     ("core.config",),
     ("core.state",),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.extensions.fast import compiled
+from marl_sb3.compiling import compiled
 from marl_sb3.types import Array, BoolArray
 
 WORTH = (0, 1, 10, 100)  # of a line in which one player has so many pieces, and the other has none

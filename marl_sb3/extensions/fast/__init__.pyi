@@ -3,4 +3,3 @@
 from .builtin import ALGORITHMS as ALGORITHMS
 from .joined_actions import JoinedActions as JoinedActions
 from .joined_actions import joined_actions as joined_actions
-from .kernels.cache import compiled as compiled

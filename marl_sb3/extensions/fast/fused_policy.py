@@ -19,6 +19,7 @@ from stable_baselines3.common.utils import explained_variance
 from torch import nn
 from typing_extensions import override
 
+from marl_sb3.compiling import note_compiling
 from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.on_policy import flat_samples, minibatch_starts
 from marl_sb3.core.sb3 import States, progress_remaining
@@ -27,7 +28,6 @@ from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
 from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
 from marl_sb3.extensions.fast.kernels import ppo as kernel
-from marl_sb3.extensions.fast.kernels.cache import note_compiling
 from marl_sb3.extensions.fast.kernels.distributions import sample
 from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net

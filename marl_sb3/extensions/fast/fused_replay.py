@@ -13,11 +13,11 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
 from typing_extensions import override
 
+from marl_sb3.compiling import note_compiling
 from marl_sb3.core.sb3 import num_updates
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, layer_table, linears, target_table
 from marl_sb3.extensions.fast.kernels import q, sac, td3
-from marl_sb3.extensions.fast.kernels.cache import note_compiling
 from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
 from marl_sb3.extensions.fast.kernels.mlp import Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer

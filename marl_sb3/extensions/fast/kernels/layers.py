@@ -13,14 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel, kernel, precise_kernel
+from marl_sb3.compiling import carray, inner_kernel, kernel, pointer, precise_kernel
 from marl_sb3.types import Array, FloatArray
 
 TANH, RELU, LINEAR = range(3)  # activations
@@ -39,19 +35,6 @@ _Scalar = Any  # a float32, once compiled
 # --- Memory ----------------------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """Turn an integer into a pointer, for `carray`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(address), code
-
-
-# Type checkers know numba's functions only as Python would call them.
-pointer: Any = _pointer
-carray: Any = numba.carray  # type: ignore[attr-defined]
 _Floats = Any  # an array of float32, once compiled
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel
 from marl_sb3.extensions.fast.kernels.layers import matrix_at, tanh, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, multiply, plain
 from marl_sb3.types import Array, BoolArray, FloatArray

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel
+from marl_sb3.compiling import inner_kernel
 from marl_sb3.extensions.fast.kernels.layers import activate, clear, matrix, matrix_at, through_activation, vector_at
 from marl_sb3.types import Array, FloatArray
 

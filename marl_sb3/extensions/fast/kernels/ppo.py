@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel
 from marl_sb3.extensions.fast.kernels.distributions import (
     categorical_delta,
     categorical_log_prob,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel
 from marl_sb3.extensions.fast.kernels.layers import clear
 from marl_sb3.extensions.fast.kernels.mlp import (
     Net,

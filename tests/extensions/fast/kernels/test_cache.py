@@ -16,9 +16,10 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from marl_sb3.extensions.fast.kernels import cache, layers, optimizers
+from marl_sb3 import compiling
+from marl_sb3.compiling import KernelCache, compiled, note_compiling
+from marl_sb3.extensions.fast.kernels import layers, optimizers
 from marl_sb3.extensions.fast.kernels import ppo as kernel
-from marl_sb3.extensions.fast.kernels.cache import KernelCache, compiled, note_compiling
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_loading_counts_as_use(folder: Path) -> None:
     for path in (*used.iterdir(), used):
         os.utime(path, (then_s, then_s))
     assert called() == 1
-    cache.remove_unused(folder)
+    compiling.remove_unused(folder)
     assert called() == 1
 
 
@@ -129,7 +130,7 @@ def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
 
 
 INNER = """
-from marl_sb3.extensions.fast.kernels.cache import inner_kernel
+from marl_sb3.compiling import inner_kernel
 
 @inner_kernel
 def inner(number):
@@ -137,7 +138,7 @@ def inner(number):
 """
 OUTER = """
 from changing_inner import inner
-from marl_sb3.extensions.fast.kernels.cache import kernel
+from marl_sb3.compiling import kernel
 
 @kernel
 def outer(number):

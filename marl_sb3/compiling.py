@@ -23,9 +23,11 @@ from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numba
-from numba import njit
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+from numba.extending import intrinsic
 from numba.misc.appdirs import AppDirs
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def _content(sources: Path) -> str:
     modules = sorted(sources.glob("*.py"))
     if not modules:
         raise FileNotFoundError(f"{sources} has no sources")
+    modules.append(Path(__file__))
     return sha256(b"".join(sha256(path.read_bytes()).digest() + path.name.encode() for path in modules)).hexdigest()
 
 
@@ -212,3 +215,36 @@ def precise_kernel(function: _Function) -> _Function:
 def strict_kernel(function: _Function) -> _Function:
     """Compile an inner kernel that rounds after each operation: multiplications and sums are not fused."""
     return compiled(function, **{**_OPTIONS, "fastmath": False}, no_cpython_wrapper=True)
+
+
+# --- Memory by its address --------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """Turn an integer into a pointer, for `carray`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), code
+
+
+# Type checkers know numba's functions only as Python would call them.
+pointer: Any = _pointer
+carray: Any = numba.carray  # type: ignore[attr-defined]
+
+
+@intrinsic
+def _call_at(typing_context: Any, function: Any, argument: Any) -> Any:
+    """Call a C function from its address with an address: nothing is compiled again for another function."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        takes_address = ir.FunctionType(ir.VoidType(), [ir.IntType(64)]).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], takes_address), [arguments[1]])
+        return context.get_dummy_value()
+
+    return types.none(function, argument), code
+
+
+call_at: Any = _call_at
