@@ -29,6 +29,8 @@ _AGENT1_RGB = (29, 91, 214)
 _AGENT2_RGB = (230, 96, 18)
 _RIM_RGB = (255, 255, 255)
 
+_TWO_BITS = np.array(2)  # an array, see `rules`
+
 LEGEND = {"agent1": _AGENT1_RGB, "agent2": _AGENT2_RGB, "visited by agent1": _VISITED_RGB}
 
 
@@ -252,14 +254,14 @@ class BatchedArena(DrawnBatch):
 
     @override
     def step(self, actions: Array) -> BatchedStep:
-        if (actions >> 2).any():  # anything but 0 to 3, negative numbers too
+        if np.count_nonzero(actions >> _TWO_BITS):  # anything but 0 to 3, negative numbers too
             env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
             where = f"env {env_index}, step {self._state.timesteps[env_index]}"
             received = actions[env_index, column]
             raise EnvError(f"{where}: {rules.AGENTS[column]} must act with an integer in 0..3; received {received}")
         state = self._state
         outcome = rules.step(state, self._destinations, actions, self._coins[self._envs, state.timesteps])
-        truncated = np.equal(state.timesteps, self._limits)[:, None].repeat(len(rules.AGENTS), axis=1)
+        truncated = (state.timesteps == self._limits).repeat(len(rules.AGENTS)).reshape(-1, len(rules.AGENTS))
         collision = outcome.collision
         return BatchedStep(
             rewards=outcome.rewards,
