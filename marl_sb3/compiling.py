@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -119,17 +119,25 @@ class KernelCache:
     function at once. Code that cannot be saved is used all the same.
 
     Args:
-        function: calls kernels of modules in its own folder only.
+        function: calls kernels of modules in its own folder only, besides the others.
+        others: functions of other modules that it calls.
+        variables: what it takes from around it, in words.
 
     Raises:
         OSError: there is no folder for the files.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        source = Path(function.__code__.co_filename)
+    def __init__(
+        self, function: Callable[..., Any], others: Sequence[Callable[..., Any]] = (), variables: str = ""
+    ) -> None:
+        codes = [each.__code__ for each in (function, *others)]
+        source = Path(codes[0].co_filename)
         self.cache_path = str(_cache_folder(source.parent))  # read by numba's statistics
         # With the line: functions of a module may have the same name.
-        self._name = f"{source.stem}.{function.__name__}-{function.__code__.co_firstlineno}"
+        self._name = f"{source.stem}.{function.__name__}-{codes[0].co_firstlineno}"
+        if others:
+            contents = [f"{code.co_qualname} {_content(Path(code.co_filename).parent)}" for code in codes]
+            self._name += f".{sha256(' '.join([*contents, variables]).encode()).hexdigest()[:16]}"
 
     def _path(self, types: Any, target_context: Any) -> Path:
         compiled_for = f"{types} {target_context.codegen().magic_tuple()}"
@@ -248,3 +256,13 @@ def _call_at(typing_context: Any, function: Any, argument: Any) -> Any:
 
 
 call_at: Any = _call_at
+
+
+# --- Envs that compiled code steps -----------------------------------------------------------------------------------
+
+# A C function `void(address of a table)` steps and observes envs. The table is int64: what is done, to which envs, and
+# the addresses of the arrays of the batch, (E, ...) each: records of states, words of generators, actions, rewards,
+# ends, infos and observations. Envs are observed after a step, too.
+WHAT, FIRST, END, STATES, RNGS, ACTIONS, REWARDS, TERMINATED, TRUNCATED, INFOS, OBSERVATIONS, FIELDS = range(12)
+STEP, OBSERVE = range(2)  # what is done
+RNG_WORDS = 4  # of the generator of an env

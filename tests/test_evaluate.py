@@ -243,7 +243,7 @@ def test_an_env_of_ones_own_has_to_be_named(own_run: Path, in_tmp: Path, capsys:
 def test_what_an_env_prints_stays_out_of_the_json(
     run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from marl_sb3.envs.arena.env import BatchedArena
+    from marl_sb3.envs.arena.compiled import BatchedArena
 
     def reset(self: BatchedArena, *arguments: Any) -> None:
         print("hello from the env")

@@ -17,7 +17,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.core.vec_env import MultiAgentVecEnv, episode_seed
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena.env import BatchedArena
+from marl_sb3.envs.arena.compiled import BatchedArena
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main

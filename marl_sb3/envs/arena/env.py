@@ -6,7 +6,7 @@ Its rules are in `marl_sb3.envs.arena.rules`; this file gives them agents, space
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +14,9 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
 from marl_sb3.core.config import shown
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.envs.arena import rules
-from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, Image, Infos, StepResult, blend
+from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -29,7 +28,6 @@ _AGENT1_RGB = (29, 91, 214)
 _AGENT2_RGB = (230, 96, 18)
 _RIM_RGB = (255, 255, 255)
 
-_TWO_BITS = np.array(2)  # an array, see `rules`
 
 LEGEND = {"agent1": _AGENT1_RGB, "agent2": _AGENT2_RGB, "visited by agent1": _VISITED_RGB}
 
@@ -102,6 +100,8 @@ class ArenaEnv(DrawnEnv):
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
         """Return `num_envs` arenas as one batched env."""
+        from marl_sb3.envs.arena.compiled import BatchedArena  # numba takes time to import
+
         return BatchedArena(num_envs, cls(**env_kwargs))
 
     def _first_state(self, rng: np.random.Generator) -> rules.ArenaState:
@@ -212,104 +212,6 @@ def _check_sizes(**sizes: int) -> None:
             f"height * width must be >= 2, a cell per agent; received {sizes['height']} * {sizes['width']}",
             key="env.height",
         )
-
-
-class BatchedArena(DrawnBatch):
-    """E arenas that step together.
-
-    Args:
-        template: an arena with the settings of all of them; it renders them, too.
-    """
-
-    def __init__(self, num_envs: int, template: ArenaEnv) -> None:
-        super().__init__(num_envs, template)
-        self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
-        self._observed_width = template.observed_width
-        self._destinations = rules.destination_table(self.height, self.width)
-        self._state = rules.initial_state(num_envs, self.height, self.width)
-        self._limits = np.full(num_envs, self.max_timesteps)  # of the running episodes, once these have begun
-        self._coins = np.zeros((num_envs, self.max_timesteps), dtype=np.bool_)
-        self._envs = np.arange(num_envs)
-
-    def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
-        """See `ArenaEnv.configure`; it is called before these envs are reset."""
-        limit = rules.checked_limit(max_timesteps)
-        self._limits[env_indices] = limit
-        missing = limit - self._coins.shape[1]
-        if missing > 0:
-            self._coins = np.pad(self._coins, ((0, 0), (0, missing)))
-
-    def set_task(self, env_indices: Sequence[int], task: Mapping[str, int]) -> None:
-        """See `ArenaEnv.set_task`; it is called before these envs are reset."""
-        self.configure(env_indices, **task)
-
-    @override
-    def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        chosen = np.zeros(self.num_envs, dtype=np.bool_)
-        for env_index, seed in zip(env_indices, seeds, strict=True):
-            chosen[env_index] = True
-            limit = int(self._limits[env_index])
-            self._coins[env_index, :limit] = rules.draw_coins(np.random.default_rng(seed), limit)
-        rules.reset_envs(self._state, chosen)
-
-    @override
-    def step(self, actions: Array) -> BatchedStep:
-        if np.count_nonzero(actions >> _TWO_BITS):  # anything but 0 to 3, negative numbers too
-            env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
-            where = f"env {env_index}, step {self._state.timesteps[env_index]}"
-            received = actions[env_index, column]
-            raise EnvError(f"{where}: {rules.AGENTS[column]} must act with an integer in 0..3; received {received}")
-        state = self._state
-        outcome = rules.step(state, self._destinations, actions, self._coins[self._envs, state.timesteps])
-        truncated = (state.timesteps == self._limits).repeat(len(rules.AGENTS)).reshape(-1, len(rules.AGENTS))
-        collision = outcome.collision
-        return BatchedStep(
-            rewards=outcome.rewards,
-            terminated=self._not_terminated,
-            truncated=truncated,
-            infos={
-                "agent1": {
-                    "collision": collision,
-                    "new_field": outcome.new_field,
-                    "new_field_rewarded": outcome.new_field_rewarded,
-                },
-                "agent2": {"collision": collision},
-            },
-        )
-
-    @override
-    def observations(self) -> Array:
-        return rules.observations(self._state, self._observed_width)
-
-    @override
-    def env_states(self) -> Array:
-        return np.concatenate((self._state.cells, self._state.visited), axis=1)
-
-    @override
-    def get_state(self) -> State:
-        state = self._state
-        return {
-            "cells": state.cells,
-            "visited": state.visited,
-            "timesteps": state.timesteps,
-            "coins": np.packbits(self._coins[:, : self._limits.max()], axis=1),
-        }
-
-    @override
-    def set_state(self, state: StateReader) -> None:
-        size, limit = self.height * self.width, int(self._limits.max())
-        cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
-        if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
-            raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")
-        timesteps = state.array("timesteps", np.int64, (self.num_envs,))
-        if (timesteps < 0).any() or (timesteps >= self._limits).any():
-            raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}, below the limit of each env")
-        coins = state.array("coins", np.uint8, (self.num_envs, None))
-        if coins.shape[1] < -(-limit // 8):
-            raise state.error("coins", coins, f"an array of uint8 ({self.num_envs}, {-(-limit // 8)}), or wider")
-        self._state.visited[:] = state.array("visited", np.bool_, (self.num_envs, size))
-        self._state.cells[:], self._state.timesteps[:] = cells, timesteps
-        self._coins = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""The arena for numba: the rules of `rules.py` for one game at a time, and E games as a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
+from typing_extensions import override
+
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.envs.arena import rules
+from marl_sb3.envs.compiled import CompiledBatch, CompiledRules, Outcome
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.envs.arena.env import ArenaEnv
+
+_INFOS = (
+    ("agent1", "collision", bool),
+    ("agent1", "new_field", bool),
+    ("agent1", "new_field_rewarded", bool),
+    ("agent2", "collision", bool),
+)
+
+
+def begin(state: Any, rng: np.random.Generator) -> None:
+    """Begin an episode: the agents stand in opposite corners."""
+    state.cells[:] = 0, state.height * state.width - 1
+    state.visited[:] = 0
+    state.timestep = 0
+    state.coins[: state.limit] = rules.draw_coins(rng, int(state.limit))
+
+
+def step(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    """See `rules.step`; `rng` is not used, since all coins of an episode are drawn when it begins."""
+    first = 0 if state.coins[state.timestep] else 1
+    collision = False
+    new_field = False
+    for mover in (first, 1 - first):
+        cell = state.cells[mover]
+        row, column = cell // state.width, cell % state.width
+        if actions[mover] == 0:
+            row = max(row - 1, 0)
+        elif actions[mover] == 1:
+            column = min(column + 1, state.width - 1)
+        elif actions[mover] == 2:
+            row = min(row + 1, state.height - 1)
+        else:
+            column = max(column - 1, 0)
+        there = row * state.width + column
+        if there == state.cells[1 - mover]:
+            collision = True
+            continue
+        state.cells[mover] = there
+        if mover == 0 and state.visited[there] == 0:
+            state.visited[there] = 1
+            new_field = True
+    state.timestep += 1
+    rewarded = new_field and not collision
+    outcome.rewards[0] = -1.0 if collision else (1.0 if new_field else -0.5)
+    outcome.rewards[1] = 1.0 if collision else -0.1
+    outcome.truncated[0] = outcome.truncated[1] = state.timestep == state.limit
+    outcome.infos[0] = outcome.infos[3] = collision
+    outcome.infos[1], outcome.infos[2] = new_field, rewarded
+
+
+def observe_cells(state: Any, observations: Array) -> None:
+    """See `rules.observations`."""
+    for agent in range(2):
+        observations[agent, 0], observations[agent, 1] = state.cells[agent], state.cells[1 - agent]
+
+
+def observe_coordinates(state: Any, observations: Array) -> None:
+    """See `rules.observations`, with its `width`."""
+    for agent in range(2):
+        for place in range(2):
+            cell = state.cells[agent if place == 0 else 1 - agent]
+            observations[agent, 2 * place], observations[agent, 2 * place + 1] = cell // state.width, cell % state.width
+
+
+@lru_cache(maxsize=64)
+def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bool) -> CompiledRules:
+    """Return the rules for a grid of this size.
+
+    Args:
+        most_timesteps: the longest episodes for which there are coins.
+        coordinates: whether places are observed as row and column, and not as cells.
+    """
+    size = height * width
+    state = [
+        *((name, np.int64) for name in ("height", "width", "limit", "timestep")),
+        ("cells", np.int64, (2,)),
+        ("visited", np.uint8, (size,)),
+        ("coins", np.uint8, (most_timesteps,)),
+    ]
+    return CompiledRules(
+        agents=rules.AGENTS,
+        observation_space=MultiDiscrete(([height, width] if coordinates else [size]) * 2),
+        action_space=Discrete(4),
+        state=np.dtype(state, align=True),
+        begin=begin,
+        step=step,
+        observe=observe_coordinates if coordinates else observe_cells,
+        infos=_INFOS,
+    )
+
+
+class BatchedArena(CompiledBatch):
+    """E arenas that step together.
+
+    Args:
+        template: an arena with the settings of all of them; it renders them, too.
+    """
+
+    template: ArenaEnv
+
+    def __init__(self, num_envs: int, template: ArenaEnv) -> None:
+        super().__init__(num_envs, self._rules(template, template.max_timesteps), template)
+        self._set_sizes(template.max_timesteps)
+
+    @staticmethod
+    def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
+        coordinates = template.observed_width is not None
+        return compiled_rules(template.height, template.width, most_timesteps, coordinates)
+
+    def _set_sizes(self, limits: Any) -> None:
+        self.states.height, self.states.width, self.states.limit = self.template.height, self.template.width, limits
+
+    def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
+        """See `ArenaEnv.configure`; it is called before these envs are reset."""
+        limit = rules.checked_limit(max_timesteps)
+        if limit > self.states.coins.shape[1]:
+            before = self.states
+            self.use(self._rules(self.template, limit))
+            for name in ("cells", "visited", "timestep"):
+                self.states[name] = before[name]
+            self.states.coins[:, : before.coins.shape[1]] = before.coins
+            self._set_sizes(before.limit)
+        self.states.limit[env_indices] = limit
+
+    def set_task(self, env_indices: Sequence[int], task: Mapping[str, int]) -> None:
+        """See `ArenaEnv.set_task`; it is called before these envs are reset."""
+        self.configure(env_indices, **task)
+
+    @override
+    def env_states(self) -> Array:
+        return np.concatenate((self.states.cells, self.states.visited), axis=1)
+
+    @override
+    def render(self, env_index: int) -> Any:
+        states = self.states
+        state = rules.ArenaState(states.cells, states.visited.astype(np.bool_), states.timestep)
+        return self.template.render_state(state, env_index)
+
+    @override
+    def get_state(self) -> State:
+        states = self.states
+        return {
+            "cells": np.array(states.cells),
+            "visited": states.visited.astype(np.bool_),
+            "timesteps": np.array(states.timestep),
+            "coins": np.packbits(states.coins[:, : states.limit.max()], axis=1),
+        }
+
+    @override
+    def set_state(self, state: StateReader) -> None:
+        size, limit = self.template.height * self.template.width, int(self.states.limit.max())
+        cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
+        if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
+            raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")
+        timesteps = state.array("timesteps", np.int64, (self.num_envs,))
+        if (timesteps < 0).any() or (timesteps >= self.states.limit).any():
+            raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}, below the limit of each env")
+        coins = state.array("coins", np.uint8, (self.num_envs, None))
+        if coins.shape[1] < -(-limit // 8):
+            raise state.error("coins", coins, f"an array of uint8 ({self.num_envs}, {-(-limit // 8)}), or wider")
+        self.states.visited[...] = state.array("visited", np.bool_, (self.num_envs, size))
+        self.states.cells[...], self.states.timestep[...] = cells, timesteps
+        self.states.coins[:, :limit] = np.unpackbits(coins, axis=1, count=limit)

@@ -1,0 +1,213 @@
+"""E envs whose rules are compiled, as a batched env; compiled rollouts call the same function to step them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numba import njit, types
+from numba.core.ccallback import CFunc
+from typing_extensions import override
+
+from marl_sb3.compiling import (
+    ACTIONS,
+    END,
+    FIELDS,
+    FIRST,
+    INFOS,
+    OBSERVATIONS,
+    OBSERVE,
+    REWARDS,
+    RNG_WORDS,
+    RNGS,
+    STATES,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    WHAT,
+    KernelCache,
+    carray,
+    pointer,
+)
+from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.envs.compiled.random import words_of
+from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
+from marl_sb3.errors import EnvError
+from marl_sb3.types import Array
+
+_STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
+
+
+def item_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Return the shape of one value in an array of them; () for a Discrete."""
+    return tuple(space.shape or ())
+
+
+def item_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
+    """Return the dtype in an array of values."""
+    return np.dtype(np.float32) if isinstance(space, spaces.Box) else np.dtype(np.int64)
+
+
+class CompiledBatch(BatchedEnv):
+    """See `BatchedEnv`.
+
+    Args:
+        rules: of each env.
+        template: the plain env, with the metadata and the render mode.
+    """
+
+    def __init__(self, num_envs: int, rules: CompiledRules, template: Any) -> None:
+        self.num_envs = num_envs
+        self.possible_agents = list(rules.agents)
+        self.metadata, self.render_mode = template.metadata, template.render_mode
+        self.observation_space, self.action_space = rules.observation_space, rules.action_space
+        self.template = template
+        of_agents = (num_envs, len(rules.agents))
+        self.rngs = np.zeros((num_envs, RNG_WORDS), np.uint64)
+        self.actions = np.zeros((*of_agents, *item_shape(self.action_space)), item_dtype(self.action_space))
+        self.rewards = np.zeros(of_agents)
+        self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
+        self.infos = np.zeros((num_envs, len(rules.infos)))
+        self.observed = np.zeros((*of_agents, *item_shape(self.observation_space)), item_dtype(self.observation_space))
+        self.use(rules)
+
+    def use(self, rules: CompiledRules) -> None:
+        """Take rules with other sizes of the fields of the state; all states are zeros after that."""
+        self.rules = rules
+        self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
+        self.address: int = compiled_function(rules).address  # of the function that steps and observes the envs
+        self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
+        arrays = (self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos)
+        self.table[STATES:] = [array.ctypes.data for array in (*arrays, self.observed)]
+        self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
+
+    def run(self, what: int) -> None:
+        """Step and observe all envs, or observe them only."""
+        self.table[: END + 1] = what, 0, self.num_envs
+        self._call(self.table.ctypes.data)
+
+    def begin(self, state: Any, rng: np.random.Generator) -> Array:
+        """Begin an episode in a record; returns the words of its generator after that."""
+        self.rules.begin(state, rng)
+        return words_of(rng)
+
+    @override
+    def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
+        for env_index, seed in zip(env_indices, seeds, strict=True):
+            self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
+
+    @override
+    def step(self, actions: Array) -> BatchedStep:
+        self._check(actions)
+        self.actions[...] = actions
+        self.run(STEP)
+        return BatchedStep(
+            rewards=self.rewards,
+            terminated=self.terminated.copy(),
+            truncated=self.truncated.copy(),
+            infos=self.infos_of(self.infos),
+        )
+
+    def infos_of(self, infos: Array) -> dict[Any, dict[str, Array]]:
+        """Return (E, K) infos as agent -> key -> (E,) values."""
+        kinds = [kind for *_, kind in self.rules.infos]
+        return {
+            agent: {key: infos[:, place].astype(kinds[place]) for key, place in own.items()}
+            for agent, own in self.rules.columns.items()
+        }
+
+    def _check(self, actions: Array) -> None:
+        """Refuse numbers out of the range of a Discrete or MultiDiscrete, which the rules would use as places."""
+        space: Any = self.action_space
+        if isinstance(space, spaces.Box):
+            return
+        low, count = space.start, space.n if isinstance(space, spaces.Discrete) else space.nvec
+        wrong = (actions < low) | (actions >= low + count)
+        if wrong.any():
+            env_index, column = np.argwhere(wrong)[0][:2].tolist()
+            received = actions[env_index, column].tolist()
+            words = f"env {env_index}: {self.possible_agents[column]} must act in {space}; received {received}"
+            raise EnvError(words)
+
+    @override
+    def observations(self) -> Array:
+        self.run(OBSERVE)
+        return self.observed.copy()
+
+    @override
+    def render(self, env_index: int) -> Any:
+        raise NotImplementedError(f"{type(self.template).__name__} in a batch does not render")
+
+    def close(self) -> None:
+        """Close the template."""
+        self.template.close()
+
+    @override
+    def get_state(self) -> State:
+        fields: Any = self.rules.state.names
+        return {**{name: np.array(self.states[name]) for name in fields}, "rngs": self.rngs}
+
+    @override
+    def set_state(self, state: StateReader) -> None:
+        bounds = self.rules.bounds
+        fields: Any = self.rules.state.names
+        own = {name: np.asarray(self.states[name]) for name in fields}
+        read = {name: state.array(name, a.dtype, a.shape, *bounds.get(name, (None, None))) for name, a in own.items()}
+        rngs = state.array("rngs", np.uint64, self.rngs.shape)
+        for name, values in read.items():
+            self.states[name] = values
+        self.rngs[...] = rngs
+
+
+# --- Compiling -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
+    state, agents, infos, of_actions, act_in, of_observations, observe_in = constants
+    own_step, own_observe = njit(**_STRICT)(step), njit(**_STRICT)(observe)
+
+    def run(address: int) -> None:
+        table = carray(pointer(address), (FIELDS,), np.int64)
+        n = table[END]
+        states = carray(pointer(table[STATES]), (n,), state)
+        rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
+        actions = carray(pointer(table[ACTIONS]), (n, *of_actions), act_in)
+        rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
+        terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
+        truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
+        of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
+        observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
+        for i in range(table[FIRST], n):
+            if table[WHAT] == STEP:
+                for agent in range(agents):
+                    rewards[i, agent] = 0.0
+                    terminated[i, agent] = truncated[i, agent] = False
+                for k in range(infos):
+                    of_infos[i, k] = 0.0
+                outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
+                own_step(states[i], actions[i], rngs[i], outcome)
+            own_observe(states[i], observations[i])
+
+    made: Any = CFunc(run, ((types.int64,), types.void), {}, _STRICT)
+    with suppress(OSError):  # there is no folder for compiled code
+        made._cache = KernelCache(run, (step, observe), repr(constants))
+    made.compile()
+    return made
+
+
+def compiled_function(rules: CompiledRules) -> Any:
+    """Return the C function `void(address of a table)` that steps and observes envs with these rules.
+
+    Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
+    """
+    agents = len(rules.agents)
+    spaces_in = rules.action_space, rules.observation_space
+    shapes = [part for each in spaces_in for part in ((agents, *item_shape(each)), item_dtype(each).type)]
+    return _compiled(rules.step, rules.observe, (rules.state, agents, len(rules.infos), *shapes))

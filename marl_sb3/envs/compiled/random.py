@@ -1,0 +1,72 @@
+"""Random numbers within compiled rules: those that the NumPy generator of the episode would draw next, to the bit.
+
+The generator is NumPy's PCG64 (O'Neill 2014, https://www.pcg-random.org/paper.html). Its state is 4 words of 64 bits:
+the state's upper and lower half, and the increment's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.compiling import compiled
+from marl_sb3.types import Array
+
+_LOWER = (1 << 64) - 1
+
+_u64 = np.uint64
+_32, _LOW_32 = _u64(32), _u64(0xFFFFFFFF)
+_MULTIPLIER_HIGH, _MULTIPLIER_LOW = _u64(0x2360ED051FC65DA4), _u64(0x4385DF649FCCF645)
+_STRICT = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": False}
+
+
+def words_of(rng: np.random.Generator) -> Array:
+    """Return the state of a generator as words."""
+    own: Any = rng.bit_generator.state
+    state, step = own["state"]["state"], own["state"]["inc"]
+    halves = (state >> 64, state & _LOWER, step >> 64, step & _LOWER)
+    return np.array(halves, dtype=np.uint64)
+
+
+def _random_function(function: Any) -> Any:
+    return compiled(function, **_STRICT)
+
+
+@_random_function
+def _upper_of_product(a: Any, b: Any) -> Any:
+    """Return the upper 64 bits of the product of two words."""
+    a_high, a_low, b_high, b_low = a >> _32, a & _LOW_32, b >> _32, b & _LOW_32
+    middle = a_high * b_low + ((a_low * b_low) >> _32)
+    other = a_low * b_high + (middle & _LOW_32)
+    return a_high * b_high + (middle >> _32) + (other >> _32)
+
+
+@_random_function
+def next_word(rng: Array) -> Any:
+    """Return 64 random bits.
+
+    Args:
+        rng: (4,) uint64, the words of the episode; changed.
+    """
+    high, low = rng[0], rng[1]
+    new_low = low * _MULTIPLIER_LOW
+    new_high = _upper_of_product(low, _MULTIPLIER_LOW) + high * _MULTIPLIER_LOW + low * _MULTIPLIER_HIGH
+    sum_low = new_low + rng[3]
+    carry = _u64(1) if sum_low < new_low else _u64(0)
+    rng[0], rng[1] = new_high + rng[2] + carry, sum_low
+    turn = rng[0] >> _u64(58)
+    mixed = rng[0] ^ rng[1]
+    return (mixed >> turn) | (mixed << ((_u64(64) - turn) & _u64(63)))
+
+
+@_random_function
+def random(rng: Array) -> Any:
+    """Return a number from 0 to 1, as `Generator.random()`."""
+    return np.float64(next_word(rng) >> _u64(11)) * (1.0 / 9007199254740992.0)
+
+
+@_random_function
+def uniform(rng: Array, low: float, high: float) -> Any:
+    """Return a number from `low` to `high`, as `Generator.uniform(low, high)`."""
+    return low + (high - low) * random(rng)

@@ -1,0 +1,67 @@
+"""What a compiled env consists of: a record that holds its state, and functions of it in numba's subset of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray
+
+
+class Outcome(NamedTuple):
+    """What a step of one env leads to: arrays that the rules write into. They hold zeros when `step` is called."""
+
+    rewards: FloatArray  # (A,) float64
+    terminated: BoolArray  # (A,) bool
+    truncated: BoolArray  # (A,) bool
+    infos: FloatArray  # (K,) float64: a number for each of `CompiledRules.infos`, in that order
+
+
+@dataclass(frozen=True)
+class CompiledRules:
+    """The rules of an env of which all agents have the same spaces, act in each step, and end together.
+
+    The functions stand at the top level of a module; `step` and `observe` are in numba's subset of Python, and are
+    compiled when the first batch is made, or loaded from the cache of an earlier process. They get one env at a time.
+    Plain Python can run them, too, on a record of `numpy.recarray`, which is how to debug them.
+    """
+
+    agents: Sequence[AgentID]
+    observation_space: spaces.Space[Any]  # of every agent: a Box, Discrete or MultiDiscrete
+    action_space: spaces.Space[Any]  # of every agent: the same
+    # of one env, with names: numbers and arrays of numbers; NumPy's `bool` as `uint8`. Settings are numbers of it, too.
+    state: np.dtype[Any]
+    # `begin(state, rng)` begins an episode: it writes into the record of an env, with random numbers of a
+    # `numpy.random.Generator`, in plain Python. What the record held before is still there, settings for example.
+    begin: Callable[[Any, np.random.Generator], None]
+    # `step(state, actions, rng, outcome)`: steps an env, and writes into its record and an `Outcome`. `actions` are
+    # (A,) int64 or (A, n) float32; `rng` is for the functions of `marl_sb3.envs.compiled.random`.
+    step: Callable[[Any, Array, Array, Outcome], None]
+    # `observe(state, observations)`: writes (A, *shape) observations.
+    observe: Callable[[Any, Array], None]
+    # the agent and key of each info, with the type of its values, such as `("agent1", "collision", bool)`
+    infos: Sequence[tuple[AgentID, str, type]] = ()
+    # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for space in (self.observation_space, self.action_space):
+            if type(space) not in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete):
+                raise ConfigError(f"compiled rules: the space is {space}; accepted: a Box, Discrete or MultiDiscrete")
+        for function in (self.step, self.observe):
+            if function.__closure__:
+                words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
+                raise ConfigError(f"{words}; accepted: a function at the top level of a module")
+
+    @property
+    def columns(self) -> dict[AgentID, dict[str, int]]:
+        """Agent -> key of its infos -> their place."""
+        found: dict[AgentID, dict[str, int]] = {}
+        for place, (agent, key, _) in enumerate(self.infos):
+            found.setdefault(agent, {})[key] = place
+        return found
