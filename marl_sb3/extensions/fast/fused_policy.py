@@ -26,6 +26,7 @@ from marl_sb3.core.sb3 import States, progress_remaining
 from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
+from marl_sb3.extensions.fast.kernels import acting as acting_kernel
 from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
 from marl_sb3.extensions.fast.kernels import ppo as kernel
 from marl_sb3.extensions.fast.kernels.distributions import sample
@@ -39,6 +40,7 @@ def _compile() -> None:
     """Compile the kernels, or load them from the cache of an earlier process."""
     note_compiling(kernel.train)
     kernel.warm_up()
+    acting_kernel.warm_up()
 
 
 # --- Acting ----------------------------------------------------------------------------------------------------------
@@ -57,7 +59,6 @@ class FusedPolicy:
         self.policy = policy
         self._space = policy.observation_space
         self._one_hot_sizes = _category_sizes(self._space)
-        self._one_hot_starts = np.cumsum(self._one_hot_sizes) - self._one_hot_sizes  # where each block begins
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
         # (sub-distributions,) the number of values of each part of an action; empty for a Gaussian
         self.sizes = _category_sizes(policy.action_space)
@@ -81,7 +82,8 @@ class FusedPolicy:
         # its nets as the kernels take them
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
-        self._work_rows = 0
+        self._work_rows = self._noise_rows = 0
+        self._action_shape = policy.action_space.shape or ()
 
     def read_parameters(self) -> None:
         """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
@@ -95,11 +97,12 @@ class FusedPolicy:
         """
         rows = len(observations)
         if len(self._one_hot_sizes):
-            numbers = observations.reshape(rows, -1).astype(np.int64, copy=False)
-            wrong = numbers.view(np.uint64) >= self._one_hot_sizes.view(np.uint64)  # as such, negative numbers are huge
-            if wrong.any():
+            numbers = observations.reshape(rows, -1)
+            indices = np.array(numbers, np.int64, order="C")
+            wrong = acting_kernel.one_hot(indices, self._one_hot_sizes)
+            if wrong >= 0:
                 raise _out_of_range(numbers, wrong, "observation", self._space)
-            return Inputs(numbers + self._one_hot_starts, np.empty((rows, 0), dtype=np.float32))
+            return Inputs(indices, np.empty((rows, 0), np.float32))
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
@@ -111,10 +114,14 @@ class FusedPolicy:
         Returns:
             Actions (rows, *action shape), values (rows,), log-probabilities (rows,), and the states after the step.
         """
-        pi, vf = self.nets.pi, self.nets.vf
-        work, seen = self._work(len(inputs.starts)), self._inputs_of_nets(inputs.observations)
-        outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
-        return *self._sample(outputs, values, inputs.masks), ()
+        pi, vf, rows = self.nets.pi, self.nets.vf, len(inputs.starts)
+        work, seen = self._work(rows), self._inputs_of_nets(inputs.observations)
+        if self.is_gaussian:
+            outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
+            return *self._sample(outputs, values, inputs.masks), ()
+        drawn = _allowed(inputs.masks, rows), self.sizes, self._noise(rows)
+        actions, values, log_probs = acting_kernel.draw(pi.table, vf.table, pi.hidden, *seen, *work, *drawn)
+        return actions.reshape(rows, *self._action_shape), values, log_probs, ()
 
     def values(self, inputs: PolicyInputs) -> FloatArray:
         """(rows,) values."""
@@ -130,11 +137,24 @@ class FusedPolicy:
         of_actor, of_critic = self._arrays
         return of_actor, of_critic
 
+    def _noise(self, rows: int) -> FloatArray:
+        """Draw (rows, sum of sizes) exponential numbers; the next call overwrites them.
+
+        torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
+        """
+        if self._noise_rows != rows:
+            self._noise_rows = rows
+            self._drawn = [th.empty(rows, size) for size in self.sizes.tolist()]
+            self._drawn_numbers = [tensor.numpy() for tensor in self._drawn]
+        for tensor in self._drawn:
+            tensor.exponential_()
+        return np.concatenate(self._drawn_numbers, axis=1) if self._drawn[1:] else self._drawn_numbers[0]
+
     def _sample(
         self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None
     ) -> tuple[Array, FloatArray, FloatArray]:
         """Return actions, (rows, *action shape), values and log-probabilities from the outputs of actor and critic."""
-        rows, space = len(outputs), self.policy.action_space
+        rows = len(outputs)
         if self.is_gaussian:
             noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
             log_std = self.policy.log_std.detach().numpy()
@@ -144,15 +164,13 @@ class FusedPolicy:
             scaled = (actions - outputs) / std
             log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
         else:
-            # torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
-            noise = np.empty(outputs.shape, dtype=np.float32)
-            end = 0
-            for size in self.sizes.tolist():
-                noise[:, end : end + size] = th.empty(rows, size).exponential_().numpy()
-                end += size
-            masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
-            actions, log_probs = sample(outputs, masks, self.sizes, noise)
-        return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
+            actions, log_probs = sample(outputs, _allowed(action_masks, rows), self.sizes, self._noise(rows))
+        return actions.reshape(rows, *self._action_shape), values.reshape(-1).copy(), log_probs
+
+
+def _allowed(action_masks: BoolArray | None, rows: int) -> FloatArray:
+    """Return action masks as the kernels take them: without columns, everything is allowed."""
+    return np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
 
 
 class FusedSharedPolicy(FusedPolicy):
@@ -224,9 +242,8 @@ def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
     return np.array(rows, dtype=np.int64)
 
 
-def _out_of_range(numbers: Array, wrong: BoolArray, what: str, space: spaces.Space[Any]) -> EnvError:
-    """Return the error for (rows, parts) int64 of which some are wrong: the kernels do not check them, for speed."""
-    row = int(np.argwhere(wrong)[0, 0])
+def _out_of_range(numbers: Array, row: int, what: str, space: spaces.Space[Any]) -> EnvError:
+    """Return the error for (rows, parts) integers of which a row is wrong: the nets do not check them, for speed."""
     return EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
 
 
@@ -336,7 +353,7 @@ def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
         numbers = actions.astype(np.int64, copy=False)
         wrong = numbers.view(np.uint64) >= fused.sizes.view(np.uint64)
         if wrong.any():
-            raise _out_of_range(numbers, wrong, "action", fused.policy.action_space)
+            raise _out_of_range(numbers, int(np.argwhere(wrong)[0, 0]), "action", fused.policy.action_space)
     none = np.empty((len(actions), 0))
     masks = flat_samples(rollout, "action_masks") if hasattr(rollout, "action_masks") else none.astype(np.float32)
     return kernel.Samples(

@@ -1,0 +1,69 @@
+"""What policies compute in each step of a rollout: for few rows, a call from Python costs as much as a net."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marl_sb3.compiling import kernel
+from marl_sb3.extensions.fast.kernels.distributions import sample
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
+from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
+from marl_sb3.types import Array, FloatArray
+
+
+@kernel
+def one_hot(numbers: Array, sizes: Array) -> int:
+    """Turn numbers into the positions of ones, in place; see `Inputs`.
+
+    Args:
+        numbers: (rows, parts) int64.
+        sizes: (parts,) int64; the number of values of each part.
+
+    Returns:
+        The first row with a number that is out of range, where it stops; -1 if there is none.
+    """
+    for i in range(numbers.shape[0]):
+        start = 0
+        for k in range(sizes.shape[0]):
+            if not 0 <= numbers[i, k] < sizes[k]:
+                return i
+            numbers[i, k] += start
+            start += sizes[k]
+    return -1
+
+
+@kernel
+def draw(
+    pi: Array,
+    vf: Array,
+    hidden: int,
+    indices: Array,
+    floats: FloatArray,
+    pi_work: FloatArray,
+    vf_work: FloatArray,
+    allowed: FloatArray,
+    sizes: Array,
+    noise: FloatArray,
+) -> tuple[Array, FloatArray, FloatArray]:
+    """Run actor and critic, and draw from the categorical distributions; arguments as of `outputs_of` and `sample`.
+
+    Returns:
+        Actions (rows, sub-distributions) int64, values (rows,) and log-probabilities (rows,).
+    """
+    inputs = Inputs(indices, floats)
+    outputs = forward(Net(pi, hidden, LINEAR), inputs, pi_work)
+    of_critic = forward(Net(vf, hidden, LINEAR), inputs, vf_work)
+    values = np.empty(of_critic.shape[0], np.float32)
+    for i in range(values.shape[0]):
+        values[i] = of_critic[i, 0]
+    actions, log_probs = sample(outputs, allowed, sizes, noise)
+    return actions, values, log_probs
+
+
+def warm_up() -> None:
+    """Call every kernel once, so that it is compiled."""
+    numbers, index, none = np.zeros(4, np.float32), np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32)
+    layer = np.array([[1, 1, numbers.ctypes.data, numbers[1:].ctypes.data]])
+    work, size = np.empty(1, np.float32), np.ones(1, np.int64)
+    one_hot(index, size)
+    draw(layer, layer, TANH, index, none, work, work.copy(), none, size, np.ones((1, 1), np.float32))
