@@ -75,22 +75,31 @@ class CompiledBatch(BatchedEnv):
         self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
         self.infos = np.zeros((num_envs, len(rules.infos)))
         self.observed = np.zeros((*of_agents, *item_shape(self.observation_space)), item_dtype(self.observation_space))
+        space: Any = self.action_space
+        # (*action shape) the least and the greatest number; None: all are accepted
+        self._bounds: tuple[Array, Array] | None = None
+        if not isinstance(space, spaces.Box):
+            count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+            self._bounds = np.asarray(space.start), np.asarray(space.start + count - 1)
         self.use(rules)
 
     def use(self, rules: CompiledRules) -> None:
         """Take rules with other sizes of the fields of the state; all states are zeros after that."""
-        self.rules = rules
+        self.rules, self._columns = rules, rules.columns
+        self._kinds = {kind for *_, kind in rules.infos}
         self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
         self.address: int = compiled_function(rules).address  # of the function that steps and observes the envs
         self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
         arrays = (self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos)
         self.table[STATES:] = [array.ctypes.data for array in (*arrays, self.observed)]
+        self._of_table: int = self.table.ctypes.data
         self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
 
     def run(self, what: int) -> None:
         """Step and observe all envs, or observe them only."""
-        self.table[: END + 1] = what, 0, self.num_envs
-        self._call(self.table.ctypes.data)
+        table = self.table
+        table[WHAT], table[FIRST], table[END] = what, 0, self.num_envs
+        self._call(self._of_table)
 
     def begin(self, state: Any, rng: np.random.Generator) -> Array:
         """Begin an episode in a record; returns the words of its generator after that."""
@@ -116,24 +125,23 @@ class CompiledBatch(BatchedEnv):
 
     def infos_of(self, infos: Array) -> dict[Any, dict[str, Array]]:
         """Return (E, K) infos as agent -> key -> (E,) values."""
-        kinds = [kind for *_, kind in self.rules.infos]
+        by_kind: dict[type, Array] = {kind: infos.T.astype(kind, order="C") for kind in self._kinds}
         return {
-            agent: {key: infos[:, place].astype(kinds[place]) for key, place in own.items()}
-            for agent, own in self.rules.columns.items()
+            agent: {key: by_kind[self.rules.infos[place][2]][place] for key, place in own.items()}
+            for agent, own in self._columns.items()
         }
 
     def _check(self, actions: Array) -> None:
         """Refuse numbers out of the range of a Discrete or MultiDiscrete, which the rules would use as places."""
-        space: Any = self.action_space
-        if isinstance(space, spaces.Box):
+        if self._bounds is None:
             return
-        low, count = space.start, space.n if isinstance(space, spaces.Discrete) else space.nvec
-        wrong = (actions < low) | (actions >= low + count)
-        if wrong.any():
+        low, high = self._bounds
+        wrong = (actions < low) | (actions > high)
+        if np.count_nonzero(wrong):  # a quarter of the time of `any`
             env_index, column = np.argwhere(wrong)[0][:2].tolist()
             received = actions[env_index, column].tolist()
-            words = f"env {env_index}: {self.possible_agents[column]} must act in {space}; received {received}"
-            raise EnvError(words)
+            words = f"{self.possible_agents[column]} must act in {self.action_space}; received {received}"
+            raise EnvError(f"env {env_index}: {words}")
 
     @override
     def observations(self) -> Array:
