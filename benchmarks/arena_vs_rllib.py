@@ -22,17 +22,16 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from command_line import add_count, parser
-from measure import Comparison, Report, Setting, listed, print_table, say, spread, take_turns
-from processes import HERE, SideError, parsed_lines, watch
+from measure import Comparison, Report, Setting, listed, say, take_turns
+from processes import HERE, SideError, make_venv, parsed_lines, watch
+from reach import Reach, our_reach, print_reaches, their_reach
 
 from marl_sb3 import PPO
 from marl_sb3.core.learners import hyperparameter_defaults
@@ -129,95 +128,22 @@ def measure_throughput(rllib_python: str, repeats: int, iterations: int, timeout
 # --- Time to a return ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How long one process took to reach the return."""
-
-    seconds: float  # from its start until it reached the return, or gave up
-    reached: bool  # whether it reached the return
-    env_steps: int | None  # env steps by then; None if it reported nothing
-    episode_return_mean: float | None  # mean return by then; None if it reported nothing
-
-
-def our_reach(target: float, seed: int, timeout_s: float) -> Reach:
-    """Run marl_sb3's command; its time is that of the whole process."""
-    command = [sys.executable, "-m", "marl_sb3.train", "arena", "--policies", "per_agent"]
-    command += ["--stop", f"env_runners/episode_return_mean={target:g}", "--seed", str(seed), "--quiet"]
-    with tempfile.TemporaryDirectory() as folder:
-        watched = watch(command, timeout_s, folder)
-        results = sorted(Path(folder).glob("runs/arena/*/result.jsonl"))
-        lines = results[0].read_text(encoding="utf-8").splitlines() if results else []
-    if not lines:
-        return Reach(watched.seconds, False, None, None)
-    last = json.loads(lines[-1])
-    returned = last["env_runners"]["episode_return_mean"]
-    reached = returned is not None and returned >= target
-    return Reach(watched.seconds, reached, last["num_env_steps_sampled_lifetime"], returned)
-
-
-def rllib_reach(rllib_python: str, target: float, seed: int, timeout_s: float) -> Reach:
-    """Run RLlib's side; its time ends with the line of the iteration that reached the return."""
-    script = "rllib_side.py"
-    settings = ["--stop-return", str(target), "--seed", str(seed)]
-    command = [rllib_python, str(HERE / script), json.dumps(preset_hyperparameters()), *settings]
-    watched = watch(command, timeout_s)
-    lines = parsed_lines(watched, script)[1:] if watched.lines else []
-    if not lines:
-        return Reach(watched.seconds, False, None, None)
-    last, at_s = lines[-1], watched.lines[-1][0]
-    returned = last["episode_return_mean"]
-    reached = returned is not None and returned >= target
-    return Reach(at_s if reached else watched.seconds, reached, last["env_steps"], returned)
-
-
 def measure_reach(rllib_python: str, repeats: int, target: float, timeout_s: float) -> dict[str, Any]:
     """Measure both sides and print the table; return the figures for JSON."""
+    hyperparameters = preset_hyperparameters()
+    theirs = [rllib_python, str(HERE / "rllib_side.py"), json.dumps(hyperparameters), "--stop-return", str(target)]
     sides: dict[str, Callable[[int], Reach]] = {
-        RLLIB: lambda turn: rllib_reach(rllib_python, target, turn, timeout_s),
-        OURS: lambda turn: our_reach(target, turn, timeout_s),
+        RLLIB: lambda turn: their_reach([*theirs, "--seed", str(turn)], target, timeout_s),
+        OURS: lambda turn: our_reach(["arena", "--policies", "per_agent"], target, turn, timeout_s),
     }
     turns = take_turns(sides, repeats, "reach")
-    raw = {side: [one.seconds for one in turns[side]] for side in turns}
-    times = Comparison("s", raw, RLLIB, less_is_better=True)
-    hyperparameters = preset_hyperparameters()
     print(
         f"\nseconds from the start of the process to a mean sum of returns of {target:g}, at {listed(hyperparameters)}"
     )
-    header = ["", "s: median (min to max)", "speed", "env steps: median (min to max)"]
-    print_table(header, [_reach_row(side, turns, times.ratios()[side]) for side in turns])
-    runs = {side: [asdict(one) for one in turns[side]] for side in turns}
-    return {**times.facts(), "hyperparameters": hyperparameters, "target": target, "runs": runs}
-
-
-def _reach_row(side: str, turns: Mapping[str, Sequence[Reach]], ratio: float) -> list[str]:
-    """Return a table row. The seconds of a process that gave up are a lower bound, and so the ratio is a bound too."""
-    runs = turns[side]
-    failed = sum(not one.reached for one in runs)
-    base_failed = side != RLLIB and not all(one.reached for one in turns[RLLIB])
-    seconds = spread([one.seconds for one in runs])
-    if failed:
-        seconds = f"> {seconds}, {failed} of {len(runs)} did not reach it"
-    sign = ("< " if failed and side != RLLIB else "") + ("> " if base_failed else "")
-    steps = [one.env_steps for one in runs if one.env_steps is not None]
-    return [side, seconds, f"{sign}{ratio:.1f} x", spread(steps) if steps else "none"]
+    return {**print_reaches(turns, RLLIB), "hyperparameters": hyperparameters, "target": target}
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
-
-
-def make_venv(folder: Path) -> str:
-    """Make RLlib's virtual environment; return the path of its Python.
-
-    Raises:
-        SideError: pip failed.
-    """
-    python = str(folder / "bin" / "python")
-    for command in ([sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *REQUIREMENTS]):
-        say(" ".join(command))
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
-        if done.returncode:
-            raise SideError(f"{' '.join(command)}\nended with exit code {done.returncode}")
-    return python
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -246,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.error(f"--rllib-python: there is no Python at {arguments.rllib_python}; --make-venv DIR makes one")
     try:
         if arguments.make_venv:
-            print(make_venv(arguments.make_venv))
+            print(make_venv(arguments.make_venv, REQUIREMENTS))
             return 0
         say("compiling the fused kernels, unless they are in the cache")
         kernel.warm_up()

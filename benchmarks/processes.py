@@ -6,13 +6,17 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from measure import say
 
 HERE = Path(__file__).resolve().parent
 
@@ -90,3 +94,37 @@ def parsed_lines(watched: Watched, script: str) -> list[dict[str, Any]]:
         printed = "\n".join(line for _, line in watched.lines)
         raise SideError(f"{script} did not print JSON lines that begin with versions, but:\n{printed}") from error
     return parsed
+
+
+def make_venv(folder: Path, requirements: Sequence[str]) -> str:
+    """Make a virtual environment with another library; return the path of its Python.
+
+    Raises:
+        SideError: pip failed.
+    """
+    python = str(folder / "bin" / "python")
+    for command in ([sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *requirements]):
+        say(" ".join(command))
+        done = subprocess.run(command, stdout=sys.stderr, check=False)
+        if done.returncode:
+            raise SideError(f"{' '.join(command)}\nended with exit code {done.returncode}")
+    return python
+
+
+def can_limit_processors() -> bool:
+    """Whether `limited_to` works on this system."""
+    return hasattr(os, "sched_setaffinity")
+
+
+@contextmanager
+def limited_to(processors: int) -> Iterator[None]:
+    """Let this thread, and the processes that it starts in the context, use only so many of its processors."""
+    if not can_limit_processors():
+        yield
+        return
+    all_of_them = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(all_of_them)[-processors:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, all_of_them)

@@ -1,5 +1,7 @@
 """RLlib's side of `arena_vs_rllib.py`: PPO in the arena, one policy per agent. Runs in RLlib's virtual environment.
 
+With `--env CartPole-v1` it is RLlib's side of the figure of `against_jax.py`, where there is one agent.
+
 It prints JSON lines as `marl_sb3_side.py` does: versions first, then one per iteration.
 
 How RLlib counts: `train_batch_size_per_learner` is in env steps, also with several agents, since `count_steps_by` is
@@ -26,6 +28,7 @@ from typing import Any
 import ray  # type: ignore[import-not-found]  # not installed where marl_sb3 is developed
 from ray.rllib.algorithms.ppo import PPOConfig  # type: ignore[import-not-found]
 from ray.rllib.connectors.env_to_module import FlattenObservations  # type: ignore[import-not-found]
+from ray.rllib.core import ALL_MODULES  # type: ignore[import-not-found]
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # type: ignore[import-not-found]
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv  # type: ignore[import-not-found]
 from ray.tune.registry import register_env  # type: ignore[import-not-found]
@@ -64,25 +67,26 @@ def training_settings(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def config(hyperparameters: Mapping[str, Any], seed: int) -> Any:
+def config(env: str, hyperparameters: Mapping[str, Any], seed: int) -> Any:
     """Build RLlib's configuration from hyperparameters with SB3's names."""
+    runners = min(RUNNERS, hyperparameters["n_envs"])
     network = DefaultModelConfig(
         fcnet_hiddens=hyperparameters["net_arch"], fcnet_activation="tanh", vf_share_layers=False
     )
-    return (
+    made = (
         PPOConfig()
-        .environment("arena")
+        .environment(env)
         .framework("torch")
         .debugging(seed=seed)
-        .env_runners(
-            num_env_runners=RUNNERS,
-            num_envs_per_env_runner=hyperparameters["n_envs"] // RUNNERS,
-            env_to_module_connector=lambda env, spaces=None, device=None: FlattenObservations(multi_agent=True),
-        )
-        .multi_agent(policies=set(AGENTS), policy_mapping_fn=lambda agent, *_, **__: agent, count_steps_by="env_steps")
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=hyperparameters["n_envs"] // runners)
         .training(**training_settings(hyperparameters))
         .rl_module(model_config=network)
     )
+    if env != "arena":
+        return made
+    return made.env_runners(
+        env_to_module_connector=lambda env, spaces=None, device=None: FlattenObservations(multi_agent=True)
+    ).multi_agent(policies=set(AGENTS), policy_mapping_fn=lambda agent, *_, **__: agent, count_steps_by="env_steps")
 
 
 def iterations(algorithm: Any, started_s: float) -> Iterator[dict[str, Any]]:
@@ -90,7 +94,10 @@ def iterations(algorithm: Any, started_s: float) -> Iterator[dict[str, Any]]:
     agent_steps_trained = 0
     while True:
         result = algorithm.train()
-        agent_steps_trained += sum(int(result["learners"][agent]["num_module_steps_trained"]) for agent in AGENTS)
+        trained = result["learners"]  # policy -> figures; those of all policies together are not counted
+        agent_steps_trained += sum(
+            int(each["num_module_steps_trained"]) for name, each in trained.items() if name != ALL_MODULES
+        )
         yield {
             "env_steps": int(result["num_env_steps_sampled_lifetime"]),
             "agent_steps_trained": agent_steps_trained,
@@ -104,6 +111,7 @@ def main() -> None:
     started_s = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hyperparameters", type=json.loads, help="JSON object with SB3's names")
+    parser.add_argument("--env", default="arena", help="arena, or one of Gymnasium's; default: arena")
     parser.add_argument("--iterations", type=int, help="number of iterations; default: unlimited")
     parser.add_argument(
         "--stop-return", type=float, default=float("inf"), help="stop at this mean return; default: none"
@@ -113,7 +121,7 @@ def main() -> None:
     print(json.dumps({"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}), flush=True)
     register_env("arena", lambda _: ParallelPettingZooEnv(ArenaEnv()))
     ray.init(address="local", num_cpus=RUNNERS + 1, include_dashboard=False, log_to_driver=False)
-    algorithm = config(arguments.hyperparameters, arguments.seed).build_algo()
+    algorithm = config(arguments.env, arguments.hyperparameters, arguments.seed).build_algo()
     for done, line in enumerate(iterations(algorithm, started_s), start=1):
         print(json.dumps(line), flush=True)
         reached = line["episode_return_mean"]

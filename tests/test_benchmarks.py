@@ -26,10 +26,12 @@ from marl_sb3.tools.serving import policy_server
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
+SHARED |= {"reach", "timed_cases", "sb3_sides", "jax_side"}
 SHARED |= {"games", "preset_curves", "preset_jobs", "external_client"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
-WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo", "serving_load")  # which these tests replace
+# which these tests replace
+WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "against_jax", "waterworld_vs_pettingzoo", "serving_load")
 
 
 @dataclass(frozen=True)
@@ -364,6 +366,41 @@ def test_a_crash_of_rllibs_side_is_shown(
     errors = capsys.readouterr().err
     assert "rllib_side.py" in errors
     assert "ended with exit code 1:\nno module named ray" in errors
+
+
+# --- against_jax, with a stand-in for JAX's Python -------------------------------------------------------------------
+
+JAX_STUB = """\
+#!{python}
+import json, sys
+print(json.dumps({{"versions": {{"jax": "0"}}}}))
+for case in json.loads(sys.argv[2]):
+    cost = {{"case": case["name"], "env_steps": 1000, "seconds": 0.01, "cpu_s": 0.02, "preparing_s": 3.0}}
+    print(json.dumps(cost if "--seconds" in sys.argv else {{"env_steps": 1000, "episode_return_mean": 1000.0}}))
+"""
+
+
+def test_jax_comparison_measures_all_sides(
+    load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("processes"), "subprocess", forked_subprocess(server))
+    module = load("against_jax")
+    small = {"CASES": {"cartpole-4": {"hyperparameters": module.cartpole(2, 8, 1).hyperparameters}}}
+    put(module, {**small, "TARGETS": {"arena": -100.0}, "ENVS": (1, 2), "MOST_ROWS": 32}, monkeypatch)
+    options = ["--repeats", "1", "--seconds", "0.001", "--cases", "cartpole-4", "--reach-envs", "arena"]
+    python = stub(in_tmp, text=JAX_STUB)
+    assert module.main(["--jax-python", python, *options, "--figure", ".", "--json", "figures.json"]) == 0
+    results = written()["results"]
+    *speeds, reach, figure = results.values()
+    for speed in speeds:
+        assert speed["raw"]["JAX"] == [pytest.approx(10.0)]
+        assert speed["processor time"]["raw"]["JAX"] == [pytest.approx(20.0)]
+        assert speed["raw"]["marl_sb3"][0] > 0
+    assert [run["env_steps"] for runs in reach["runs"].values() for run in runs] == [1000, 1000, 2000]
+    assert figure["raw"]["JAX"] == [pytest.approx(100_000.0)] * 2
+    assert list(figure["raw"]) == ["JAX", "marl_sb3", "stock SB3"]
+    assert Path("against_jax.png").stat().st_size > 0
+    assert "at n_steps 100" in capsys.readouterr().out
 
 
 # --- waterworld_vs_pettingzoo, with a stand-in for PettingZoo's Python ----------------------------------------------
