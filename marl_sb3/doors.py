@@ -351,8 +351,8 @@ class PreparedUpdate(Protocol):
 
     samples_drawn: int  # transitions in its minibatches, counted once for each time that one is used
 
-    def run(self) -> None:
-        """Compute the update; it may run in a thread, at the same time as those of other policies."""
+    def run(self, threads: int) -> None:
+        """Compute the update in at most so many threads; it may do so at the same time as those of other policies."""
 
 
 class Engine(Protocol):

@@ -217,7 +217,7 @@ class TrainConfig:
     device: str = "auto"  # device of the networks: `auto`, `cpu` or `cuda`
     # threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
     n_threads: _Threads = 1
-    # number of policies that are updated at the same time. None: as many as there are cores.
+    # threads of updates on the fused path: of several policies at a time, or of one. None: as many as there are cores.
     n_parallel_updates: PositiveInt | None = None
     update_path: str = "auto"  # how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`
     # what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at most three

@@ -50,7 +50,7 @@ from marl_sb3.types import GoalRewards, PolicyID
 class Update(NamedTuple):
     """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
 
-    run: Callable[[], None]  # computes the update
+    run: Callable[..., None]  # computes the update; if it is parallel, it takes the number of threads that it may have
     # puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises `NumericError` if a
     # loss, a gradient or a weight is not finite
     finish: Callable[[], Result]
@@ -501,12 +501,12 @@ def limited_threads(count: int) -> Iterator[None]:
         th.set_num_threads(before)
 
 
-def run_in_threads(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
-    """Run jobs that release the GIL in threads, `at_once` at a time; raises the first exception of a job."""
+def run_in_threads(jobs: Sequence[Callable[[int], None]], at_once: int) -> None:
+    """Run jobs that release the GIL in `at_once` threads, each with its share; raises the first exception of a job."""
     if len(jobs) < 2 or at_once < 2:
         for job in jobs:
-            job()
+            job(at_once)
         return
     with ThreadPoolExecutor(min(len(jobs), at_once)) as pool:
-        for running in [pool.submit(job) for job in jobs]:
+        for running in [pool.submit(job, max(1, at_once // len(jobs))) for job in jobs]:
             running.result()

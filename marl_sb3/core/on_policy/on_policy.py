@@ -95,9 +95,9 @@ class OnPolicyLearner(Learner):
             each.before_update()
         prepared = None if self.engine is None else self.engine.prepare_update()
 
-        def run() -> None:
+        def run(threads: int = 1) -> None:
             with not_finite_refused(self.policy_id, "update"):
-                (self.algorithm.train if prepared is None else prepared.run)()
+                self.algorithm.train() if prepared is None else prepared.run(threads)
 
         return Update(run, partial(self._finish_update, prepared), parallel=prepared is not None)
 

@@ -71,8 +71,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
         update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         n_threads: threads of one operation of PyTorch or BLAS in `learn` and `train_iteration`, which give PyTorch its
             own number back at their end. Small networks are slower with more than one.
-        n_parallel_updates: number of policies that are updated in parallel, if possible; None: as many as there are
-            cores for. It changes no result.
+        n_parallel_updates: threads of updates, of several policies at a time or of one, where that is possible; None:
+            as many as there are cores for. It changes no result.
         evaluation_deterministic: the default of evaluations: the most likely actions (True), or sampled ones as in the
             training (False); or a mapping from policy ids to these, in which policies that are left out are True.
         verbose: 1 prints the metrics after each iteration.

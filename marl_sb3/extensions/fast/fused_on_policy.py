@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
-from marl_sb3.core.learners import blas_threads, load_blas
+from marl_sb3.core.learners import available_cores, blas_threads, load_blas
 from marl_sb3.core.sb3 import count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
@@ -61,7 +61,7 @@ class FusedOnPolicy(FusedActing):
         """
         update = self.prepare_update()
         with blas_threads(1):
-            (self._train_torch if update is None else update.run)()
+            self._train_torch() if update is None else update.run(min(th.get_num_threads(), available_cores()))
         if update is not None:
             self.finish_update(update)
             if not update.is_finite:

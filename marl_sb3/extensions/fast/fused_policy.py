@@ -6,10 +6,13 @@ inputs are multiplied with are copied, before a rollout or an update and after a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -286,24 +289,33 @@ class FusedRolloutUpdate:
         moved = fused.copies.addresses()
         copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
         self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
-        inputs, *columns = self._samples
-        most = int(np.diff(bounds).max())  # samples of a minibatch, for which there is memory
-        empty = [np.empty_like(array[:most]) for array in (*inputs, *columns)]
-        workspace = kernel.Samples(Inputs(*empty[:2]), *empty[2:])
+        parameters, rows = sum(each.numel() for each in fused.parameters), int(np.diff(bounds).max())
+        partition = _partition(fused.nets, rows)
+        self._most_threads = partition.tasks if partition.flops * len(self._stats) > _WORTH_THREADS else 1
         self._arguments = (
             fused.nets,
             self._optimizer.present({**moved, **self._moments.addresses()}),
             self._samples,
-            workspace,
+            kernel.memory(
+                fused.nets, self._samples, parameters, len(self._stats), rows, partition.chunks, partition.least_rows
+            ),
             np.stack(orders).astype(np.int64, copy=False),
             bounds,
             settings,
-            self._stats,
         )
 
-    def run(self) -> None:
-        """Compute the update, without holding the GIL."""
-        self.num_grad_updates = kernel.train(*self._arguments)
+    def run(self, threads: int = 1) -> None:
+        """Compute the update, without holding the GIL.
+
+        Args:
+            threads: at most; their number changes no result. A small update takes one.
+        """
+        number = max(1, min(threads, self._most_threads))
+        with _helpers(self._run_helper, number):
+            self.num_grad_updates = kernel.train(*self._arguments, self._stats, 0, number)
+
+    def _run_helper(self, thread: int, threads: int) -> None:
+        kernel.train(*self._arguments, np.empty_like(self._stats), thread, threads)
 
     def write_back(self) -> None:
         """Complete what `run` has changed in PyTorch's objects."""
@@ -333,6 +345,50 @@ class FusedRolloutUpdate:
         values = flat_samples(self._rollout, "values").reshape(-1)
         means["explained_variance"] = float(explained_variance(values, self._samples.returns))
         return means
+
+
+class _Partition(NamedTuple):
+    """How an update is divided into tasks: the same on all machines, because it decides how results are rounded."""
+
+    chunks: int  # see `kernel.Memory`
+    least_rows: int
+    tasks: int  # that can run at the same time
+    flops: float  # of the largest minibatch's products, about
+
+
+_CHUNK_ROWS, _MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
+_CHUNK_FLOPS = 1e6  # 10 microseconds
+_WORTH_THREADS = 1e8  # floating-point operations, about a millisecond; threads start in a tenth of that
+
+
+def _partition(nets: kernel.Nets, rows: int) -> _Partition:
+    parts, tables = (1, nets[:3]) if len(nets.trunk.table) else (2, nets[1:3])
+    # Each weight takes part in three products. The first layer may have one-hot inputs, which are not multiplied.
+    flops = sum(6.0 * float((net.table[1:, 0] * net.table[1:, 1]).sum()) for net in tables)
+    least_rows = max(_CHUNK_ROWS // (3 - parts), math.ceil(_CHUNK_FLOPS * parts / max(flops, 1.0)))
+    chunks = max(1, min(_MOST_CHUNKS, rows // least_rows))
+    return _Partition(chunks, least_rows, parts * chunks, flops * rows)
+
+
+@contextmanager
+def _helpers(job: Callable[[int, int], None], threads: int) -> Iterator[None]:
+    """Run `job` in threads beside the body of the context, as thread 1, 2, ... of so many; they end with it.
+
+    The body does not wait for them to begin. The work is theirs together: they also end if the body is left early.
+    """
+    started: list[Thread] = []
+    try:
+        for number in range(1, threads):
+            started.append(Thread(target=job, args=(number, threads), name=f"update-{number}"))
+            try:
+                started[-1].start()
+            except RuntimeError:  # the system gives this process no more threads
+                break
+        yield
+    finally:
+        for thread in started:
+            if thread.ident is not None:
+                thread.join()
 
 
 def _settings(algorithm: Any) -> kernel.Settings:

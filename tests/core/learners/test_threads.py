@@ -34,7 +34,7 @@ def test_updates_of_several_threads_leave_fewer_beside_them(
 def test_no_more_jobs_run_at_once_than_asked_for() -> None:
     running, most, lock, three = [0], [0], threading.Lock(), threading.Barrier(3, timeout=60)
 
-    def job() -> None:
+    def job(share: int) -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -44,6 +44,15 @@ def test_no_more_jobs_run_at_once_than_asked_for() -> None:
 
     threads.run_in_threads([job] * 9, at_once=3)
     assert most[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("jobs", "at_once", "share"), [(1, 1, 1), (1, 4, 4), (2, 4, 2), (3, 4, 1), (9, 4, 1), (2, 1, 1)]
+)
+def test_jobs_share_the_threads_that_they_may_have_together(jobs: int, at_once: int, share: int) -> None:
+    shares: list[int] = []
+    threads.run_in_threads([shares.append] * jobs, at_once)
+    assert shares == [share] * jobs
 
 
 def test_blas_has_its_threads_back_afterwards() -> None:

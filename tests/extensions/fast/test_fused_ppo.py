@@ -206,7 +206,7 @@ def test_gradients_are_those_of_autograd(
         size = rows * int(net.table[:, 1].sum())
         spaces_.append((np.empty(size, np.float32), np.empty(size, np.float32)))
     with blas_threads(1):
-        kernel.gradients(fused.nets, batch, rows, chosen, *spaces_, grad, np.zeros(kernel.NUM_STATS))
+        kernel.gradients(fused.nets, kernel.BOTH, batch, rows, chosen, *spaces_, grad, np.zeros(kernel.NUM_STATS))
     names = {parameter: name for name, parameter in policy.named_parameters()}
     found = dict(zip((names[each] for each in fused.parameters), gradient_parts(fused, grad), strict=True))
     expected = torch_gradients(policy, batch, observations, taken.numpy(), chosen)

@@ -33,12 +33,18 @@ class Optimizer(NamedTuple):
 
 
 @inner_kernel
-def norm(grad: FloatArray) -> float:
-    """Return the norm of all gradients."""
+def sum_of_squares(grad: FloatArray) -> float:
+    """Return the sum of the squares of gradients."""
     squares = np.float64(0.0)
     for i in range(grad.shape[0]):
         squares += np.float64(grad[i]) * np.float64(grad[i])
-    return math.sqrt(squares)
+    return squares
+
+
+@inner_kernel
+def norm(grad: FloatArray) -> float:
+    """Return the norm of all gradients."""
+    return math.sqrt(sum_of_squares(grad))
 
 
 @inner_kernel
@@ -50,17 +56,42 @@ def clipping(size: float, limit: float) -> float:
 @inner_kernel
 def take_step(optimizer: Optimizer, grad: FloatArray, scale: float) -> None:
     """Take one step of the optimizer with the gradients of all parameters, times `scale`."""
+    step_between(optimizer, grad, scale, 0, grad.shape[0], 1)
+    count_steps(optimizer, 1)
+
+
+@inner_kernel
+def count_steps(optimizer: Optimizer, number: int) -> None:
+    """Count steps taken by `step_between`."""
+    for i in range(optimizer.table.shape[0]):
+        if optimizer.table[i, 4] != 0:
+            vector_at(optimizer.table[i, 4], 1)[0] += _f(number)
+
+
+@inner_kernel
+def step_between(optimizer: Optimizer, grad: FloatArray, scale: float, begin: int, end: int, step: int) -> None:
+    """Take a step of the optimizer for some of the parameters' values; the step is not counted.
+
+    Args:
+        grad: the gradients of all parameters.
+        scale: what gradients are multiplied by.
+        begin: place of the first value, among those of all parameters.
+        end: place after the last one.
+        step: number of this step, among those that are not counted yet, from 1.
+    """
     place = 0
     for i in range(optimizer.table.shape[0]):
         size, address, first, second, count = optimizer.table[i]
-        values, of_values, squares = vector_at(address, size), grad[place : place + size], vector_at(second, size)
-        steps = vector_at(count, 1)
-        if count != 0:
-            steps[0] += _ONE
-        if optimizer.kind == ADAM:
-            _adam(values, of_values, vector_at(first, size), squares, _f(scale), int(steps[0]), optimizer)
-        else:
-            _rmsprop(values, of_values, squares, _f(scale), optimizer)
+        low, high = max(begin - place, 0), min(end - place, size)
+        if low < high:
+            part, skipped = high - low, 4 * low  # of float32
+            values, of_values = vector_at(address + skipped, part), grad[place + low : place + high]
+            squares = vector_at(second + skipped, part)
+            if optimizer.kind == ADAM:
+                number = int(vector_at(count, 1)[0]) + step
+                _adam(values, of_values, vector_at(first + skipped, part), squares, _f(scale), number, optimizer)
+            else:
+                _rmsprop(values, of_values, squares, _f(scale), optimizer)
         place += size
 
 

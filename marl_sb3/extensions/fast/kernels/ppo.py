@@ -3,6 +3,9 @@
 With minibatches of a hundred rows PyTorch spends its time on dispatch: dozens of small operations each. Here a whole
 update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises.
 
+Several threads may make the call for one update, see `threads`. Their number changes no result: a minibatch is always
+divided into the same tasks, each with memory of its own, and sums run over tasks in their order.
+
 Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; of A2C, the policy
 gradient, as in SB3's `a2c.py`.
 """
@@ -35,8 +38,19 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     parameters_size,
     plain,
 )
-from marl_sb3.extensions.fast.kernels.optimizers import ADAM, Optimizer, clipping, norm, take_step
+from marl_sb3.extensions.fast.kernels.optimizers import (
+    ADAM,
+    Optimizer,
+    clipping,
+    count_steps,
+    step_between,
+    sum_of_squares,
+)
+from marl_sb3.extensions.fast.kernels.threads import counters, finish, takes, wait
 from marl_sb3.types import Array, FloatArray
+
+# What the nets of a task are; with layers in common, actor and critic cannot be apart.
+BOTH, ACTOR, CRITIC = range(3)
 
 # The columns of the statistics of a minibatch.
 POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, NUM_STATS = range(8)
@@ -80,17 +94,63 @@ class Samples(NamedTuple):
     returns: FloatArray  # (N,) float32
 
 
+class Memory(NamedTuple):
+    """Workspace of an update for its largest minibatch, which its threads share; see `memory`."""
+
+    chunks: int  # at most; parts of the rows of a minibatch
+    least_rows: int  # of a chunk, where there are several
+    batch: Samples  # rows of the minibatch, for the actor, then for the critic
+    trunk: tuple[FloatArray, FloatArray]  # activations of the common layers, and their gradients, see `mlp`
+    pi: tuple[FloatArray, FloatArray]
+    vf: tuple[FloatArray, FloatArray]
+    grads: FloatArray  # (chunks, parameters) float32
+    # (minibatches, tasks, NUM_STATS) float64; each task's share in the statistics of a minibatch; GRAD_NORM squared
+    notes: Array
+    counters: Array  # see `threads`
+
+
+def memory(
+    nets: Nets, samples: Samples, parameters: int, minibatches: int, rows: int, chunks: int, least_rows: int
+) -> Memory:
+    """Return memory for an update.
+
+    Args:
+        samples: the rollout.
+        parameters: number of their values.
+        minibatches: in all epochs.
+        rows: of the largest minibatch.
+        chunks: see `Memory`; they decide how results are rounded.
+        least_rows: see `Memory`.
+    """
+    parts = 1 if len(nets.trunk.table) else 2
+    empty = [np.empty((parts * rows, *array.shape[1:]), array.dtype) for array in (*samples.inputs, *samples[1:])]
+    sizes = [rows * int(net.table[:, 1].sum()) for net in nets[:3]]
+    trunk, pi, vf = [(np.empty(size, np.float32), np.empty(size, np.float32)) for size in sizes]
+    return Memory(
+        chunks,
+        least_rows,
+        Samples(Inputs(*empty[:2]), *empty[2:]),
+        trunk,
+        pi,
+        vf,
+        np.zeros((chunks, parameters), np.float32),
+        np.zeros((minibatches, parts * chunks, NUM_STATS)),
+        counters(parts * chunks),
+    )
+
+
 @inner_kernel
-def _gather(samples: Samples, order: Array, batch: Samples) -> None:
-    """Copy the samples of a minibatch to the front of the arrays of `batch`."""
+def _gather(samples: Samples, order: Array, part: int, batch: Samples) -> None:
+    """Copy samples into the arrays of `batch`, without the advantages: those that the nets of a task need."""
     _gather_rows(samples.inputs.indices, order, batch.inputs.indices)
     _gather_rows(samples.inputs.floats, order, batch.inputs.floats)
-    _gather_rows(samples.int_actions, order, batch.int_actions)
-    _gather_rows(samples.float_actions, order, batch.float_actions)
-    _gather_rows(samples.allowed, order, batch.allowed)
-    _gather_numbers(samples.log_probs, order, batch.log_probs)
-    _gather_numbers(samples.advantages, order, batch.advantages)
-    _gather_numbers(samples.returns, order, batch.returns)
+    if part != CRITIC:
+        _gather_rows(samples.int_actions, order, batch.int_actions)
+        _gather_rows(samples.float_actions, order, batch.float_actions)
+        _gather_rows(samples.allowed, order, batch.allowed)
+        _gather_numbers(samples.log_probs, order, batch.log_probs)
+    if part != ACTOR:
+        _gather_numbers(samples.returns, order, batch.returns)
 
 
 @inner_kernel
@@ -111,9 +171,22 @@ def _gather_numbers(source: FloatArray, order: Array, target: FloatArray) -> Non
 
 
 @inner_kernel
-def _normalise(advantages: FloatArray) -> None:
-    """(advantages - mean) / (std + 1e-8), in place, with the unbiased std, as torch's."""
-    n = advantages.shape[0]
+def _gather_advantages(source: FloatArray, order: Array, begin: int, normalise: bool, target: FloatArray) -> None:
+    """Copy a chunk's advantages, normalised over the minibatch: (advantages - mean) / (std + 1e-8), as torch does.
+
+    Args:
+        source: (N,); those of the rollout.
+        order: the samples of the minibatch.
+        begin: the first one of the chunk.
+        normalise: whether to do so; the std is the unbiased one.
+        target: (rows of the chunk,); filled.
+    """
+    n, rows = order.shape[0], target.shape[0]
+    if not (normalise and n > 1):
+        _gather_numbers(source, order[begin : begin + rows], target)
+        return
+    advantages = np.empty(n, np.float32)
+    _gather_numbers(source, order, advantages)
     mean = np.float64(0.0)
     for i in range(n):
         mean += advantages[i]
@@ -123,34 +196,31 @@ def _normalise(advantages: FloatArray) -> None:
         difference = advantages[i] - mean
         variance += difference * difference
     scale = _ONE / (_f(math.sqrt(variance / (n - 1))) + _ADV_EPS)
-    for i in range(n):
-        advantages[i] = (advantages[i] - _f(mean)) * scale
+    for i in range(rows):
+        target[i] = (advantages[begin + i] - _f(mean)) * scale
 
 
 @inner_kernel
-def _losses(
+def _policy_losses(
     nets: Nets,
     batch: Samples,
     rows: int,
     pi_out: FloatArray,
-    vf_out: FloatArray,
     log_std: FloatArray,
     settings: Settings,
     pi_delta: FloatArray,
-    vf_delta: FloatArray,
     log_std_grad: FloatArray,
-    stats: Array,
+    notes: Array,
 ) -> None:
-    """Compute the parts of the loss over a minibatch, into `stats`, and its gradients of the nets' outputs."""
+    """Compute a chunk's share in the actor's parts of the loss, into `notes`, and its gradients of the outputs."""
     low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
     inverse_rows = _ONE / _f(rows)
     by_entropy = -_f(settings.ent_coef) * inverse_rows
-    by_value = _TWO * _f(settings.vf_coef) * inverse_rows
-    policy_loss = value_loss = entropy = kl = clipped = np.float64(0.0)
+    policy_loss = entropy = kl = clipped = np.float64(0.0)
     clear(log_std_grad)
     gaussian, sizes, int_actions, float_actions = nets.gaussian, nets.sizes, batch.int_actions, batch.float_actions
-    log_probs, advantages, returns = batch.log_probs, batch.advantages, batch.returns
-    for i in range(rows):
+    log_probs, advantages = batch.log_probs, batch.advantages
+    for i in range(pi_out.shape[0]):
         if gaussian:
             log_prob = gaussian_log_prob(pi_out, log_std, float_actions, i)
         else:
@@ -175,20 +245,30 @@ def _losses(
             )
         else:
             entropy += categorical_delta(pi_out, sizes, int_actions, i, by_log_prob, by_entropy, pi_delta)
+    notes[POLICY_LOSS] = policy_loss / rows
+    notes[ENTROPY_LOSS] = -entropy / rows
+    notes[APPROX_KL] = kl / rows
+    notes[CLIP_FRACTION] = clipped / rows
+
+
+@inner_kernel
+def _value_losses(
+    returns: FloatArray, rows: int, vf_out: FloatArray, settings: Settings, vf_delta: FloatArray, notes: Array
+) -> None:
+    """Compute a chunk's share in the value loss, into `notes`, and its gradients of the critic's outputs."""
+    by_value = _TWO * _f(settings.vf_coef) * (_ONE / _f(rows))
+    value_loss = np.float64(0.0)
+    for i in range(vf_out.shape[0]):
         error = vf_out[i, 0] - returns[i]
         value_loss += error * error
         vf_delta[i, 0] = by_value * error
-    stats[POLICY_LOSS] = policy_loss / rows
-    stats[VALUE_LOSS] = value_loss / rows
-    stats[ENTROPY_LOSS] = -entropy / rows
-    stats[APPROX_KL] = kl / rows
-    stats[CLIP_FRACTION] = clipped / rows
-    stats[LOSS] = stats[POLICY_LOSS] + settings.ent_coef * stats[ENTROPY_LOSS] + settings.vf_coef * stats[VALUE_LOSS]
+    notes[VALUE_LOSS] = value_loss / rows
 
 
 @kernel
 def gradients(
     nets: Nets,
+    part: int,
     batch: Samples,
     rows: int,
     settings: Settings,
@@ -196,47 +276,137 @@ def gradients(
     pi_space: tuple[FloatArray, FloatArray],
     vf_space: tuple[FloatArray, FloatArray],
     grad: FloatArray,
-    stats: Array,
+    notes: Array,
 ) -> None:
-    """Compute the gradients of the loss of a minibatch: the first `rows` rows of `batch`.
+    """Compute the share of a chunk in the gradients of the loss of a minibatch.
 
     Args:
+        part: BOTH, or of nets without common layers, ACTOR or CRITIC.
+        batch: the chunk.
+        rows: of the minibatch.
         trunk_space: two arrays for the activations of the common layers and their gradients, see `mlp`.
         pi_space: the same for the actor.
         vf_space: the same for the critic.
-        grad: (parameters,); filled with the gradients for the actor, the critic, the common layers and `log_std`.
-        stats: (NUM_STATS,) float64; filled.
+        grad: (parameters,); filled with the gradients for the actor, the critic, the common layers and `log_std`, in
+            the places of the part.
+        notes: (NUM_STATS,) float64; filled in the places of the part.
     """
-    seen = Inputs(batch.inputs.indices[:rows], batch.inputs.floats[:rows])
-    shares = nets.trunk.table.shape[0] > 0
+    seen, size, shares = batch.inputs, batch.inputs.floats.shape[0], nets.trunk.table.shape[0] > 0
     inputs = plain(forward(nets.trunk, seen, trunk_space[0])) if shares else seen
-    pi_work, pi_deltas = pi_space
-    vf_work, vf_deltas = vf_space
-    pi_out, vf_out = forward(nets.pi, inputs, pi_work), forward(nets.vf, inputs, vf_work)
-    pi_delta, vf_delta = last_layer(nets.pi, pi_deltas, rows), last_layer(nets.vf, vf_deltas, rows)
-    if not nets.gaussian:
-        forbid(pi_out, batch.allowed)
-        softmax(pi_out, pi_delta, nets.sizes)
     begin_vf = parameters_size(nets.pi)
     begin_trunk = begin_vf + parameters_size(nets.vf)
     begin_log_std = begin_trunk + parameters_size(nets.trunk)
-    of_log_std = grad[begin_log_std:]
-    log_std = vector_at(nets.log_std, of_log_std.shape[0])
-    _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_delta, vf_delta, of_log_std, stats)
     none = np.empty((0, 0), np.float32)
-    below = last_layer(nets.trunk, trunk_space[1], rows) if shares else none
-    more = np.empty_like(below)
-    backward(nets.pi, inputs, pi_work, pi_deltas, grad[:begin_vf], below)
-    backward(nets.vf, inputs, vf_work, vf_deltas, grad[begin_vf:begin_trunk], more)
-    if shares:
-        below += more
-        backward(nets.trunk, seen, trunk_space[0], trunk_space[1], grad[begin_trunk:begin_log_std], none)
+    below = last_layer(nets.trunk, trunk_space[1], size) if shares else none
+    if part != CRITIC:
+        work, deltas = pi_space
+        pi_out, pi_delta = forward(nets.pi, inputs, work), last_layer(nets.pi, deltas, size)
+        if not nets.gaussian:
+            forbid(pi_out, batch.allowed)
+            softmax(pi_out, pi_delta, nets.sizes)
+        of_log_std = grad[begin_log_std:]
+        log_std = vector_at(nets.log_std, of_log_std.shape[0])
+        _policy_losses(nets, batch, rows, pi_out, log_std, settings, pi_delta, of_log_std, notes)
+        backward(nets.pi, inputs, work, deltas, grad[:begin_vf], below)
+    if part != ACTOR:
+        work, deltas = vf_space
+        vf_out, vf_delta = forward(nets.vf, inputs, work), last_layer(nets.vf, deltas, size)
+        _value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
+        more = np.empty_like(below)
+        backward(nets.vf, inputs, work, deltas, grad[begin_vf:begin_trunk], more)
+        if shares:
+            below += more
+            backward(nets.trunk, seen, trunk_space[0], trunk_space[1], grad[begin_trunk:begin_log_std], none)
+
+
+# --- Tasks -----------------------------------------------------------------------------------------------------------
 
 
 @inner_kernel
-def _space(net: Net, rows: int) -> tuple[FloatArray, FloatArray]:
-    size = rows * outputs_size(net)
-    return np.empty(size, np.float32), np.empty(size, np.float32)
+def _parts(nets: Nets) -> int:
+    """Return into how many parts the nets are divided among tasks."""
+    return 1 if nets.trunk.table.shape[0] > 0 else 2
+
+
+@inner_kernel
+def _begin_log_std(nets: Nets) -> int:
+    return parameters_size(nets.pi) + parameters_size(nets.vf) + parameters_size(nets.trunk)
+
+
+@inner_kernel
+def _between(chunk: int, chunks: int, begin: int, end: int) -> tuple[int, int]:
+    """Return where a chunk of begin..end begins and ends."""
+    size = end - begin
+    return begin + size * chunk // chunks, begin + size * (chunk + 1) // chunks
+
+
+@inner_kernel
+def _of_net(space: tuple[FloatArray, FloatArray], net: Net, begin: int, end: int) -> tuple[FloatArray, FloatArray]:
+    """Return the memory of some rows."""
+    size = outputs_size(net)
+    return space[0][begin * size : end * size], space[1][begin * size : end * size]
+
+
+@inner_kernel
+def _chunk_gradients(
+    nets: Nets, samples: Samples, memory: Memory, order: Array, settings: Settings, task: int, chunks: int, notes: Array
+) -> None:
+    """Run `gradients` for a task, if there are that many chunks."""
+    part, chunk = task // memory.chunks + (_parts(nets) - 1), task % memory.chunks
+    if chunk >= chunks:
+        return
+    rows, batch = order.shape[0], memory.batch
+    begin, end = _between(chunk, chunks, 0, rows)
+    first = (batch.returns.shape[0] // 2 if part == CRITIC else 0) + begin
+    last = first + end - begin
+    own = Samples(
+        Inputs(batch.inputs.indices[first:last], batch.inputs.floats[first:last]),
+        batch.int_actions[first:last],
+        batch.float_actions[first:last],
+        batch.allowed[first:last],
+        batch.log_probs[first:last],
+        batch.advantages[first:last],
+        batch.returns[first:last],
+    )
+    _gather(samples, order[begin:end], part, own)
+    if part != CRITIC:
+        _gather_advantages(samples.advantages, order, begin, settings.normalize_advantage, own.advantages)
+    trunk, pi = _of_net(memory.trunk, nets.trunk, begin, end), _of_net(memory.pi, nets.pi, begin, end)
+    vf = _of_net(memory.vf, nets.vf, begin, end)
+    gradients(nets, part, own, rows, settings, trunk, pi, vf, memory.grads[chunk], notes)
+
+
+@inner_kernel
+def _parameters_of(nets: Nets, task: int, chunks: int) -> tuple[int, int]:
+    """Return where the parameters begin and end that a task steps; `log_std` comes in addition for the first task."""
+    middle, end = parameters_size(nets.pi), _begin_log_std(nets)
+    if _parts(nets) == 1:
+        return _between(task, chunks, 0, end)
+    if task < chunks:
+        return _between(task, chunks, 0, middle)
+    return _between(task - chunks, chunks, middle, end)
+
+
+@inner_kernel
+def _add_chunks(grads: FloatArray, chunks: int, begin: int, end: int) -> float:
+    """Add up the chunks' gradients, in order, for some parameters; returns the sum of their squares."""
+    total = grads[0, begin:end]
+    for chunk in range(1, chunks):
+        more = grads[chunk, begin:end]
+        for i in range(end - begin):
+            total[i] += more[i]
+    return sum_of_squares(total)
+
+
+@inner_kernel
+def _combine(notes: Array, settings: Settings, stats: Array) -> None:
+    """Compute the statistics of a minibatch from those of its tasks."""
+    for column in range(NUM_STATS):
+        stats[column] = 0.0
+        for task in range(notes.shape[0]):
+            stats[column] += notes[task, column]
+    stats[GRAD_NORM] = math.sqrt(stats[GRAD_NORM])
+    stats[LOSS] = stats[POLICY_LOSS] + settings.ent_coef * stats[ENTROPY_LOSS] + settings.vf_coef * stats[VALUE_LOSS]
 
 
 @kernel
@@ -244,44 +414,74 @@ def train(
     nets: Nets,
     optimizer: Optimizer,
     samples: Samples,
-    batch: Samples,
+    memory: Memory,
     orders: Array,
     bounds: Array,
     settings: Settings,
     stats: Array,
+    thread: int,
+    threads: int,
 ) -> int:
-    """One update, in place.
+    """One update, in place; several threads may call this for the same update.
+
+    A minibatch has three phases: gradients of nets and chunks of rows; sums over chunks; steps of the optimizer.
 
     Args:
         optimizer: its parameters are the actor's, the critic's, those of the common layers and `log_std`.
         samples: the rollout.
-        batch: workspace for the largest minibatch.
+        memory: of all threads.
         orders: (epochs, N) int64; the order of samples in each epoch.
         bounds: (minibatches + 1,) int64; where in the order of an epoch each minibatch begins, and N.
-        stats: (epochs * minibatches, NUM_STATS) float64; filled.
+        stats: (epochs * minibatches, NUM_STATS) float64; filled. Each thread has its own.
+        thread: which of the threads this one is, from 0. It prefers the tasks whose memory is in its cache.
+        threads: number of threads.
 
     Returns:
         The number of minibatches done. The update stops before the step of the optimizer in the first one with a loss
         or gradient that is not finite.
     """
-    size = batch.returns.shape[0]
-    trunk_space, pi_space, vf_space = _space(nets.trunk, size), _space(nets.pi, size), _space(nets.vf, size)
-    grad = np.zeros(optimizer.table[:, 0].sum(), np.float32)
-    done = 0
-    for epoch in range(orders.shape[0]):
-        for k in range(bounds.shape[0] - 1):
-            order = orders[epoch, bounds[k] : bounds[k + 1]]
-            rows = order.shape[0]
-            _gather(samples, order, batch)
-            if settings.normalize_advantage and rows > 1:
-                _normalise(batch.advantages[:rows])
-            gradients(nets, batch, rows, settings, trunk_space, pi_space, vf_space, grad, stats[done])
-            size_of_grad = norm(grad)
-            stats[done, GRAD_NORM] = size_of_grad
-            done += 1
-            if not (np.isfinite(size_of_grad) and np.isfinite(stats[done - 1, LOSS])):
-                return done
-            take_step(optimizer, grad, clipping(size_of_grad, settings.max_grad_norm))
+    tasks, begin_log_std, size = _parts(nets) * memory.chunks, _begin_log_std(nets), memory.grads.shape[1]
+    first, phase, done, finite = thread * tasks // threads, 0, 0, True
+    grad = memory.grads[0]
+    while finite and done < stats.shape[0]:
+        epoch, k = done // (bounds.shape[0] - 1), done % (bounds.shape[0] - 1)
+        order, notes = orders[epoch, bounds[k] : bounds[k + 1]], memory.notes[done]
+        chunks = max(1, min(memory.chunks, order.shape[0] // memory.least_rows))
+        phase += 1
+        for i in range(tasks):
+            task = (first + i) % tasks
+            if takes(memory.counters, task, phase):
+                _chunk_gradients(nets, samples, memory, order, settings, task, chunks, notes[task])
+                finish(memory.counters)
+        wait(memory.counters, phase * tasks)
+        phase += 1
+        for i in range(tasks):
+            task = (first + i) % tasks
+            if takes(memory.counters, task, phase):
+                begin, end = _parameters_of(nets, task, memory.chunks)
+                squares = _add_chunks(memory.grads, chunks, begin, end)
+                if task == 0:
+                    squares += _add_chunks(memory.grads, chunks, begin_log_std, size)
+                notes[task, GRAD_NORM] = squares
+                finish(memory.counters)
+        wait(memory.counters, phase * tasks)
+        _combine(notes, settings, stats[done])
+        finite = np.isfinite(stats[done, GRAD_NORM]) and np.isfinite(stats[done, LOSS])
+        done += 1
+        if finite:
+            scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
+            phase += 1
+            for i in range(tasks):
+                task = (first + i) % tasks
+                if takes(memory.counters, task, phase):
+                    begin, end = _parameters_of(nets, task, memory.chunks)
+                    step_between(optimizer, grad, scale, begin, end, done)
+                    if task == 0:
+                        step_between(optimizer, grad, scale, begin_log_std, size, done)
+                    finish(memory.counters)
+            wait(memory.counters, phase * tasks)
+    if thread == 0:
+        count_steps(optimizer, done if finite else done - 1)
     return done
 
 
@@ -324,10 +524,10 @@ def warm_up() -> None:
     addresses = [row.ctypes.data for row in numbers[1:]]
     index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
     samples = Samples(Inputs(index, none), index, none, none, one, one, one)
-    batch = Samples(Inputs(index.copy(), none), *(array.copy() for array in samples[1:]))
     optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
     settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5)
-    train(nets, optimizer, samples, batch, index, np.arange(2), settings, np.zeros((1, NUM_STATS)))
+    stats = np.zeros((1, NUM_STATS))
+    train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)
     features_of(layer, TANH, index, none, np.empty(1, np.float32))
     logits = outputs_of(layer, TANH, index, none, np.empty(1, np.float32))
     outputs_of_both(layer, layer, TANH, index, none, np.empty(1, np.float32), np.empty(1, np.float32))

@@ -1,0 +1,119 @@
+"""How kernels in several threads divide their work: tasks that one of them takes, and waits for all that were taken.
+
+All threads run the same kernel, without the GIL. They go through the same phases, and share an array of counters: how
+many tasks are finished, and for each task, in which phase it was taken last. Each task is taken once in each phase, no
+matter by whom: a thread that comes late finds nothing left to do, and does not delay the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from marl_sb3.compiling import inner_kernel
+from marl_sb3.types import Array
+
+get_or_insert_function: Any = cgutils.get_or_insert_function
+
+_FINISHED, _TASKS = 0, 8  # places of the counters; the first one is alone in its cache line
+_SPINS = 1000  # reads of a counter, about a microsecond, before a thread that waits offers its core to others
+_ORDER = "seq_cst"
+_YIELD = "marl_sb3_yield"  # the name by which compiled code finds the system's function, also from the cache
+
+
+def _yield_address() -> int:
+    if sys.platform == "win32":
+        function: Any = ctypes.windll.kernel32.SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+llvm.add_symbol(_YIELD, _yield_address())
+
+
+def counters(tasks: int) -> Array:
+    """Return the counters of so many tasks, before the first phase."""
+    return np.zeros(_TASKS + tasks, np.int64)
+
+
+def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+@intrinsic
+def _add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to a counter; returns what it was."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(context, builder, signature.args[0], *arguments[:2])
+        return builder.atomic_rmw("add", place, arguments[2], _ORDER)
+
+    return types.int64(array, types.int64, types.int64), code
+
+
+@intrinsic
+def _raise(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Raise a counter to a value, if it is lower; returns what it was."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(context, builder, signature.args[0], *arguments[:2])
+        return builder.atomic_rmw("max", place, arguments[2], _ORDER)
+
+    return types.int64(array, types.int64, types.int64), code
+
+
+@intrinsic
+def _read(typing_context: Any, array: Any, index: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_place(context, builder, signature.args[0], *arguments), _ORDER, 8)
+
+    return types.int64(array, types.int64), code
+
+
+@intrinsic
+def _give_way(typing_context: Any) -> Any:
+    """Let other threads run on this core, if any wait for it."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), _YIELD)
+        return builder.call(function, [])
+
+    return types.int32(), code
+
+
+# Type checkers know numba's functions only as Python would call them.
+_add_to: Any = _add
+_raise_to: Any = _raise
+_value_of: Any = _read
+_yield: Any = _give_way
+
+
+@inner_kernel
+def takes(counters: Array, task: int, phase: int) -> bool:
+    """Take a task of a phase, counted from 1; False: it is taken."""
+    return bool(_raise_to(counters, _TASKS + task, phase) < phase)
+
+
+@inner_kernel
+def finish(counters: Array) -> None:
+    """Count a task as finished: what it has written is seen by whoever waits for it."""
+    _add_to(counters, _FINISHED, 1)
+
+
+@inner_kernel
+def wait(counters: Array, finished: int) -> None:
+    """Wait until so many tasks, of all phases together, are finished."""
+    spins = 0
+    while _value_of(counters, _FINISHED) < finished:
+        spins += 1
+        if spins > _SPINS:
+            _yield()
