@@ -123,6 +123,9 @@ class EnvKind(Protocol):
 ENV_KINDS: Door[EnvKind] = Door("kind of envs")
 BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by the id of their envs
 REGISTERED_ENVS: Door[Callable[..., Any]] = Door("registered env")  # the user's, by `marl_sb3.register_env`
+# By Gymnasium's id: of a factory of such envs, `make_batched(num_envs, **env_kwargs)`, whose batch does what they do,
+# and `why_not_batched(env_kwargs)`: why there is none with these arguments, or None.
+BATCHED_TWINS: Door[Callable[[Any], Mapping[str, Callable[..., Any]]]] = Door("batched twin of an env")
 
 
 class EnvFinder(Protocol):

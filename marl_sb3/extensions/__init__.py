@@ -6,6 +6,7 @@ from marl_sb3.doors import (
     ACTION_FORMS,
     ALGORITHM_TABLES,
     ASSIGNED_RUNNERS,
+    BATCHED_TWINS,
     BUILTIN_ENVS,
     DIALECTS,
     ENGINES,
@@ -26,6 +27,8 @@ from marl_sb3.doors import (
 )
 
 ACTION_FORMS.add("joined", "marl_sb3.extensions.fast.joined_actions:joined_actions")
+BATCHED_TWINS.add("CartPole-v0", "marl_sb3.envs.compiled.classic_control:CART_POLE")
+BATCHED_TWINS.add("CartPole-v1", "marl_sb3.envs.compiled.classic_control:CART_POLE")
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
 BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")

@@ -14,7 +14,6 @@ from .faults import in_words as in_words
 from .faults import raise_in_words as raise_in_words
 from .registry import EnvFactory as EnvFactory
 from .registry import attribute_from_here as attribute_from_here
-from .registry import batched_factory as batched_factory
 from .registry import env_factory as env_factory
 from .registry import factory_in_registries as factory_in_registries
 from .registry import import_from_here as import_from_here
@@ -23,3 +22,4 @@ from .registry import imported_modules as imported_modules
 from .registry import make_env as make_env
 from .registry import register_env as register_env
 from .registry import takes_argument as takes_argument
+from .registry import why_not_batched as why_not_batched

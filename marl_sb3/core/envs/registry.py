@@ -20,10 +20,9 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
 from marl_sb3.core.config import EXTERNAL
-from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.doors import BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, EnvKind
+from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, EnvKind
 from marl_sb3.errors import ConfigError, described
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
@@ -110,7 +109,9 @@ def factory_in_registries(env_id: str) -> EnvFactory | None:
             spec = gymnasium.spec(env_id)
     except gymnasium.error.Error:
         return None
-    return lambda **kwargs: gymnasium.make(spec, **kwargs)
+    factory = _maker(gymnasium.make, spec)
+    vars(factory).update(BATCHED_TWINS[spec.id](factory) if spec.id in BATCHED_TWINS else {})
+    return factory
 
 
 def _unknown(name: str) -> str:
@@ -181,12 +182,15 @@ def _accepted() -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
-    """The factory's `make_batched(num_envs, **env_kwargs)`, which makes a batched env; None if it has none.
+def why_not_batched(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+    """Say why there is no batched env; None: the factory's `make_batched(num_envs, **env_kwargs)` makes it.
 
     An inherited `make_batched` does not count: it would make the batched version of the base class.
     """
-    return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
+    own: Mapping[str, Any] = getattr(factory, "__dict__", {})
+    if "make_batched" not in own:
+        return "the env has no batched version (`make_batched`)"
+    return own.get("why_not_batched", lambda _: None)(env_kwargs)  # type: ignore[no-any-return]
 
 
 def import_modules(
@@ -250,23 +254,23 @@ def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
     return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
 
 
+def _maker(make: Callable[..., Any], *of: Any) -> EnvFactory:
+    return lambda **kwargs: make(*of, **kwargs)
+
+
 def _of_spec(kind: str, spec: Any) -> EnvFactory:
     """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
-
-    def make(**env_kwargs: Any) -> Any:
-        return pettingzoo.make(kind, spec, **env_kwargs)
-
-    factory, entry_point = cast("Any", make), spec.entry_point
+    factory, entry_point = cast("Any", _maker(pettingzoo.make, kind, spec)), spec.entry_point
     try:
         if isinstance(entry_point, str):
             module, _, attribute = entry_point.partition(":")
             entry_point = getattr(importlib.import_module(module), attribute)
         factory.__signature__ = inspect.signature(entry_point)
-        if (make_batched := batched_factory(entry_point)) is not None:
-            factory.make_batched = make_batched
+        if why_not_batched(entry_point, {}) is None:
+            factory.make_batched = entry_point.make_batched
     except (ImportError, ValueError):
         pass  # making the env reports it
-    return make
+    return factory  # type: ignore[no-any-return]
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

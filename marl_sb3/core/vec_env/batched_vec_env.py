@@ -17,10 +17,10 @@ from marl_sb3.core.envs import (
     BatchedStep,
     EnvFactory,
     ask_for_state,
-    batched_factory,
     close_in_words,
     make_env,
     raise_in_words,
+    why_not_batched,
 )
 from marl_sb3.core.state import MAX_SEED, State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
@@ -50,11 +50,10 @@ def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any]
     Raises:
         ConfigError: it has no `make_batched`, or does not take these arguments.
     """
-    make_batched = batched_factory(factory)
-    if make_batched is None:
-        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
+    if (why_not := why_not_batched(factory, env_kwargs)) is not None:
+        raise ConfigError(f"{why_not}; use the sync vectorizer", key="vectorizer")
     make_env(factory, first_index, env_kwargs).close()  # raises better errors for wrong arguments
-    return make_batched(num_envs, **env_kwargs)
+    return factory.make_batched(num_envs, **env_kwargs)  # type: ignore[attr-defined, no-any-return]
 
 
 class BatchedVecEnv(InProcessVecEnv):
@@ -303,14 +302,15 @@ class BatchedVecEnv(InProcessVecEnv):
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`; either all envs are restored exactly, or none."""
         run_seed = state.integer("run_seed", 0, MAX_SEED)
-        counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
+        names = "episodes", ("steps" if isinstance(state.value("own"), list) else "episode_steps")
+        counts = [state.counts(name, (self.num_envs,)) for name in names]
         to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = state.arrays_like("observations", zero_observations(self.groups, self.num_envs))
         masks = read_masks(state, self.groups, self.num_envs)
         self._run_seed = run_seed
-        self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
+        self._episodes, self._episode_steps = counts
         saved = read_settings(state, self.num_envs)
         kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self._settings)]
         why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
@@ -326,8 +326,9 @@ class BatchedVecEnv(InProcessVecEnv):
         return dict.fromkeys(self._all_envs, why)
 
     def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
-        if state.value("own") is None:
-            return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
+        if state.value("own") is None or isinstance(state.value("own"), list):
+            none = f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
+            return "the envs were stepped one by one when it was saved" if state.value("own") else none
         self._env.set_state(state.fields("own"))
         shown = (zeros_where_idle(self._env.observations(), to_act),)
         return None if same(shown, seen) else "its set_state() led to other observations"

@@ -10,7 +10,7 @@ import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_sb3.core.config import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
-from marl_sb3.core.envs import EnvFactory, batched_factory, env_factory, takes_argument
+from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument, why_not_batched
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
@@ -57,7 +57,7 @@ def _batched(request: VecEnvRequest) -> MultiAgentVecEnv:
     return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
 
 
-VECTORIZERS.add("auto", lambda request: (_batched if batched_factory(request.factory) else _sync)(request))
+VECTORIZERS.add("auto", lambda made: (_sync if why_not_batched(made.factory, made.env_kwargs) else _batched)(made))
 VECTORIZERS.add("batched", _batched)
 VECTORIZERS.add("sync", _sync)
 # SuperSuit takes time to import.

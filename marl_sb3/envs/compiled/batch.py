@@ -158,14 +158,12 @@ class CompiledBatch(BatchedEnv):
 
     @override
     def get_state(self) -> State:
-        fields: Any = self.rules.state.names
-        return {**{name: np.array(self.states[name]) for name in fields}, "rngs": self.rngs}
+        return {**{name: np.array(self.states[name]) for name in self.rules.saved}, "rngs": self.rngs}
 
     @override
     def set_state(self, state: StateReader) -> None:
         bounds = self.rules.bounds
-        fields: Any = self.rules.state.names
-        own = {name: np.asarray(self.states[name]) for name in fields}
+        own = {name: np.asarray(self.states[name]) for name in self.rules.saved}
         read = {name: state.array(name, a.dtype, a.shape, *bounds.get(name, (None, None))) for name, a in own.items()}
         rngs = state.array("rngs", np.uint64, self.rngs.shape)
         for name, values in read.items():

@@ -48,6 +48,8 @@ class CompiledRules:
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # fields that are settings: an episode does not change them, and checkpoints do not hold them
+    settings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for space in (self.observation_space, self.action_space):
@@ -59,9 +61,14 @@ class CompiledRules:
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")
 
     @property
+    def saved(self) -> list[str]:
+        """The fields that checkpoints hold."""
+        return [name for name in self.state.names or () if name not in self.settings]
+
+    @property
     def columns(self) -> dict[AgentID, dict[str, int]]:
         """Agent -> key of its infos -> their place."""
-        found: dict[AgentID, dict[str, int]] = {}
+        found: dict[AgentID, dict[str, int]] = {agent: {} for agent in self.agents}
         for place, (agent, key, _) in enumerate(self.infos):
-            found.setdefault(agent, {})[key] = place
+            found[agent][key] = place
         return found

@@ -18,7 +18,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import batched_factory, env_factory, make_env
+from marl_sb3.core.envs import env_factory, make_env, why_not_batched
 from marl_sb3.doors import ENV_FINDERS, REGISTERED_ENVS
 from marl_sb3.envs import importable_id
 from marl_sb3.envs.arena import ArenaEnv
@@ -410,11 +410,11 @@ def test_a_subclass_has_no_batched_twin_of_its_base() -> None:
         def make_batched(cls, num_envs: int, **env_kwargs: Any) -> Any:
             return ArenaEnv.make_batched(num_envs, **env_kwargs)
 
-    assert batched_factory(ArenaEnv) is not None
-    assert batched_factory(env_factory("arena")) is not None
-    assert batched_factory(Mine) is None
-    assert batched_factory(MineWithTwin) is not None
-    assert batched_factory(partial(ArenaEnv, height=6)) is None
+    assert why_not_batched(ArenaEnv, {}) is None
+    assert why_not_batched(env_factory("arena"), {}) is None
+    assert why_not_batched(Mine, {}) is not None
+    assert why_not_batched(MineWithTwin, {}) is None
+    assert why_not_batched(partial(ArenaEnv, height=6), {}) is not None
 
 
 def test_an_id_by_which_other_processes_find_an_env() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3 import stacks
-from marl_sb3.core.envs import batched_factory
+from marl_sb3.core.envs import why_not_batched
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env import (
     ActionMasks,
@@ -63,7 +63,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
         if name not in ("auto", "batched", "sync"):
             words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
             raise ConfigError(words, key="vectorizer")
-        self._batched = name == "batched" or (name == "auto" and batched_factory(request.factory) is not None)
+        self._batched = name == "batched" or (
+            name == "auto" and why_not_batched(request.factory, request.env_kwargs) is None
+        )
         run_seed = fresh_seed() if request.seed is None else request.seed
         envs = request.factory, dict(request.env_kwargs), 0, num_envs, run_seed, self._batched, num_envs
         self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(request.n_workers)

@@ -1,0 +1,126 @@
+"""Compiled envs in the place of Gymnasium's own, where nobody can tell them apart: see `GymnasiumTwin`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from typing_extensions import override
+
+from marl_sb3.core.envs import EnvFactory, SingleAgentEnv, make_env
+from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
+from marl_sb3.envs.compiled.batch import CompiledBatch
+from marl_sb3.envs.compiled.comparing import first_difference
+from marl_sb3.envs.compiled.random import words_of
+from marl_sb3.envs.compiled.rules import CompiledRules
+
+_log = logging.getLogger(__name__)
+
+WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)  # those that `gymnasium.make` puts around an env
+SAMPLE_STEPS = 50  # of each env that is compared with its twin before that is used
+TOLERANCE = 1e-6  # of a sample: sines may differ in the last bit on other machines
+
+_sampled: dict[str, str | None] = {}  # what the samples have found
+
+# Of each twin's state: the steps of the episode, and the number at which it is truncated; 0: never.
+LIMIT = [("timestep", "i8"), ("limit", "i8")]
+
+
+@dataclass(frozen=True)
+class GymnasiumTwin:
+    """Steps the envs of one class of Gymnasium as compiled ones; see `marl_sb3.doors.BATCHED_TWINS`.
+
+    Whatever an argument, a wrapper or another version of Gymnasium makes of the env, the twin is used only if it does
+    the same for `SAMPLE_STEPS` steps.
+    """
+
+    entry_point: str  # the class, `module:name`
+    rules: Callable[[Any], CompiledRules]  # returns the rules of an env of the class
+    set_up: Callable[[Any, Any], None]  # writes the settings of an env into records
+    copy: Callable[[Any, Any], None]  # writes the state of an env into a record
+
+    def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
+        """See `marl_sb3.doors.BATCHED_TWINS`."""
+        return {"make_batched": partial(self.make, factory), "why_not_batched": partial(self.why_not, factory)}
+
+    def why_not(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+        """Say why the twin is not used; None if it is."""
+        env: Any = make_env(factory, 0, env_kwargs)
+        try:
+            why_not = self._why_not(env) or self._sampled(env, factory, env_kwargs)
+        finally:
+            env.close()
+        if why_not is not None:
+            _log.info("envs are stepped one by one: %s", why_not)
+        return why_not
+
+    def _why_not(self, env: Any) -> str | None:
+        if type(env) is not SingleAgentEnv:
+            return f"the env is a {type(env).__name__}"
+        if env.render_mode is not None:
+            return f"render_mode is {env.render_mode!r}"
+        inner, limits = env.env, 0
+        while isinstance(inner, gymnasium.Wrapper):
+            limits += type(inner) is TimeLimit
+            if type(inner) not in WRAPPERS or limits > 1:
+                return f"the env is wrapped in {type(inner).__name__}"
+            inner = inner.env
+        found = f"{type(inner).__module__}:{type(inner).__qualname__}"
+        return None if found == self.entry_point else f"the env is a {found}, and not {self.entry_point}"
+
+    def _sampled(self, env: Any, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+        """Compare some steps, unless that was done before in this process."""
+        key = f"{self.entry_point} {env.env.spec.max_episode_steps} {dict(env_kwargs)}"
+        if key not in _sampled:
+            _sampled[key] = self._sample(factory, env_kwargs)
+        return _sampled[key]
+
+    def _sample(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+        original = SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), 1, 0)
+        try:
+            twin = BatchedVecEnv(self.make(factory, 1, **env_kwargs), 0)
+        except (TypeError, ValueError, AttributeError) as error:  # settings of another type, or another version
+            return f"its compiled twin does not take its settings: {error}"
+        found = first_difference(original, twin, SAMPLE_STEPS, seed=0, tolerance=TOLERANCE)
+        return None if found is None else f"its compiled twin differs: {found}"
+
+    def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> TwinBatch:
+        """Return the envs as a batch."""
+        return TwinBatch(num_envs, self, make_env(factory, 0, env_kwargs))
+
+
+class TwinBatch(CompiledBatch):
+    """E envs of a Gymnasium class.
+
+    Args:
+        template: one of the originals; it begins the episodes with options.
+    """
+
+    def __init__(self, num_envs: int, twin: GymnasiumTwin, template: Any) -> None:
+        self.original = template.env.unwrapped
+        super().__init__(num_envs, twin.rules(self.original), template)
+        self.twin = twin
+        twin.set_up(self.states, self.original)
+        self.states.limit = template.env.spec.max_episode_steps or 0
+
+    @override
+    def reset(
+        self,
+        env_indices: Sequence[int],
+        seeds: Sequence[int],
+        options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        if options is None:
+            super().reset(env_indices, seeds)
+            return
+        for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
+            self.original.reset(seed=seed, options=given or None)
+            state = self.states[env_index]
+            self.twin.copy(state, self.original)
+            state.timestep = 0
+            self.rngs[env_index] = words_of(self.original.np_random)
