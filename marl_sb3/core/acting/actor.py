@@ -99,7 +99,7 @@ class Actor(Stateful):
         # An algorithm of the user's own may have no env.
         env = getattr(policy.algorithm, "env", None) if policy.transposes_images else None
         self._image_env: Any = env if isinstance(env, VecTransposeImage) else None
-        self._uses_noise = uses_noise(policy.algorithm)
+        self._uses_noise, self._no_starts = uses_noise(policy.algorithm), np.zeros(rows.num_rows, dtype=bool)
         self.step = 0  # steps since the rollout began
         self.begin_episodes()
 
@@ -222,10 +222,10 @@ class Actor(Stateful):
             algorithm.policy.reset_noise(self.rows.num_rows)
         if np.count_nonzero(acting) == len(acting):  # a quarter of the time of `all`
             decision = self.policy.act(inputs)
-            self.states = decision.states
+            self.states, self.starts = decision.states, self._no_starts
         else:
             decision = self._decide_for_some(inputs, acting)
-        self.starts = self.starts & ~acting
+            self.starts = self.starts & ~acting
         self.step += 1
         return decision
 

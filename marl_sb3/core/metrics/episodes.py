@@ -92,6 +92,9 @@ class InfoAccumulator(Stateful):
                 raise self._fault(step, lengths, agent) from error
             if new.shape != self._value.shape:
                 raise self._fault(step, lengths, agent)
+            if self._metric.reduce == "sum" and math.isfinite(np.add.reduce(total := self._value + new)):
+                self._value = total  # every env has the info: no NaN
+                continue
             seen = ~np.isnan(new)
             start = np.isnan(self._value)
             self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)

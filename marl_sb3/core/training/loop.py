@@ -204,15 +204,8 @@ class TrainingLoop:
             for each in training_callbacks(self._callback):
                 if not has_hook(each, "on_episode_end"):
                     each.on_episode_end(episode)  # type: ignore[arg-type]  # it has all that callbacks of ours read
-        self._callback.update_locals(
-            {
-                "self": self._model,
-                "step": step,
-                "rewards": step.rewards,
-                "dones": step.episode_done,
-                "infos": step.infos,
-            }
-        )
+        of_step = {"step": step, "rewards": step.rewards, "dones": step.episode_done, "infos": step.infos}
+        self._callback.update_locals({"self": self._model, **of_step})
         return self._callback.on_step()
 
     def _tell_of_restarts(self, before: Health | None) -> None:

@@ -138,12 +138,13 @@ class BatchedVecEnv(InProcessVecEnv):
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)
         terminated, truncated = step.terminated.view(), step.truncated.view()  # the env may write into its own later
-        if not acted.all():
+        all_acted = np.count_nonzero(acted) == acted.size  # a quarter of the time of `all`
+        if not all_acted:
             rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
         if self._horizon is not None:
             at_horizon = (self._episode_steps >= self._horizon)[:, None]
             truncated = truncated | (at_horizon & acted & ~terminated)
-        if not np.isfinite(rewards).all():
+        if np.count_nonzero(np.isfinite(rewards)) != rewards.size:
             index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
             raise self._error(index, column, f"reward is {rewards[index, column]}, not a finite number")
         observations = self._shown()
@@ -155,7 +156,7 @@ class BatchedVecEnv(InProcessVecEnv):
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
         reset_infos: dict[int, Mapping[str, Any]] = {}
         final_env_states: dict[int, Array] = {}
-        if ended.any():
+        if np.count_nonzero(ended):
             final_observations = StackedFinalObservations(ended, observations)
             to_act = acted & ~ended
             episode_done = ~np.any(to_act, axis=1)
@@ -167,7 +168,7 @@ class BatchedVecEnv(InProcessVecEnv):
                 reset_infos = self._reset_infos(over)
                 to_act[episode_done] = True
                 observations = self._shown()
-        if not to_act.all():
+        if not (all_acted and to_act is acted):
             observations = zeros_where_idle(observations, to_act)
         return VecStep(
             observations=(observations,),
@@ -255,7 +256,7 @@ class BatchedVecEnv(InProcessVecEnv):
         for key, array in observations.items() if isinstance(observations, dict) else [(None, observations)]:
             space = whole if key is None else whole[key]
             unfit = unfit_numbers(array, space.dtype) if isinstance(space, spaces.Box) else None
-            if unfit is not None and unfit.any():
+            if unfit is not None and np.count_nonzero(unfit):
                 place = tuple(np.argwhere(unfit)[0].tolist())
                 words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
                 where = "" if key is None else f" (key {key!r})"
