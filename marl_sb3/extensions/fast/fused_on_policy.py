@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
 from marl_sb3.core.learners import available_cores, blas_threads, load_blas
+from marl_sb3.core.on_policy import MaskedRolloutBuffer
 from marl_sb3.core.sb3 import count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
@@ -42,6 +43,24 @@ class FusedActing(TwoPaths, HybridActions):
         from marl_sb3.extensions.fast.fused_policy import fused_policy
 
         return fused_policy(self.policy)
+
+    def compute_returns(self, last_values: th.Tensor, dones: Array) -> None:
+        """Fill in the rollout buffer's returns and advantages, with the bits of its `compute_returns_and_advantage`.
+
+        The kernel does that, unless a subclass of the buffer computes something else.
+        """
+        buffer: Any = self.rollout_buffer
+        compute = MaskedRolloutBuffer.compute_returns_and_advantage
+        if type(buffer).compute_returns_and_advantage is not compute or not self.takes_fused_path():
+            buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+            return
+        from marl_sb3.extensions.fast.kernels.acting import estimate
+
+        starts = buffer.episode_starts if buffer.breaks is None else np.maximum(buffer.episode_starts, buffer.breaks)
+        after = last_values.cpu().numpy().flatten(), 1.0 - dones.astype(np.float32)
+        rates = np.float32(buffer.gamma), np.float32(buffer.gamma * buffer.gae_lambda)
+        estimate(buffer.rewards, buffer.values, starts, buffer.acted, *after, *rates, buffer.advantages)
+        buffer.returns = buffer.advantages + buffer.values
 
 
 class FusedOnPolicy(FusedActing):

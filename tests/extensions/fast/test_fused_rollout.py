@@ -9,12 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 import marl_sb3
-from marl_sb3.core.on_policy import flat_samples
+from marl_sb3.core.on_policy import MaskedRolloutBuffer, flat_samples
 from marl_sb3.extensions.fast import fused_on_policy
 
 SETTINGS = {"n_steps": 40, "batch_size": 40, "n_epochs": 2, "seed": 0, "device": "cpu"}
@@ -96,3 +97,22 @@ def test_stock_callbacks_evaluate_and_save(tmp_path: Path) -> None:
     checks = CheckpointCallback(save_freq=40, save_path=str(tmp_path))
     trained(marl_sb3.PPO, vec_env(), [checks, EvalCallback(vec_env(), eval_freq=40, verbose=0)])
     assert len(list(tmp_path.glob("*.zip"))) == 2
+
+
+@pytest.mark.parametrize("part", ["all", "some", "some, and breaks"])
+def test_the_kernel_estimates_advantages_with_the_bits_of_the_buffer(part: str) -> None:
+    model = marl_sb3.PPO("MlpPolicy", vec_env(), rollout_buffer_class=MaskedRolloutBuffer, **SETTINGS)
+    buffer, rng = model.rollout_buffer, np.random.default_rng(0)
+    for name in ("rewards", "values"):
+        setattr(buffer, name, rng.normal(size=(40, 3)).astype(np.float32))
+    buffer.episode_starts[:] = rng.random((40, 3)) < 0.2
+    if part != "all":
+        buffer.acted = rng.random((40, 3)) < 0.6
+    buffer.breaks = rng.random((40, 3)) < 0.2 if "breaks" in part else None
+    found = []
+    for compute in (buffer.compute_returns_and_advantage, model.compute_returns):
+        compute(last_values=th.tensor([1.0, -2.0, 3.0]), dones=np.array([False, True, False]))
+        found.append((buffer.advantages.copy(), buffer.returns.copy()))
+        buffer.advantages.fill(np.nan)
+    assert model.takes_fused_path()
+    np.testing.assert_array_equal(*found)

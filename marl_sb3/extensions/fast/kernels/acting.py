@@ -1,14 +1,16 @@
-"""What policies compute in each step of a rollout: for few rows, a call from Python costs as much as a net."""
+"""What is computed in rollouts, in few calls: for few rows, a call from Python costs as much as a net."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from marl_sb3.compiling import kernel
+from marl_sb3.compiling import kernel, strict_kernel
 from marl_sb3.extensions.fast.kernels.distributions import sample
 from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
-from marl_sb3.types import Array, FloatArray
+from marl_sb3.types import Array, BoolArray, FloatArray
 
 
 @kernel
@@ -60,10 +62,64 @@ def draw(
     return actions, values, log_probs
 
 
+@strict_kernel
+def _estimate(
+    rewards: FloatArray,
+    values: FloatArray,
+    starts: FloatArray,
+    acted: BoolArray,
+    next_values: FloatArray,
+    not_done: FloatArray,
+    gamma: Any,
+    decay: Any,
+    advantages: FloatArray,
+) -> None:
+    steps, rows = rewards.shape
+    advantage = np.zeros(rows, np.float32)
+    for step in range(steps - 1, -1, -1):
+        for i in range(rows):
+            if acted[step, i]:
+                delta = rewards[step, i] + gamma * next_values[i] * not_done[i] - values[step, i]
+                advantage[i] = delta + decay * not_done[i] * advantage[i]
+                next_values[i] = values[step, i]
+                not_done[i] = np.float32(1.0) - starts[step, i]
+            advantages[step, i] = advantage[i]
+
+
+@kernel
+def estimate(
+    rewards: FloatArray,
+    values: FloatArray,
+    starts: FloatArray,
+    acted: BoolArray,
+    next_values: FloatArray,
+    not_done: FloatArray,
+    gamma: Any,
+    decay: Any,
+    advantages: FloatArray,
+) -> None:
+    """GAE with the bits of `TurnAwareRollout.compute_returns_and_advantage`.
+
+    Args:
+        rewards: (steps, rows) float32, as also the values, whether an episode starts, and, as bool, who acted.
+        values: see `rewards`.
+        starts: see `rewards`.
+        acted: see `rewards`.
+        next_values: (rows,) float32; the values after the last transitions. Changed.
+        not_done: (rows,) float32; 1 where the last transition did not end the episode, 0 where it did. Changed.
+        gamma: the discount, float32.
+        decay: the discount times lambda, float32.
+        advantages: (steps, rows) float32; filled.
+    """
+    _estimate(rewards, values, starts, acted, next_values, not_done, gamma, decay, advantages)
+
+
 def warm_up() -> None:
     """Call every kernel once, so that it is compiled."""
     numbers, index, none = np.zeros(4, np.float32), np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32)
     layer = np.array([[1, 1, numbers.ctypes.data, numbers[1:].ctypes.data]])
     work, size = np.empty(1, np.float32), np.ones(1, np.int64)
     one_hot(index, size)
+    one, rate = np.ones((1, 1), np.float32), np.float32(1)
+    estimate(one, one, one, np.ones((1, 1), np.bool_), one[0], one[0], rate, rate, one)
     draw(layer, layer, TANH, index, none, work, work.copy(), none, size, np.ones((1, 1), np.float32))
