@@ -238,7 +238,8 @@ def rllib_rates(python: str, cases: Iterable[Case], timeout_s: float) -> dict[st
     for each in cases:
         say(f"figure: {RLLIB}, envs: {each.name}")
         words = ["--env", each.env, "--iterations", "2"]
-        watched = watch([python, str(HERE / "rllib_side.py"), json.dumps(each.hyperparameters), *words], timeout_s)
+        asked = json.dumps({**each.hyperparameters, "n_timesteps": 0})  # only learning rates that fall depend on it
+        watched = watch([python, str(HERE / "rllib_side.py"), asked, *words], timeout_s)
         first, *_, last = parsed_lines(watched, "rllib_side.py")[1:]
         found[each.name] = (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
     return found

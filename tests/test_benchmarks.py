@@ -388,8 +388,10 @@ def test_jax_comparison_measures_all_sides(
     small = {"CASES": {"cartpole-4": {"hyperparameters": module.cartpole(2, 8, 1).hyperparameters}}}
     put(module, {**small, "TARGETS": {"arena": -100.0}, "ENVS": (1, 2), "MOST_ROWS": 32}, monkeypatch)
     options = ["--repeats", "1", "--seconds", "0.001", "--cases", "cartpole-4", "--reach-envs", "arena"]
-    python = stub(in_tmp, text=JAX_STUB)
-    assert module.main(["--jax-python", python, *options, "--figure", ".", "--json", "figures.json"]) == 0
+    (in_tmp / "rllib").mkdir()
+    pythons = ["--jax-python", stub(in_tmp, text=JAX_STUB)]
+    pythons += ["--rllib-python", stub(in_tmp / "rllib", 'hyperparameters["n_timesteps"]')]  # which it needs
+    assert module.main([*pythons, *options, "--figure", ".", "--json", "figures.json"]) == 0
     results = written()["results"]
     *speeds, reach, figure = results.values()
     for speed in speeds:
@@ -398,7 +400,8 @@ def test_jax_comparison_measures_all_sides(
         assert speed["raw"]["marl_sb3"][0] > 0
     assert [run["env_steps"] for runs in reach["runs"].values() for run in runs] == [1000, 1000, 2000]
     assert figure["raw"]["JAX"] == [pytest.approx(100_000.0)] * 2
-    assert list(figure["raw"]) == ["JAX", "marl_sb3", "stock SB3"]
+    assert list(figure["raw"]) == ["JAX", "marl_sb3", "stock SB3", "RLlib"]
+    assert figure["raw"]["RLlib"] == [pytest.approx(2 * 32 / 4.0)] * 2
     assert Path("against_jax.png").stat().st_size > 0
     assert "at n_steps 100" in capsys.readouterr().out
 
