@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.compiling import inner_kernel, kernel
+from marl_sb3.extensions.fast.kernels.layers import clear, exp
 from marl_sb3.types import Array, FloatArray
 
 _f = np.float32
@@ -58,16 +59,6 @@ def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None
 
 
 @inner_kernel
-def categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array, row: int) -> _Scalar:
-    """log_probs: (rows, sum of sizes); the log-probability of one row's actions."""
-    start, total = 0, _ZERO
-    for k in range(sizes.shape[0]):
-        total += log_probs[row, start + actions[row, k]]
-        start += sizes[k]
-    return total
-
-
-@inner_kernel
 def gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array, row: int) -> _Scalar:
     """means: (rows, n); the log-probability of one row's actions."""
     total = _ZERO
@@ -77,29 +68,95 @@ def gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array, ro
     return total
 
 
+# In updates the numbers of one category, for all rows, lie side by side: these loops run over rows, in vectors, which
+# the few categories of a row would not fill.
+
+
 @inner_kernel
-def categorical_delta(
-    log_probs: FloatArray,
-    sizes: Array,
-    actions: Array,
-    row: int,
-    by_log_prob: _Scalar,
-    by_entropy: _Scalar,
-    delta: FloatArray,
-) -> _Scalar:
-    """Write the gradient of one row's logits into `delta`, which holds the probabilities; returns the entropy."""
-    start, total = 0, _ZERO
+def turned(source: FloatArray, target: FloatArray) -> None:
+    """Copy (rows, n) to (n, rows), or back."""
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[j, i] = source[i, j]
+
+
+@inner_kernel
+def softmax_of_columns(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None:
+    """Compute the softmax of each sub-distribution, as `softmax`, from (sum of sizes, rows)."""
+    rows, start = logits.shape[1], 0
+    highest, total = np.empty(rows, np.float32), np.empty(rows, np.float32)
     for k in range(sizes.shape[0]):
-        end, chosen = start + sizes[k], start + actions[row, k]
-        entropy = _ZERO
+        end = start + sizes[k]
+        for i in range(rows):
+            highest[i] = logits[start, i]
+            total[i] = _ZERO
+        for j in range(start + 1, end):
+            row = logits[j]
+            for i in range(rows):
+                highest[i] = row[i] if row[i] > highest[i] else highest[i]
         for j in range(start, end):
-            entropy -= delta[row, j] * log_probs[row, j]
+            row, of_row = logits[j], probabilities[j]
+            for i in range(rows):
+                row[i] -= highest[i]
+                of_row[i] = exp(row[i])
+                total[i] += of_row[i]
+        for i in range(rows):
+            highest[i] = np.log(total[i])
+            total[i] = _ONE / total[i]
         for j in range(start, end):
-            p = delta[row, j]
-            taken = _ONE if j == chosen else _ZERO
-            delta[row, j] = by_log_prob * (taken - p) - by_entropy * p * (log_probs[row, j] + entropy)
-        total += entropy
+            row, of_row = logits[j], probabilities[j]
+            for i in range(rows):
+                row[i] -= highest[i]
+                of_row[i] *= total[i]
         start = end
+
+
+@inner_kernel
+def categorical_log_probs(logits: FloatArray, sizes: Array, actions: Array, log_probs: FloatArray) -> None:
+    """logits: (sum of sizes, rows) log-probabilities; log_probs: (rows,), filled with those of the rows' actions."""
+    clear(log_probs)
+    start = 0
+    for k in range(sizes.shape[0]):
+        for i in range(log_probs.shape[0]):
+            log_probs[i] += logits[start + actions[i, k], i]
+        start += sizes[k]
+
+
+@inner_kernel
+def categorical_deltas(
+    logits: FloatArray, sizes: Array, actions: Array, by_log_prob: FloatArray, by_entropy: _Scalar, delta: FloatArray
+) -> float:
+    """Compute the gradients of logits.
+
+    Args:
+        logits: (sum of sizes, rows) log-probabilities.
+        actions: (rows, sub-distributions).
+        by_log_prob: (rows,) gradients of the log-probabilities of the actions.
+        by_entropy: the gradient of the sum of entropies.
+        delta: (sum of sizes, rows) probabilities; changed to the gradients.
+
+    Returns:
+        The sum of the rows' entropies.
+    """
+    rows, start, total = by_log_prob.shape[0], 0, np.float64(0.0)
+    entropy, chosen = np.empty(rows, np.float32), np.empty(rows, np.float32)
+    for k in range(sizes.shape[0]):
+        for i in range(rows):
+            entropy[i] = _ZERO
+            chosen[i] = _f(actions[i, k])
+        for j in range(start, start + sizes[k]):
+            row, of_row = logits[j], delta[j]
+            for i in range(rows):
+                entropy[i] -= of_row[i] * row[i]
+        for j in range(start, start + sizes[k]):
+            row, of_row, number = logits[j], delta[j], _f(j - start)
+            for i in range(rows):
+                taken = _ONE if chosen[i] == number else _ZERO
+                p = of_row[i]
+                of_row[i] = by_log_prob[i] * (taken - p) - by_entropy * p * (row[i] + entropy[i])
+        for i in range(rows):
+            total += entropy[i]
+        start += sizes[k]
     return total
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
 
 from marl_sb3.compiling import carray, inner_kernel, kernel, pointer, precise_kernel
 from marl_sb3.types import Array, FloatArray
@@ -29,6 +32,13 @@ _T3, _T5, _T7, _T9, _T11 = _f(-0.3333328), _f(0.13331406), _f(-0.053736515), _f(
 _R0, _R1, _R2 = _f(1.0000076293945312), _f(0.4999546706676483), _f(0.12511205673217773)
 _R3, _R4, _R5 = _f(0.02068271115422249), _f(0.0027249676641076803), _f(0.00020077719818800688)
 _R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643144452780689e-07)
+
+# For `exp`: log2(e); log(2) as a number of few digits and the rest; exp(x) = 1 + x + x^2 (E2 + E3 x + ...) near 0.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = _f(1.442695041), _f(0.693359375), _f(-2.12194440e-4)
+_E2, _E3, _E4, _E5, _E6 = _f(0.5), _f(0.16666577), _f(0.041666465), _f(0.0083631815), _f(0.0013933658)
+_LEAST, _MOST = _f(-104.0), _f(89.0)  # beyond, the nearest float32 is 0 or infinity
+_ROUNDING = _f(12582912.0)  # 1.5 * 2^23: what is added to it is rounded to whole numbers
+_BIAS, _MANTISSA = np.int32(127), np.int32(23)  # of float32
 
 _Scalar = Any  # a float32, once compiled
 
@@ -68,6 +78,35 @@ def tanh(x: _Scalar) -> _Scalar:
     w = size * size
     small = size + size * (w * (_T3 + w * (_T5 + w * (_T7 + w * (_T9 + w * _T11)))))
     return np.copysign(small if size < _TANH_SMALL else large, x)
+
+
+@intrinsic
+def _float_of(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 that has these bits, an int32."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), code
+
+
+_from_bits: Any = _float_of  # type checkers know it only as Python would call it
+
+
+@precise_kernel
+def exp(x: _Scalar) -> _Scalar:
+    """Return e^x within 2 ulp; loops over it are vectorised, over the C library's function they are not.
+
+    2^n exp(r) with a whole n and |r| <= log(2) / 2. Numbers below 2^-126 lose digits.
+    """
+    x = _LEAST if x < _LEAST else (_MOST if x > _MOST else x)  # lets NaN through
+    n = (x * _LOG2_E + _ROUNDING) - _ROUNDING
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    value = _ONE + r + r * r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * _E6))))
+    whole = np.int32(n)
+    half = np.int32(whole >> 1)  # 2^n may be out of range where the result is not
+    rest = np.int32(whole - half)
+    return value * _from_bits(np.int32((half + _BIAS) << _MANTISSA)) * _from_bits(np.int32((rest + _BIAS) << _MANTISSA))
 
 
 @inner_kernel

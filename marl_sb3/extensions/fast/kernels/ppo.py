@@ -19,15 +19,16 @@ import numpy as np
 
 from marl_sb3.compiling import inner_kernel, kernel
 from marl_sb3.extensions.fast.kernels.distributions import (
-    categorical_delta,
-    categorical_log_prob,
+    categorical_deltas,
+    categorical_log_probs,
     forbid,
     gaussian_delta,
     gaussian_log_prob,
     sample,
-    softmax,
+    softmax_of_columns,
+    turned,
 )
-from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH, clear, vector_at
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH, clear, exp, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import (
     Inputs,
     Net,
@@ -213,40 +214,58 @@ def _policy_losses(
     notes: Array,
 ) -> None:
     """Compute a chunk's share in the actor's parts of the loss, into `notes`, and its gradients of the outputs."""
-    low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
     inverse_rows = _ONE / _f(rows)
     by_entropy = -_f(settings.ent_coef) * inverse_rows
-    policy_loss = entropy = kl = clipped = np.float64(0.0)
+    size, sizes, entropy = pi_out.shape[0], nets.sizes, 0.0
+    log_probs, by_log_prob = np.empty(size, np.float32), np.empty(size, np.float32)
     clear(log_std_grad)
-    gaussian, sizes, int_actions, float_actions = nets.gaussian, nets.sizes, batch.int_actions, batch.float_actions
-    log_probs, advantages = batch.log_probs, batch.advantages
-    for i in range(pi_out.shape[0]):
-        if gaussian:
-            log_prob = gaussian_log_prob(pi_out, log_std, float_actions, i)
-        else:
-            log_prob = categorical_log_prob(pi_out, sizes, int_actions, i)
-        if settings.clipped:
-            log_ratio = log_prob - log_probs[i]
-            ratio = np.exp(log_ratio)
+    if nets.gaussian:
+        for i in range(size):
+            log_probs[i] = gaussian_log_prob(pi_out, log_std, batch.float_actions, i)
+        _surrogate(batch, rows, log_probs, settings, by_log_prob, notes)
+        for i in range(size):
+            entropy += gaussian_delta(
+                pi_out, log_std, batch.float_actions, i, by_log_prob[i], by_entropy, pi_delta, log_std_grad
+            )
+    else:
+        logits = np.empty((pi_out.shape[1], size), np.float32)
+        deltas = np.empty_like(logits)
+        forbid(pi_out, batch.allowed)
+        turned(pi_out, logits)
+        softmax_of_columns(logits, deltas, sizes)
+        categorical_log_probs(logits, sizes, batch.int_actions, log_probs)
+        _surrogate(batch, rows, log_probs, settings, by_log_prob, notes)
+        entropy = categorical_deltas(logits, sizes, batch.int_actions, by_log_prob, by_entropy, deltas)
+        turned(deltas, pi_delta)
+    notes[ENTROPY_LOSS] = -entropy / rows
+
+
+@inner_kernel
+def _surrogate(
+    batch: Samples, rows: int, log_probs: FloatArray, settings: Settings, by_log_prob: FloatArray, notes: Array
+) -> None:
+    """Compute a chunk's share in the policy loss, into `notes`, and its gradients of the log-probabilities."""
+    low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
+    inverse_rows = _ONE / _f(rows)
+    policy_loss = kl = clipped = np.float64(0.0)
+    before, advantages = batch.log_probs, batch.advantages
+    if settings.clipped:
+        for i in range(log_probs.shape[0]):
+            log_ratio = log_probs[i] - before[i]
+            ratio = exp(log_ratio)
             bounded = low if ratio < low else (high if ratio > high else ratio)
             plain, bound = advantages[i] * ratio, advantages[i] * bounded
             # As torch differentiates min(plain, bound): the gradient is 0 where the bound is the smaller one.
             holds = bound < plain
-            by_log_prob = _ZERO if holds else -plain * inverse_rows
+            by_log_prob[i] = _ZERO if holds else -plain * inverse_rows
             policy_loss -= bound if holds else plain
             kl += (ratio - _ONE) - log_ratio
-            clipped += abs(ratio - _ONE) > clip
-        else:
-            by_log_prob = -advantages[i] * inverse_rows
-            policy_loss -= advantages[i] * log_prob
-        if gaussian:
-            entropy += gaussian_delta(
-                pi_out, log_std, float_actions, i, by_log_prob, by_entropy, pi_delta, log_std_grad
-            )
-        else:
-            entropy += categorical_delta(pi_out, sizes, int_actions, i, by_log_prob, by_entropy, pi_delta)
+            clipped += _ONE if abs(ratio - _ONE) > clip else _ZERO
+    else:
+        for i in range(log_probs.shape[0]):
+            by_log_prob[i] = -advantages[i] * inverse_rows
+            policy_loss -= advantages[i] * log_probs[i]
     notes[POLICY_LOSS] = policy_loss / rows
-    notes[ENTROPY_LOSS] = -entropy / rows
     notes[APPROX_KL] = kl / rows
     notes[CLIP_FRACTION] = clipped / rows
 
@@ -301,9 +320,6 @@ def gradients(
     if part != CRITIC:
         work, deltas = pi_space
         pi_out, pi_delta = forward(nets.pi, inputs, work), last_layer(nets.pi, deltas, size)
-        if not nets.gaussian:
-            forbid(pi_out, batch.allowed)
-            softmax(pi_out, pi_delta, nets.sizes)
         of_log_std = grad[begin_log_std:]
         log_std = vector_at(nets.log_std, of_log_std.shape[0])
         _policy_losses(nets, batch, rows, pi_out, log_std, settings, pi_delta, of_log_std, notes)

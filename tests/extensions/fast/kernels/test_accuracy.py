@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch as th
+from numba import njit
 
 from marl_sb3.extensions.fast.kernels import layers, ppo
 
@@ -71,3 +72,18 @@ def test_tanh_saturates_where_pytorchs_does() -> None:
 def test_tanh_keeps_what_is_tiny_or_no_number() -> None:
     x = np.array([0.0, 1e-45, -1e-40, np.nan, -np.inf], np.float32)
     np.testing.assert_array_equal(kernel_tanh(x), np.array([0.0, 1e-45, -1e-40, np.nan, -1.0], np.float32))
+
+
+def test_exp_is_within_two_ulp_of_the_true_value_and_ends_in_zero_and_infinity() -> None:
+    @njit
+    def exp_of(x: np.ndarray, result: np.ndarray) -> None:
+        for i in range(len(x)):
+            result[i] = exp(x[i])
+
+    exp, ends = layers.exp, [np.nan, -np.inf, -1e8, -104.5, 0.0, 88.73, 1e8, np.inf]
+    x = np.concatenate([np.linspace(-87, 88.7, 200_000), np.linspace(-1, 1, 200_000), ends]).astype(np.float32)
+    found = np.empty_like(x)
+    exp_of(x, found)
+    true = np.exp(x[: -len(ends)].astype(np.float64))
+    assert (np.abs(found[: -len(ends)] - true) / np.spacing(true.astype(np.float32))).max() < 2
+    np.testing.assert_array_equal(found[-len(ends) :], np.float32([np.nan, 0, 0, 0, 1, np.inf, np.inf, np.inf]))
