@@ -92,8 +92,9 @@ class InfoAccumulator(Stateful):
                 raise self._fault(step, lengths, agent) from error
             if new.shape != self._value.shape:
                 raise self._fault(step, lengths, agent)
-            if self._metric.reduce == "sum" and math.isfinite(np.add.reduce(total := self._value + new)):
-                self._value = total  # every env has the info: no NaN
+            total = self._value + new
+            if self._metric.reduce == "sum" and math.isfinite(total.dot(total)):  # no NaN: every env has the info
+                self._value = total
                 continue
             seen = ~np.isnan(new)
             start = np.isnan(self._value)

@@ -118,18 +118,16 @@ class TurnAwareRollout(_Base):
             self._begin_packed(inputs, decision, acted, np.flatnonzero(stepping))
             return
         here = self.pos
-        _, _, actions, values, log_probs = decision
         own: Any = self.observations
         if isinstance(own, dict):
             for key, seen in inputs.observations.items():  # type: ignore[union-attr]
                 own[key][here] = seen.reshape(own[key].shape[1:])
         else:
             own[here] = inputs.observations.reshape(own.shape[1:])  # type: ignore[union-attr]
-        self.actions[here] = actions.reshape(self.n_envs, self.action_dim)  # type: ignore[union-attr]
+        self.actions[here] = decision.learned.reshape(self.n_envs, self.action_dim)  # type: ignore[union-attr]
         self.rewards[here] = 0.0
         self.episode_starts[here] = inputs.starts
-        self.values[here] = values
-        self.log_probs[here] = log_probs
+        self.values[here], self.log_probs[here] = decision.values, decision.log_probs
         self.acted[here] = acted
         for name, array in () if self.more_columns is None else self.more_columns(inputs).items():
             getattr(self, name)[here] = array

@@ -196,7 +196,8 @@ class TrainingLoop:
         counters.env_steps += int(np.count_nonzero(step.stepped))
         if self._steps_of_envs is not None:
             self._steps_of_envs += step.stepped
-        counters.agent_steps += step.acted.sum(axis=0)
+        all_acted = np.count_nonzero(step.acted) == step.acted.size
+        counters.agent_steps += len(step.acted) if all_acted else step.acted.sum(axis=0)
         counters.episodes += len(episodes)
         for watcher in self.watchers.values():
             watcher.finished(episodes, step)

@@ -84,6 +84,7 @@ class BatchedVecEnv(InProcessVecEnv):
         kind = type(env).__name__
         self._settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
         self._choices = choices_of(self.groups[0].action_space)
+        self._split = getattr(self.groups[0].action_space, "split", None)  # of actions in parts
         self._masked: bool | None = None  # None: not known before the first reset
 
     def _seed(self, seed: int) -> None:
@@ -131,8 +132,7 @@ class BatchedVecEnv(InProcessVecEnv):
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act
         self._episode_steps += 1
-        space: Any = self.groups[0].action_space
-        given = space.split(actions[0]) if hasattr(space, "split") else actions[0]
+        given = actions[0] if self._split is None else self._split(actions[0])
         step: BatchedStep = self._of_env("step", self._all_envs, given)
         if step.rewards.dtype.kind not in "biuf":
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
