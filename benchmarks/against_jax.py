@@ -15,8 +15,9 @@ compiled unless it is told to; "JAX, compiled before" has such a cache, as marl_
 favour JAX: the time of marl_sb3 includes its checkpoints and shutting down; JAX's side saves nothing, and its time ends
 when the return is reached.
 
-`--figure` draws env steps per second over the number of envs, beside stock SB3 and, with `--rllib-python`, RLlib
-(`arena_vs_rllib.py --make-venv` makes its environment). It needs matplotlib (`pip install -e '.[docs]'`).
+`--figure` draws env steps per second over the number of envs, in the fastest turn of each side, beside stock SB3 and,
+with `--rllib-python`, RLlib (`arena_vs_rllib.py --make-venv` makes its environment). It needs matplotlib
+(`pip install -e '.[docs]'`).
 
 The sides take turns, each in its own processes. `jax_side.py` says what it does, and what favours it.
 """
@@ -232,49 +233,52 @@ def figure_case(n_envs: int) -> Case:
     return cartpole(n_envs, min(128, max(1, MOST_ROWS // n_envs)), 4, name=str(n_envs))
 
 
-def rllib_rates(python: str, cases: Iterable[Case], timeout_s: float) -> dict[str, float]:
-    """Return case -> env steps per second of RLlib; the first iteration is not counted."""
-    found = {}
+def rates_of(command: Sequence[str], cases: Iterable[Case], seconds: float, timeout_s: float, seed: int) -> list[float]:
+    """Return env steps per second of each case."""
+    return [1e6 / each.us for each in costs(command, cases, seconds, timeout_s, seed).cases.values()]
+
+
+def rllib_rates(python: str, cases: Iterable[Case], timeout_s: float, seed: int) -> list[float]:
+    """Return env steps per second of each case with RLlib; the first iteration is not counted."""
+    found = []
     for each in cases:
-        say(f"figure: {RLLIB}, envs: {each.name}")
-        words = ["--env", each.env, "--iterations", "2"]
+        words = ["--env", each.env, "--iterations", "2", "--seed", str(seed)]
         asked = json.dumps({**each.hyperparameters, "n_timesteps": 0})  # only learning rates that fall depend on it
         watched = watch([python, str(HERE / "rllib_side.py"), asked, *words], timeout_s)
         first, *_, last = parsed_lines(watched, "rllib_side.py")[1:]
-        found[each.name] = (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+        found.append((last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]))
     return found
 
 
 def measure_figure(
-    sides: Mapping[str, Sequence[str]], rllib_python: str | None, seconds: float, timeout_s: float, folder: Path
+    sides: Mapping[str, Sequence[str]], rllib_python: str | None, arguments: Any, folder: Path
 ) -> dict[str, Any]:
-    """Measure all sides once and draw the figure; return its points for JSON."""
-    cases = [figure_case(n_envs) for n_envs in ENVS]
-    run = {side: partial(costs, command, cases, seconds, timeout_s) for side, command in sides.items()}
-    measured = {side: turns[0].cases for side, turns in take_turns(run, 1, "figure").items()}
-    rates = {side: {name: 1e6 / each.us for name, each in costs.items()} for side, costs in measured.items()}
-    if rllib_python is not None:
-        rates[RLLIB] = rllib_rates(rllib_python, cases, timeout_s)
-    print(f"\nenv steps per second in CartPole-v1 over the number of envs; processors: {cores()}")
-    print_table(["", *rates], [[each.name, *(number(rates[side][each.name]) for side in rates)] for each in cases])
+    """Measure all sides and draw the fastest turn of each point; return the points for JSON."""
+    cases, limit_s = [figure_case(n_envs) for n_envs in ENVS], arguments.timeout_s
+    with tempfile.TemporaryDirectory() as cache:
+        cached = {**sides, JAX: [*sides[JAX], "--cache", cache]}
+        run: dict[str, Callable[[int], list[float]]] = {
+            side: partial(rates_of, command, cases, arguments.seconds, limit_s) for side, command in cached.items()
+        }
+        if rllib_python is not None:
+            run[RLLIB] = partial(rllib_rates, rllib_python, cases, limit_s)
+        turns = take_turns(run, arguments.repeats, "figure")
+    rates = {side: [max(of_turns) for of_turns in zip(*found, strict=True)] for side, found in turns.items()}
+    print(f"\nenv steps per second in CartPole-v1 over the number of envs, fastest turn; processors: {cores()}")
+    print_table(["", *rates], [[str(n), *map(number, row)] for n, *row in zip(ENVS, *rates.values(), strict=True)])
     folder.mkdir(parents=True, exist_ok=True)
     draw(rates, folder / "against_jax.png")
-    return {
-        "unit": "env steps/s",
-        "raw": {side: list(each.values()) for side, each in rates.items()},
-        "envs": list(ENVS),
-    }
+    return {"unit": "env steps/s", "envs": list(ENVS), "raw": turns, "fastest": rates}
 
 
-def draw(rates: Mapping[str, Mapping[str, float]], file: Path) -> None:
-    """Draw a line for each side: name of the case, its number of envs -> env steps per second."""
+def draw(rates: Mapping[str, Sequence[float]], file: Path) -> None:
+    """Draw a line for each side, whose env steps per second belong to the numbers of `ENVS`."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - needed for nothing else
 
     figure = Figure(figsize=(6.4, 4.2), dpi=130, layout="constrained")
     axes = figure.subplots()
     for side in (side for side in COLOURS if side in rates):
-        envs = [int(name) for name in rates[side]]
-        axes.plot(envs, list(rates[side].values()), "o-", color=COLOURS[side], markersize=4, label=side)
+        axes.plot(ENVS, rates[side], "o-", color=COLOURS[side], markersize=4, label=side)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(ENVS), [f"{n_envs:,}" for n_envs in ENVS])
@@ -347,8 +351,7 @@ def _measure(arguments: Any) -> None:
             report.results[f"reach, {name}"] = measured
     if "figure" in arguments.measure and arguments.figure is not None:
         drawn = {**sides, STOCK: [*ours, "--stock"]}
-        measured = measure_figure(drawn, arguments.rllib_python, arguments.seconds, limit_s, arguments.figure)
-        report.results["figure"] = measured
+        report.results["figure"] = measure_figure(drawn, arguments.rllib_python, arguments, arguments.figure)
     report.write(arguments.json)
 
 
