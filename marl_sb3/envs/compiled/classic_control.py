@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from marl_sb3.compiling import compiled
 from marl_sb3.core.envs import AGENT
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin
@@ -15,7 +18,11 @@ from marl_sb3.types import Array
 _MODULE = "gymnasium.envs.classic_control"
 
 
-def _rules(env: Any, fields: list[Any], settings: list[str], begin: Any, step: Any, observe: Any) -> CompiledRules:
+_helper: Any = partial(compiled, nogil=True, error_model="numpy")  # decorates functions that the rules call
+
+
+def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any]) -> CompiledRules:
+    begin, step, observe = functions
     return CompiledRules(
         agents=[AGENT],
         observation_space=env.observation_space,
@@ -24,8 +31,25 @@ def _rules(env: Any, fields: list[Any], settings: list[str], begin: Any, step: A
         begin=begin,
         step=step,
         observe=observe,
+        bounds={"place": (-100, 100)},  # angles are turned until they are small
         settings=["limit", *settings],
     )
+
+
+def _observe_place(state: Any, observations: Array) -> None:
+    for k in range(state.place.size):
+        observations[0, k] = state.place[k]
+
+
+def _copy_place(state: Any, env: Any) -> None:
+    state.place[:] = env.state
+
+
+def _number(value: Any) -> float:
+    """Return a setting; other numbers than Python's make sums of other types."""
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return float(value)
 
 
 # --- CartPole --------------------------------------------------------------------------------------------------------
@@ -56,25 +80,264 @@ def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) ->
     state.timestep += 1
     outcome.rewards[0] = (-1.0 if fell else 0.0) if state.sutton_barto else 1.0
     outcome.terminated[0] = fell
-    outcome.truncated[0] = state.timestep == state.limit
-
-
-def _observe_cart_pole(state: Any, observations: Array) -> None:
-    for k in range(4):
-        observations[0, k] = state.place[k]
+    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
 def _cart_pole_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (4,)), ("sutton_barto", "i8")]
-    return _rules(env, fields, ["sutton_barto"], _begin_cart_pole, _step_cart_pole, _observe_cart_pole)
+    return _rules(env, fields, ["sutton_barto"], (_begin_cart_pole, _step_cart_pole, _observe_place))
 
 
 def _set_up_cart_pole(states: Any, env: Any) -> None:
     states.sutton_barto = bool(env._sutton_barto_reward)
 
 
-def _copy_place(state: Any, env: Any) -> None:
-    state.place[:] = env.state
-
-
 CART_POLE = GymnasiumTwin(f"{_MODULE}.cartpole:CartPoleEnv", _cart_pole_rules, _set_up_cart_pole, _copy_place)
+
+# --- Acrobot ---------------------------------------------------------------------------------------------------------
+
+# `x ** 2` of a NumPy number is `pow(x, 2.0)`, which once in a thousand times is rounded otherwise than `x * x`. The
+# compiler would make a product of it if it knew the exponent: a field of the state holds it.
+_EXPONENT = ("two", "f8")
+
+_HALF_PI = math.pi / 2.0
+_MOST_1, _MOST_2 = 4 * math.pi, 9 * math.pi  # the greatest speeds of both joints
+_GRAVITY_1, _GRAVITY_2 = (1.0 * 0.5 + 1.0 * 1.0) * 9.8, 1.0 * 0.5 * 9.8
+_DT, _HALF_DT, _SIXTH_DT = 0.2, 0.2 / 2.0, 0.2 / 6.0
+
+
+@_helper
+def _accelerations(torque: float, theta1: float, theta2: float, speed1: float, speed2: float, two: float) -> Any:
+    cosine2, sine2 = math.cos(theta2), math.sin(theta2)
+    d1 = 0.25 + (1.25 + cosine2) + 1.0 + 1.0
+    d2 = (0.25 + 0.5 * cosine2) + 1.0
+    phi2 = _GRAVITY_2 * math.cos(theta1 + theta2 - _HALF_PI)
+    phi1 = (
+        -0.5 * math.pow(speed2, two) * sine2
+        - 1.0 * speed2 * speed1 * sine2
+        + _GRAVITY_1 * math.cos(theta1 - _HALF_PI)
+        + phi2
+    )
+    above = torque + d2 / d1 * phi1 - 0.5 * math.pow(speed1, two) * sine2 - phi2
+    of_2 = above / (0.25 + 1.0 - math.pow(d2, two) / d1)
+    return -(d2 * of_2 + phi1) / d1, of_2
+
+
+@_helper
+def _turned(angle: float) -> float:
+    while angle > math.pi:
+        angle = angle - 2 * math.pi
+    while angle < -math.pi:
+        angle = angle + 2 * math.pi
+    return angle
+
+
+def _shown_acrobot(place: Any) -> list[Any]:
+    """Return the observation at the beginning, in float32 as the state."""
+    return [np.cos(place[0]), np.sin(place[0]), np.cos(place[1]), np.sin(place[1]), place[2], place[3]]
+
+
+def _begin_acrobot(state: Any, rng: np.random.Generator) -> None:
+    place = rng.uniform(low=-0.1, high=0.1, size=(4,)).astype(np.float32)
+    state.timestep = 0
+    state.place[:] = place
+    state.shown[:] = _shown_acrobot(place)
+
+
+def _step_acrobot(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    torque, two = float(actions[0] - 1), state.two
+    a, b, c, d = state.place[0], state.place[1], state.place[2], state.place[3]
+    # The classic method of Runge and Kutta: the derivatives of (a, b, c, d) at four points are (c, d, accelerations).
+    e1, f1 = _accelerations(torque, a, b, c, d, two)
+    c2, d2 = c + _HALF_DT * e1, d + _HALF_DT * f1
+    e2, f2 = _accelerations(torque, a + _HALF_DT * c, b + _HALF_DT * d, c2, d2, two)
+    c3, d3 = c + _HALF_DT * e2, d + _HALF_DT * f2
+    e3, f3 = _accelerations(torque, a + _HALF_DT * c2, b + _HALF_DT * d2, c3, d3, two)
+    c4, d4 = c + _DT * e3, d + _DT * f3
+    e4, f4 = _accelerations(torque, a + _DT * c3, b + _DT * d3, c4, d4, two)
+    a = _turned(a + _SIXTH_DT * (c + 2 * c2 + 2 * c3 + c4))
+    b = _turned(b + _SIXTH_DT * (d + 2 * d2 + 2 * d3 + d4))
+    state.place[0], state.place[1] = a, b
+    state.place[2] = min(max(c + _SIXTH_DT * (e1 + 2 * e2 + 2 * e3 + e4), -_MOST_1), _MOST_1)
+    state.place[3] = min(max(d + _SIXTH_DT * (f1 + 2 * f2 + 2 * f3 + f4), -_MOST_2), _MOST_2)
+    state.shown[0], state.shown[1], state.shown[2], state.shown[3] = math.cos(a), math.sin(a), math.cos(b), math.sin(b)
+    state.shown[4], state.shown[5] = state.place[2], state.place[3]
+    state.timestep += 1
+    is_high = -math.cos(a) - math.cos(b + a) > 1.0
+    outcome.rewards[0] = 0.0 if is_high else -1.0
+    outcome.terminated[0] = is_high
+    outcome.truncated[0] = 0 < state.limit <= state.timestep
+
+
+def _observe_acrobot(state: Any, observations: Array) -> None:
+    for k in range(6):
+        observations[0, k] = state.shown[k]
+
+
+def _acrobot_rules(env: Any) -> CompiledRules:
+    fields = [("place", "f8", (4,)), ("shown", "f4", (6,)), _EXPONENT]
+    return _rules(env, fields, ["two"], (_begin_acrobot, _step_acrobot, _observe_acrobot))
+
+
+def _set_up_exponent(states: Any, env: Any) -> None:
+    states.two = 2.0
+
+
+def _copy_acrobot(state: Any, env: Any) -> None:
+    state.place[:], state.shown[:] = env.state, env._get_ob()
+
+
+ACROBOT = GymnasiumTwin(f"{_MODULE}.acrobot:AcrobotEnv", _acrobot_rules, _set_up_exponent, _copy_acrobot)
+
+# --- Pendulum --------------------------------------------------------------------------------------------------------
+
+
+def _begin_pendulum(state: Any, rng: np.random.Generator) -> None:
+    high = np.array([np.pi, 1.0])
+    state.timestep = 0
+    state.place[:] = rng.uniform(low=-high, high=high)
+
+
+def _step_pendulum(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    theta, speed = state.place[0], state.place[1]
+    torque = min(max(actions[0, 0], np.float32(-2.0)), np.float32(2.0))
+    angle = ((theta + math.pi) % (2 * math.pi)) - math.pi
+    effort = np.float32(0.001) * (torque * torque)
+    cost = math.pow(angle, state.two) + 0.1 * math.pow(speed, state.two) + effort
+    speed = speed + (3 * state.g / 2.0 * math.sin(theta) + np.float32(3.0) * torque) * 0.05
+    speed = min(max(speed, -8.0), 8.0)
+    state.place[0], state.place[1] = theta + speed * 0.05, speed
+    state.timestep += 1
+    outcome.rewards[0] = -cost
+    outcome.truncated[0] = 0 < state.limit <= state.timestep
+
+
+def _observe_pendulum(state: Any, observations: Array) -> None:
+    observations[0, 0], observations[0, 1] = math.cos(state.place[0]), math.sin(state.place[0])
+    observations[0, 2] = state.place[1]
+
+
+def _pendulum_rules(env: Any) -> CompiledRules:
+    fields = [("place", "f8", (2,)), ("g", "f8"), _EXPONENT]
+    rules = _rules(env, fields, ["g", "two"], (_begin_pendulum, _step_pendulum, _observe_pendulum))
+    return replace(rules, bounds={})
+
+
+def _set_up_pendulum(states: Any, env: Any) -> None:
+    states.g, states.two = _number(env.g), 2.0
+
+
+PENDULUM = GymnasiumTwin(f"{_MODULE}.pendulum:PendulumEnv", _pendulum_rules, _set_up_pendulum, _copy_place)
+
+# --- MountainCar -----------------------------------------------------------------------------------------------------
+
+
+def _begin_mountain_car(state: Any, rng: np.random.Generator) -> None:
+    state.timestep = 0
+    state.place[:] = rng.uniform(low=-0.6, high=-0.4), 0.0
+
+
+def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    position, velocity = state.place[0], state.place[1]
+    velocity = velocity + ((actions[0] - 1) * 0.001 + math.cos(3 * position) * -0.0025)
+    velocity = min(max(velocity, -0.07), 0.07)
+    position = min(max(position + velocity, -1.2), 0.6)
+    if position == -1.2 and velocity < 0:
+        velocity = 0.0
+    state.place[0], state.place[1] = position, velocity
+    state.timestep += 1
+    outcome.rewards[0] = -1.0
+    outcome.terminated[0] = position >= 0.5 and velocity >= state.goal
+    outcome.truncated[0] = 0 < state.limit <= state.timestep
+
+
+def _mountain_car_rules(env: Any) -> CompiledRules:
+    fields = [("place", "f8", (2,)), ("goal", "f8")]
+    return _rules(env, fields, ["goal"], (_begin_mountain_car, _step_mountain_car, _observe_place))
+
+
+def _set_up_mountain_car(states: Any, env: Any) -> None:
+    states.goal = _number(env.goal_velocity)
+
+
+MOUNTAIN_CAR = GymnasiumTwin(
+    f"{_MODULE}.mountain_car:MountainCarEnv", _mountain_car_rules, _set_up_mountain_car, _copy_place
+)
+
+# --- MountainCarContinuous -------------------------------------------------------------------------------------------
+
+_f4 = np.float32
+
+
+@_helper
+def _moved_exactly(position: float, action: float) -> Any:
+    """Return the place after the first step of an episode, which begins in float64 and at rest."""
+    force = min(max(action, -1.0), 1.0)
+    power = 0.0015 * force if force != action else np.float64(_f4(_f4(action) * _f4(0.0015)))
+    slope = 0.0025 * math.cos(3 * position)
+    velocity = power - slope if force != action else np.float64(_f4(_f4(power) - _f4(slope)))
+    velocity = min(max(velocity, -0.07), 0.07)
+    return position + velocity, velocity
+
+
+@_helper
+def _moved(position: float, velocity: float, action: float) -> Any:
+    """Return the place after a later step: the place before was rounded to float32, and so are all sums with it."""
+    force = min(max(action, -1.0), 1.0)
+    slope = 0.0025 * math.cos(np.float64(_f4(3.0) * _f4(position)))
+    power = force * 0.0015 - slope if force != action else np.float64(_f4(_f4(_f4(action) * _f4(0.0015)) - _f4(slope)))
+    velocity = np.float64(_f4(velocity) + _f4(power))
+    if velocity > _f4(0.07):
+        velocity = 0.07
+    if velocity < _f4(-0.07):
+        velocity = -0.07
+    return np.float64(_f4(position) + _f4(velocity)), velocity
+
+
+def _step_continuous(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    action, single = np.float64(actions[0, 0]), state.single
+    if single:
+        position, velocity = _moved(state.place[0], state.place[1], action)
+        if position > _f4(0.6):
+            position = 0.6
+        if position < _f4(-1.2):
+            position = -1.2
+    else:
+        position, velocity = _moved_exactly(state.place[0], action)
+        position = min(max(position, -1.2), 0.6)
+    left, right, goal = -1.2, 0.45, state.goal
+    if single and position != left:
+        left, right = np.float64(_f4(-1.2)), np.float64(_f4(0.45))
+    if single and abs(velocity) != 0.07:
+        goal = np.float64(_f4(goal))
+    if position == left and velocity < 0:
+        velocity, goal = 0.0, state.goal
+    reached = position >= right and velocity >= goal
+    state.place[0], state.place[1] = _f4(position), _f4(velocity)
+    state.single = 1
+    state.timestep += 1
+    outcome.rewards[0] = (100.0 if reached else 0.0) - action * action * 0.1
+    outcome.terminated[0] = reached
+    outcome.truncated[0] = 0 < state.limit <= state.timestep
+
+
+def _begin_continuous(state: Any, rng: np.random.Generator) -> None:
+    _begin_mountain_car(state, rng)
+    state.single = 0
+
+
+def _continuous_rules(env: Any) -> CompiledRules:
+    fields = [("place", "f8", (2,)), ("single", "i8"), ("goal", "f8")]  # `single`: whether the place is float32
+    return _rules(env, fields, ["goal"], (_begin_continuous, _step_continuous, _observe_place))
+
+
+def _copy_continuous(state: Any, env: Any) -> None:
+    state.place[:], state.single = env.state, env.state.dtype == np.float32
+
+
+MOUNTAIN_CAR_CONTINUOUS = GymnasiumTwin(
+    f"{_MODULE}.continuous_mountain_car:Continuous_MountainCarEnv",
+    _continuous_rules,
+    _set_up_mountain_car,
+    _copy_continuous,
+)

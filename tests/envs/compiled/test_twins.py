@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from small_runs import broken
 import marl_sb3
 from marl_sb3 import make_vec_env, register_env
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
-from marl_sb3.doors import REGISTERED_ENVS
+from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.envs.compiled import require_same
 
 STEPS = 500  # of 4 envs each
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "cart pole": ("CartPole-v1", {}),
     "cart pole v0": ("CartPole-v0", {"max_episode_steps": 12}),
+    "acrobot": ("Acrobot-v1", {}),
+    "pendulum": ("Pendulum-v1", {}),
+    "pendulum on the moon": ("Pendulum-v1", {"g": 1.62, "max_episode_steps": 7}),
+    "mountain car": ("MountainCar-v0", {}),
+    "mountain car that must be fast": ("MountainCar-v0", {"goal_velocity": 0.01}),
+    "continuous mountain car": ("MountainCarContinuous-v0", {}),
+    "continuous mountain car that must be fast": ("MountainCarContinuous-v0", {"goal_velocity": 0.02}),
     "cart pole, other rewards": ("CartPole-v1", {"sutton_barto_reward": True, "max_episode_steps": -1}),
 }
 
@@ -39,8 +47,42 @@ def test_twins_do_what_the_originals_do_for_long(name: str) -> None:
     require_same(env_id, 25_000, seed=2, n_envs=4, **env_kwargs)
 
 
-class Slower(gymnasium.Wrapper[Any, Any, Any, Any]):
-    pass
+PLACES = {  # random ones from all over the state space, where random actions would hardly lead
+    "Acrobot-v1": ([-3.2, -3.2, -13.0, -29.0], [3.2, 3.2, 13.0, 29.0]),
+    "CartPole-v1": ([-2.5, -3.0, -0.25, -3.0], [2.5, 3.0, 0.25, 3.0]),
+    "MountainCar-v0": ([-1.3, -0.08], [0.7, 0.08]),
+    "MountainCarContinuous-v0": ([-1.3, -0.08], [0.7, 0.08]),
+    "Pendulum-v1": ([-30.0, -9.0], [30.0, 9.0]),
+}
+
+
+@pytest.mark.parametrize("env_id", PLACES)
+def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> None:
+    rng, number = np.random.default_rng(0), 1000
+    original: Any = gymnasium.make(env_id).unwrapped
+    twin = BATCHED_TWINS[env_id]
+    batch: Any = twin(partial(gymnasium.make, env_id))["make_batched"](number)
+    batch.reset(range(number), range(number))
+    low, high = np.array(PLACES[env_id])
+    box = isinstance(original.action_space, gymnasium.spaces.Box)
+    drawn = rng.normal(0, 2, (number, 1)) if box else rng.integers(original.action_space.n, size=number)
+    actions = drawn.astype(original.action_space.dtype)
+    expected = []
+    for index in range(number):
+        place = rng.uniform(low, high)
+        original.reset(seed=index)
+        if "Continuous" in env_id:  # episodes begin in float64 and at rest, and go on in float32
+            place = place.astype(np.float32) if index % 2 else place * [1, 0]
+        original.state = place
+        twin.copy(batch.states[index], original)
+        observation, reward, terminated, *_ = original.step(actions[index])
+        expected.append((observation, reward, terminated))
+    step = batch.step(actions[:, None])
+    observations, rewards, terminated = zip(*expected, strict=True)
+    np.testing.assert_array_equal(batch.observations()[:, 0], np.array(observations))
+    np.testing.assert_array_equal(step.rewards[:, 0], rewards)
+    np.testing.assert_array_equal(step.terminated[:, 0], terminated)
+    assert len(set(terminated)) == 2 or env_id == "Pendulum-v1"
 
 
 def test_what_a_twin_does_not_cover_is_stepped_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
