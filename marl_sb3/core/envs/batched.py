@@ -33,6 +33,7 @@ class BatchedEnv(ABC):
     Where the `ParallelEnv` takes reset options, `reset` takes a third argument `options`: a mapping for each of the
     envs that are reset. Where it has `configure(**settings)`, the batched env has `configure(env_indices, **settings)`,
     which is called before these envs are reset. The same holds for `set_task(task)` and `set_task(env_indices, task)`.
+    Where resets return infos, `reset_infos(env_indices)` returns those of the latest: env index -> agent -> info.
     """
 
     num_envs: int  # E

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,10 +15,13 @@ from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin
 from marl_sb3.types import Array
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MODULE = "gymnasium.envs.classic_control"
 
 
-_helper: Any = partial(compiled, nogil=True, error_model="numpy")  # decorates functions that the rules call
+def _helper(function: _Function) -> _Function:
+    """Compile a function that rules call, as these are."""
+    return compiled(function, nogil=True, error_model="numpy")
 
 
 def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any]) -> CompiledRules:

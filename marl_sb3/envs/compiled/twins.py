@@ -43,6 +43,7 @@ class GymnasiumTwin:
     rules: Callable[[Any], CompiledRules]  # returns the rules of an env of the class
     set_up: Callable[[Any, Any], None]  # writes the settings of an env into records
     copy: Callable[[Any, Any], None]  # writes the state of an env into a record
+    batch: type[TwinBatch] | None = None  # None: `TwinBatch`
 
     def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
         """See `marl_sb3.doors.BATCHED_TWINS`."""
@@ -91,7 +92,7 @@ class GymnasiumTwin:
 
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> TwinBatch:
         """Return the envs as a batch."""
-        return TwinBatch(num_envs, self, make_env(factory, 0, env_kwargs))
+        return (self.batch or TwinBatch)(num_envs, self, make_env(factory, 0, env_kwargs))
 
 
 class TwinBatch(CompiledBatch):
@@ -107,6 +108,14 @@ class TwinBatch(CompiledBatch):
         self.twin = twin
         twin.set_up(self.states, self.original)
         self.states.limit = template.env.spec.max_episode_steps or 0
+        self._is_made = True
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse attributes of the original, which would change nothing here."""
+        if "_is_made" in vars(self) and name not in vars(self):
+            raise AttributeError(f"compiled envs have no attribute {name!r} that can be set; use vectorizer='sync'")
+        super().__setattr__(name, value)
 
     @override
     def reset(

@@ -11,15 +11,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from small_runs import broken
+from small_runs import broken, start
 
 import marl_sb3
 from marl_sb3 import make_vec_env, register_env
+from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.envs.compiled import require_same
+from marl_sb3.errors import CheckpointError
+from marl_sb3.evaluate import main as evaluate
+from marl_sb3.extensions.data import read_policy_data
 
 STEPS = 500  # of 4 envs each
+TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "cart pole": ("CartPole-v1", {}),
     "cart pole v0": ("CartPole-v0", {"max_episode_steps": 12}),
@@ -30,6 +35,13 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "mountain car that must be fast": ("MountainCar-v0", {"goal_velocity": 0.01}),
     "continuous mountain car": ("MountainCarContinuous-v0", {}),
     "continuous mountain car that must be fast": ("MountainCarContinuous-v0", {"goal_velocity": 0.02}),
+    "lake": ("FrozenLake-v1", {}),
+    "large lake": ("FrozenLake8x8-v1", {}),
+    "large lake by name": ("FrozenLake-v1", {"map_name": "8x8", "max_episode_steps": 20}),
+    "lake that is not slippery": ("FrozenLake-v1", {"is_slippery": False, "reward_schedule": (5, -3, -0.25)}),
+    "own lake": ("FrozenLake-v1", {"desc": ["SFSFF", "FHFFG"], "success_rate": 0.7}),
+    "taxi": (TAXI, {}),
+    "taxi without end": (TAXI, {"max_episode_steps": -1}),
     "cart pole, other rewards": ("CartPole-v1", {"sutton_barto_reward": True, "max_episode_steps": -1}),
 }
 
@@ -127,6 +139,55 @@ def test_episodes_begin_with_options() -> None:
     np.testing.assert_array_equal(steps[0].observations[0], steps[1].observations[0])
     actions = [np.zeros((2, 1), np.int64)]
     np.testing.assert_array_equal(sync.step(actions).observations[0], batched.step(actions).observations[0])
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", TAXI])
+def test_a_state_goes_on_within_episodes_also_in_workers(env_id: str) -> None:
+    rng = np.random.default_rng(0)
+    first = make_vec_env(env_id, 4, 5)
+    actions = [[rng.integers(2, size=(4, 1))] for _ in range(40)]
+    first.reset()
+    for each in actions[:20]:
+        first.step(each)
+    state = StateReader(first.get_state())
+    others = make_vec_env(env_id, 4, 6), make_vec_env(env_id, 4, 6, n_workers=2)
+    try:
+        assert [other.set_state(state) for other in others] == [{}, {}]
+        for each in actions[20:]:
+            expected = first.step(each)
+            for other in others:
+                step = other.step(each)
+                np.testing.assert_array_equal(step.observations[0], expected.observations[0])
+                np.testing.assert_array_equal(step.rewards, expected.rewards)
+                assert [step.infos[index] for index in range(4)] == [expected.infos[index] for index in range(4)]
+                masks, known = step.action_masks[0], expected.action_masks[0]
+                assert (masks is known) or np.array_equal(masks, known)
+    finally:
+        others[1].close()
+
+
+def test_a_place_outside_of_the_map_is_refused() -> None:
+    env = make_vec_env("FrozenLake-v1")
+    env.reset()
+    state: Any = env.get_state()
+    state["own"]["place"] = np.array([16])
+    with pytest.raises(CheckpointError, match="accepted: numbers from 0 to 15"):
+        env.set_state(StateReader(state))
+
+
+def test_attributes_of_the_originals_are_not_set_in_vain() -> None:
+    env = make_vec_env("CartPole-v1")
+    with pytest.raises(AttributeError, match="no attribute 'gravity' that can be set; use vectorizer='sync'"):
+        env.call("set_wrapper_attr", [0], "gravity", 1.6)
+
+
+def test_runs_of_twins_are_recorded_evaluated_and_filmed(in_tmp: Path) -> None:
+    run = start("run", iterations=4, env="CartPole-v1", record="episodes")
+    assert isinstance(run.algorithm.env, BatchedVecEnv)
+    by_policy = read_policy_data("episodes/shared")
+    assert sum(len(episode.rewards) for episode in by_policy.episodes) > 50
+    assert evaluate(["run", "--episodes", "2", "--video", "film.gif"]) == 0
+    assert (in_tmp / "film.gif").stat().st_size > 1000
 
 
 def test_a_run_that_stepped_envs_one_by_one_goes_on_with_new_episodes(in_tmp: Path) -> None:
