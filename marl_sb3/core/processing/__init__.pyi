@@ -4,7 +4,6 @@ from .processing import ORDER as ORDER
 from .processing import NormalizeObservations as NormalizeObservations
 from .processing import Processing as Processing
 from .processing import RescaleActions as RescaleActions
-from .processing import add_recent as add_recent
 from .processing import recent_state as recent_state
 from .processors import REWARD as REWARD
 from .processors import WHOLE as WHOLE

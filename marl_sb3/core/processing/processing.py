@@ -81,14 +81,6 @@ def recent_state(statistics: Statistics) -> State:
     return states_of({name: own.recent for name, own in statistics.items() if own.recent is not None})
 
 
-def add_recent(statistics: Statistics, recent: Mapping[str, Mapping[str, Any]]) -> None:
-    """Combine statistics with those that `recent_state` returned in another process."""
-    for name, own in statistics.items():
-        moments = recent[name]
-        if moments["count"] > 0:
-            own.update_from_moments(moments["mean"], moments["var"], moments["count"])
-
-
 class NormalizeObservations(ObservationProcessor):
     """See `VecNormalize` with `norm_obs=True`. An observation updates the statistics before it is normalised.
 

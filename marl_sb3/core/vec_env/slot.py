@@ -461,7 +461,7 @@ class EnvSlot:
 
     def _restore(self, state: SlotState) -> str | None:
         if state.own is None and state.actions is None:
-            return "its episode is too long to be kept in a checkpoint"
+            return "the checkpoint does not hold its episode, which is too long, or was stepped in a batch"
         self.run_seed = state.run_seed
         self.continue_at(state.episode)
         try:

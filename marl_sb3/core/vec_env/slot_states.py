@@ -33,11 +33,7 @@ class EnvSettings:
     """
 
     def __init__(
-        self,
-        configure: Callable[..., Any] | None,
-        kind: str,
-        *first: Any,
-        set_task: Callable[..., Any] | None = None,
+        self, configure: Callable[..., Any] | None, kind: str, *first: Any, set_task: Callable[..., Any] | None = None
     ) -> None:
         self._configure, self._kind, self._first = configure, kind, first
         self._set_task = set_task
@@ -301,6 +297,14 @@ def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentG
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
     """Return the states from what `pack` returned, checked."""
     shape = (num_envs, len(layout.possible_agents))
+    if not isinstance(state.value("own"), list):  # a batch saved it: its episodes are not known here
+        nobody, empty = (
+            np.zeros(shape, np.bool_),
+            [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in layout.groups],
+        )
+        log = {"lengths": np.full(num_envs, _LEFT_OUT), "actions": empty}
+        unknown = {"in_play": nobody, "ended": nobody, "own": [None] * num_envs, "log": log}
+        state = StateReader({**state.values(), **unknown, "steps": state.value("episode_steps")}, state.where)
     to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
     if not to_act.any(axis=1).all() or (to_act & ended).any():
         raise state.error("to_act", to_act, "an agent that acts in every env, and none that has ended")

@@ -21,7 +21,7 @@ from marl_sb3.core.acting import Actor
 from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners import Learner, stored_space
 from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.core.processing import Processing, add_recent, recent_state
+from marl_sb3.core.processing import Processing, recent_state
 from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, weights
 from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part
 from marl_sb3.types import Array, BoolArray
@@ -349,3 +349,11 @@ class OfCopy:
         """See `ExperienceMaker.prepare_copy`; the random actions before `learning_starts` are shared out."""
         algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
         algorithm.learning_starts = math.ceil(algorithm.learning_starts / self._num_shards)
+
+
+def add_recent(statistics: Mapping[str, Any], recent: Mapping[str, Mapping[str, Any]]) -> None:
+    """Combine statistics with those that `recent_state` returned in another process."""
+    for name, own in statistics.items():
+        moments = recent[name]
+        if moments["count"] > 0:
+            own.update_from_moments(moments["mean"], moments["var"], moments["count"])

@@ -20,6 +20,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv, slot_states
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 
+TOO_LONG = "the checkpoint does not hold its episode, which is too long, or was stepped in a batch"
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 
 
@@ -172,7 +173,7 @@ def test_an_episode_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch)
     trace(vec, np.random.default_rng(0), 2)
     monkeypatch.setattr(slot_states, "MAX_BYTES", 8)
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
-    assert inexact == {0: "its episode is too long to be kept in a checkpoint"}
+    assert inexact == {0: TOO_LONG}
 
 
 LONG = {"a": (150, "truncated"), "b": (150, "truncated")}
@@ -186,7 +187,7 @@ def test_a_long_episode_is_brought_back_if_its_actions_fit(max_bytes, exact, tmp
     vec.reset()
     trace(vec, np.random.default_rng(0), 140)
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
-    assert inexact == ({} if exact else {0: "its episode is too long to be kept in a checkpoint"})
+    assert inexact == ({} if exact else {0: TOO_LONG})
     assert again.call("step_count", [0]) == [140 if exact else 0]
 
 
@@ -199,7 +200,7 @@ def test_the_shortest_logs_are_kept_if_not_all_fit(tmp_path, monkeypatch):
     trace(vec, np.random.default_rng(0), 7)
     monkeypatch.setattr(slot_states, "MAX_BYTES", 2 * 2 * 2 * 8)  # two envs, two steps, two agents, int64
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
-    assert inexact == {1: "its episode is too long to be kept in a checkpoint"}
+    assert inexact == {1: TOO_LONG}
     assert again.call("step_count", range(3)) == [2, 0, 2]
 
 

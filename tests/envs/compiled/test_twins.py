@@ -190,6 +190,35 @@ def test_runs_of_twins_are_recorded_evaluated_and_filmed(in_tmp: Path) -> None:
     assert (in_tmp / "film.gif").stat().st_size > 1000
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "sync": {"vectorizer": "sync"},
+    "batched": {},
+    "sync workers": {"vectorizer": "sync", "n_workers": 2},
+    "batched workers": {"n_workers": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"),
+    [("sync", "batched"), ("batched", "sync"), ("sync", "batched workers"), ("batched", "sync workers")],
+)
+def test_states_of_originals_and_twins_lead_to_new_episodes_of_the_others(saved: str, restored: str) -> None:
+    first, other = (make_vec_env("CartPole-v1", 2, 4, **KINDS[name]) for name in (saved, restored))
+    try:
+        first.reset()
+        for _ in range(12):
+            first.step([np.ones((2, 1), np.int64)])
+        reasons = other.set_state(StateReader(first.get_state()))
+        assert sorted(reasons) == [0, 1]
+        assert all("stepped one by one" in why or "stepped in a batch" in why for why in reasons.values())
+        first.reset()  # the episodes that would come next
+        np.testing.assert_array_equal(other.latest.observations[0], first.latest.observations[0])
+        assert other.episode_seeds([0, 1]) == first.episode_seeds([0, 1])
+    finally:
+        first.close()
+        other.close()
+
+
 def test_a_run_that_stepped_envs_one_by_one_goes_on_with_new_episodes(in_tmp: Path) -> None:
     broken("run", env="CartPole-v1", vectorizer="sync")
     config = in_tmp / "run" / "config.yaml"

@@ -27,12 +27,13 @@ from marl_sb3 import (
     make_vec_env,
 )
 from marl_sb3.core.metrics import Episode
-from marl_sb3.core.processing import add_recent, recent_state
+from marl_sb3.core.processing import recent_state
 from marl_sb3.core.processing.processing import RunningStatistics
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.extensions.remote import make_sharded_vec_env, sharded
 from marl_sb3.extensions.remote.processes.pool import InProcessPool
 from marl_sb3.extensions.remote.shard import ShardHost
+from marl_sb3.extensions.remote.shard_experience import add_recent
 from marl_sb3.extensions.remote.shard_runners import ShardRunners, balanced
 from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
 from marl_sb3.extensions.store import read_checkpoint

@@ -243,11 +243,12 @@ class WorkersVecEnv(MultiAgentVecEnv):
         rows = [spec.rows for spec in self._specs]
         if self._batched:
             # Refuse a state of another number of envs: its parts might fit the batches of the workers.
-            for name in ("episodes", "episode_steps"):
+            one_by_one = isinstance(state.value("own"), list)  # separate envs saved it
+            for name in ("episodes", "steps" if one_by_one else "episode_steps"):
                 state.counts(name, (self.num_envs,))
             state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
             state.items("settings", self.num_envs)
-            if state.value("own") is not None:
+            if state.value("own") is not None and not one_by_one:
                 state.fields("own")
             whole = {name: state.value(name) for name in state}
             return [_split_state(whole, self.num_envs, of_worker) for of_worker in rows]
