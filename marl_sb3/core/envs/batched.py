@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymnasium import spaces
 
@@ -17,8 +16,7 @@ from marl_sb3.core.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 
-@dataclass(frozen=True)
-class BatchedStep:
+class BatchedStep(NamedTuple):
     """The result of a step of E envs with A agents each, before any env is reset."""
 
     rewards: Array  # (E, A) numbers

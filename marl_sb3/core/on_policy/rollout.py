@@ -99,6 +99,7 @@ class TurnAwareRollout(_Base):
         if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
             self.acted.fill(not self.packs_rows)
+            self.rewards.fill(0.0)
             return
         super().reset()
         self.acted = np.full((self.buffer_size, self.n_envs), not self.packs_rows)
@@ -125,17 +126,15 @@ class TurnAwareRollout(_Base):
         else:
             own[here] = inputs.observations.reshape(own.shape[1:])  # type: ignore[union-attr]
         self.actions[here] = decision.learned.reshape(self.n_envs, self.action_dim)  # type: ignore[union-attr]
-        self.rewards[here] = 0.0
         self.episode_starts[here] = inputs.starts
         self.values[here], self.log_probs[here] = decision.values, decision.log_probs
-        self.acted[here] = acted
         for name, array in () if self.more_columns is None else self.more_columns(inputs).items():
             getattr(self, name)[here] = array
         self._all_opened = np.count_nonzero(acted) == self.n_envs
         if self._all_opened:
             self._open_at.fill(here)  # a quarter of the time
         else:
-            self._open_at[acted] = here
+            self._open_at[acted], self.acted[here] = here, acted
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
