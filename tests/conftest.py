@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import ForkServer, forked_subprocess
+from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
@@ -32,12 +32,16 @@ def _one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _signals_are_not_ignored() -> None:
+def no_signals_are_ignored() -> None:
     """As they are where tests run in the background or under `nohup`; processes that tests start inherit it."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_are_not_ignored() -> None:
+    no_signals_are_ignored()
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +56,32 @@ def one_onnx_registry() -> Iterator[None]:
         yield
 
 
+SHARED = pytest.StashKey[ForkServer]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The processes of pytest-xdist share a fork server, since one takes seconds of the processor to start."""
+    stash = node.config.stash
+    if SHARED not in stash:
+        no_signals_are_ignored()
+        stash[SHARED] = ForkServer()
+    node.workerinput["fork_server"] = stash[SHARED].address
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The tests have ended, and with them what they have started."""
+    if SHARED in config.stash:
+        config.stash[SHARED].__exit__()
+
+
 @pytest.fixture(scope="session")
-def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
+def server(request: pytest.FixtureRequest, _signals_are_not_ignored: None) -> Iterator[Client]:
     """Starts commands as processes without waiting for their imports."""
     from marl_sb3.extensions.remote.processes.fork_server import close_all
 
-    with ForkServer() as started:
+    shared = getattr(request.config, "workerinput", {}).get("fork_server")
+    with ForkServer() if shared is None else Client.of(shared) as started:
         yield started
         close_all()
 

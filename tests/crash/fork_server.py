@@ -1,10 +1,10 @@
 """A process that has imported everything, and forks a child for each command: that starts in milliseconds.
 
-`python fork_server.py DESCRIPTOR ADDRESS` talks over the connection DESCRIPTOR, and over those that are made to the
-socket ADDRESS. `("fork", command)` is answered by `("pid", number)`, and by `("exit", number, code)` when the child has
-ended, with a code as `subprocess` has it. `("signal", number, signal)` goes to a child of the connection that still
-runs. Children end with their connection, and everything with the first. The fork servers of a child, and trainings that
-it starts with `--seeds`, are forked here, too.
+`python fork_server.py DESCRIPTOR LISTENER ADDRESS` talks over the connection DESCRIPTOR, and over those that are made
+to the socket ADDRESS, at which the descriptor LISTENER listens. `("fork", command)` is answered by `("pid", number)`,
+and by `("exit", number, code)` when the child has ended, with a code as `subprocess` has it. `("signal", number,
+signal)` goes to a child of the connection that still runs. Children end with their connection, and everything with the
+first. The fork servers of a child, and trainings that it starts with `--seeds`, are forked here, too.
 """
 
 from __future__ import annotations
@@ -78,12 +78,10 @@ def warm_up() -> None:
 class Server:
     """Starts children until the first connection is closed."""
 
-    def __init__(self, first: Connection, address: str) -> None:
+    def __init__(self, first: Connection, listener: socket.socket) -> None:
         self._first, self._connections = first, [first]
         self._children: dict[int, tuple[Connection, Command]] = {}
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
-        self._listener.listen()
+        self._listener = listener
         self._ended, wake = os.pipe()  # has something to read when a child has ended
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -245,9 +243,9 @@ if __name__ == "__main__":
     warm_up()
     gc.freeze()
     gc.enable()
-    ADDRESS = sys.argv[2]
+    ADDRESS = sys.argv[3]
     first = Connection(int(sys.argv[1]))
-    server = Server(first, ADDRESS)
+    server = Server(first, socket.socket(fileno=int(sys.argv[2])))
     first.send("ready")
     server.serve()
     os._exit(0)  # without taking PyTorch down in order, which takes a second

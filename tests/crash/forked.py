@@ -103,6 +103,12 @@ class Client:
         end.connect(address)
         return cls(Connection(end.detach()))
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()  # which ends its children
+
     def run(
         self,
         arguments: Sequence[str],
@@ -180,17 +186,26 @@ def run_really(
 
 
 class ForkServer(Client):
-    """A fork server and the first of its clients; a context manager."""
+    """A fork server and the first of its clients; a context manager, which waits until it is ready.
+
+    Attributes:
+        address: of the socket for further clients, who may connect at once, and are answered when it is ready.
+    """
 
     def __init__(self) -> None:
         ours, theirs = multiprocessing.Pipe()
         super().__init__(ours)
         self._folder = tempfile.TemporaryDirectory(prefix="forks-")
-        file, address = Path(__file__).with_name("fork_server.py"), Path(self._folder.name, "socket")
+        file, self.address = Path(__file__).with_name("fork_server.py"), str(Path(self._folder.name, "socket"))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.address)
+        listener.listen()
+        numbers = [theirs.fileno(), listener.fileno()]
         # Kernels are compiled for the processes that are here already; their number of threads is their own business.
-        command = [sys.executable, "-W", "ignore", str(file), str(theirs.fileno()), str(address)]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        command = [sys.executable, "-W", "ignore", str(file), *map(str, numbers), self.address]
+        self._process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
         theirs.close()
+        listener.close()
 
     def __enter__(self) -> ForkServer:
         assert self._connection.recv() == "ready"
