@@ -18,7 +18,7 @@ from marl_sb3.core.envs import EnvFactory
 
 SEED = 7
 N_ENVS = 2
-N_STEPS = 24
+N_STEPS = 12
 SMALL = {"batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "policy_kwargs": {"net_arch": [8]}}
 
 

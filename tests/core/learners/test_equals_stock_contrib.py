@@ -37,7 +37,7 @@ PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_st
 
 TRPO = {
     "time limits inside rollouts": Case(**OF_TRPO),
-    "terminations": Case("CartPole-v1", {}, **OF_TRPO),
+    "terminations": Case("CartPole-v1", {}, n_steps=24, **OF_TRPO),
     "other settings": Case(
         hyperparameters={
             "cg_max_steps": 3,
@@ -65,7 +65,7 @@ def masked(observation_space: spaces.Space, action_space: spaces.Space, **option
 
 MASKABLE_PPO = {
     "Discrete actions": masked(BOX, spaces.Discrete(3)),
-    "a batch size that leaves three over": masked(BOX, spaces.Discrete(3), hyperparameters={"batch_size": 31}),
+    "a batch size that leaves three over": masked(BOX, spaces.Discrete(3), hyperparameters={"batch_size": 15}),
     "other settings": masked(
         BOX,
         spaces.Discrete(4),
@@ -89,7 +89,7 @@ def with_memory(case: Case, **network: Any) -> Case:
 
 RECURRENT_PPO = {
     "time limits inside rollouts": with_memory(sampled(BOX, spaces.Discrete(3), **OF_PPO)),
-    "terminations": with_memory(Case("CartPole-v1", {}, **OF_PPO), n_lstm_layers=2),
+    "terminations": with_memory(Case("CartPole-v1", {}, n_steps=24, **OF_PPO), n_lstm_layers=2),
     "time limits, continuous actions": with_memory(Case(**PENDULUM, **OF_PPO), enable_critic_lstm=False),
     "gSDE": with_memory(Case(**PENDULUM, hyperparameters={"use_sde": True, "sde_sample_freq": 4}, **OF_PPO)),
     "a shared LSTM": with_memory(

@@ -76,6 +76,7 @@ CASES = {
             "clip_range": lambda left: 0.3 if left > 0.4 else 0.05,
             "ent_coef": 0.1,
         },
+        n_steps=24,
     ),
     "value clipping": Case(hyperparameters={"clip_range_vf": 0.05}),
     "target KL": Case(hyperparameters={"target_kl": 1e-4, "n_epochs": 5}),
@@ -88,7 +89,7 @@ CASES = {
     "another network": Case(
         hyperparameters={"policy_kwargs": {"net_arch": {"pi": [5, 4], "vf": [6]}, "activation_fn": th.nn.ELU}}
     ),
-    "terminations": Case("CartPole-v1", {}),
+    "terminations": Case("CartPole-v1", {}, n_steps=24),
     "continuous actions": Case("Pendulum-v1", {"max_episode_steps": 9}),
     "gSDE": Case("Pendulum-v1", {}, hyperparameters={"use_sde": True, "sde_sample_freq": 4}),
     "gSDE, one noise for a rollout": Case("Pendulum-v1", {}, hyperparameters={"use_sde": True}),
