@@ -186,11 +186,12 @@ def test_it_knows_what_only_the_other_agent_sees(algo: str, env_state: bool) -> 
 
     def explained(**central: Any) -> float:
         env = make_vec_env(Seen, n_envs=16, seed=0, env_state=env_state)
-        common = {"n_steps": 15, "learning_rate": 0.01, "gamma": 1.0, "policy_kwargs": {"net_arch": [16]}, **central}
-        more = {"batch_size": 60, "n_epochs": 10} if algo == "ppo" else {}
+        common = {"n_steps": 15, "gamma": 1.0, "policy_kwargs": {"net_arch": [16]}, **central}
+        of_ppo = {"batch_size": 60, "n_epochs": 10, "learning_rate": 0.01}
+        more = of_ppo if algo == "ppo" else {"learning_rate": 0.03}
         specs = {agent: PolicySpec(algo, **common, **more) for agent in "ab"}
         results: list[Any] = []
-        iterations = 12 if algo == "ppo" else 60
+        iterations = 12 if algo == "ppo" else 25
         MultiAgentAlgorithm(env, specs, n_steps=15, seed=0, device="cpu").learn(
             16 * 15 * iterations, callback=Keep(results)
         )
@@ -261,8 +262,9 @@ def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
     ["ppo", "a2c", "maskable_ppo", "maskable_a2c", "recurrent_ppo", "trpo", "maskable_trpo", "maskable_recurrent_ppo"],
 )
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(algo: str, tmp_path: Path) -> None:
-    whole, first = made(algo).learn(48), made(algo).learn(24)
-    first.save(tmp_path / "saved")
+    whole = made(algo).learn(24)
+    whole.save(tmp_path / "saved")
+    whole.learn(24, reset_num_timesteps=False)
     resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made(algo).env)
     assert not same_weights(whole, resumed)
     assert same_weights(whole, resumed.learn(24, reset_num_timesteps=False))
