@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ import marl_sb3
 from marl_sb3 import estimate_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
+from marl_sb3.extensions.data import estimators
 
 SETTINGS = {
     "n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 8, "policy_kwargs.net_arch": [8],
 }  # fmt: skip
 EPISODES = 80
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_redraws() -> Iterator[None]:
+    """Intervals of DR of as many fits as there are at least: they take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimators, "_REDRAWS", estimators._LEAST_REDRAWS)
+        yield
 
 
 @pytest.fixture(scope="module")
