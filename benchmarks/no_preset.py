@@ -35,6 +35,7 @@ SETTING = Setting(
     changes={},
 )
 LENGTH = 16  # steps of an episode of the games below
+OF_SB3 = {"n_steps": 2048}  # its rollouts
 
 
 class Bits(ParallelEnv):
@@ -159,7 +160,7 @@ def returns_of(game: str, timesteps: int, seeds: int) -> Returns:
     """Train a game with each seed, with SB3's rollouts and with nothing set."""
     name, runs = f"no-preset-{game}", {}
     marl_sb3.register_env(name, GAMES[game])
-    for side, settings in (("of_sb3", {"n_steps": 2048}), ("nothing_set", {})):
+    for side, settings in (("of_sb3", OF_SB3), ("nothing_set", {})):
         runs[side] = [_trained(name, timesteps, seed, settings) for seed in range(seeds)]
     finals = {side: [run.result["env_runners"]["episode_return_mean"] for run in each] for side, each in runs.items()}
     n_steps = runs["nothing_set"][0].config.hyperparameters["n_steps"]

@@ -99,7 +99,7 @@ RUNS = {
     "platform_task": Small("--sides hybrid,numbers --timesteps 512 --seeds 1", {"hybrid", "numbers"}),
     "two_step_game": Small("--timesteps 16 --seeds 1", {"vdn", "qmix"}),
     "team_task": Small("--algos sac --timesteps 500 --seeds 1", {"sac-central", "sac-own"}),
-    "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}),
+    "no_preset": Small("--games meet --timesteps 128 --seeds 1", {"meet"}, {"OF_SB3": {"n_steps": 64}}),
     "external_learning": Small(
         "--seeds 1 --envs CartPole-v1",
         {"CartPole-v1"},
