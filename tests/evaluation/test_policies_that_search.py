@@ -29,14 +29,16 @@ def untrained(env: str, **options: Any) -> PolicyBundle:
     return bundle
 
 
-@pytest.mark.parametrize("env", ["classic/tictactoe-v3", "classic/connect_four-v3", "open_spiel/tic_tac_toe"])
-def test_a_search_makes_a_player_of_a_policy_that_knows_nothing(env: str) -> None:
+@pytest.mark.parametrize(
+    ("env", "episodes"), [("classic/tictactoe-v3", 5), ("classic/connect_four-v3", 2), ("open_spiel/tic_tac_toe", 5)]
+)
+def test_a_search_makes_a_player_of_a_policy_that_knows_nothing(env: str, episodes: int) -> None:
     if env.startswith("open_spiel"):
         pytest.importorskip("pyspiel")
     bundle, games = untrained(env), make_vec_env(env, n_envs=2)
 
     def won(policies: PolicyBundle) -> float:
-        seats = evaluate_policies(policies, games, 5, seed=0, against="random")
+        seats = evaluate_policies(policies, games, episodes, seed=0, against="random")
         return float(np.mean([metrics["won"] for metrics in seats.values()]))
 
     assert won(searching(bundle, 40)) > max(0.7, won(bundle))

@@ -21,10 +21,19 @@ SMALL = {"buffer_size": 30, "learning_starts": 4, "batch_size": 4, "learning_rat
 STATES = ("hidden_state", "cell_state")
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("name", ["recurrent_dqn", "recurrent_sac"])
-def test_zips_and_graphs_act_as_the_trained_policy_over_an_episode(name: str, cell: str, tmp_path: Path) -> None:
-    network = {"net_arch": [8], "lstm_hidden_size": 5, "n_lstm_layers": 2, "cell": cell}
+@pytest.mark.parametrize(
+    ("name", "cell", "layers"),
+    [
+        ("recurrent_dqn", "lstm", 2),
+        ("recurrent_dqn", "gru", 1),
+        ("recurrent_sac", "lstm", 1),
+        ("recurrent_sac", "gru", 2),
+    ],
+)
+def test_zips_and_graphs_act_as_the_trained_policy_over_an_episode(
+    name: str, cell: str, layers: int, tmp_path: Path
+) -> None:
+    network = {"net_arch": [8], "lstm_hidden_size": 5, "n_lstm_layers": layers, "cell": cell}
     spec = PolicySpec(name, policy_kwargs=network, **SMALL)
     action_space: Any = FORCES if name.endswith("sac") else spaces.Discrete(3)
     env = make_vec_env(SampledEnv, observation_space=SEEN, action_space=action_space, script={"a": (9, "truncated")})
@@ -37,7 +46,7 @@ def test_zips_and_graphs_act_as_the_trained_policy_over_an_episode(name: str, ce
     names = [each.name for each in session.get_outputs()]
     assert names == ["actions", *(["q_values"] if name.endswith("dqn") else []), *(f"next_{state}" for state in STATES)]
     rng, state = np.random.default_rng(0), None
-    kept = {each: np.zeros((2, 7, 5), np.float32) for each in STATES}
+    kept = {each: np.zeros((layers, 7, 5), np.float32) for each in STATES}
     for step in range(5):
         seen, starts = rng.uniform(-2, 2, (7, 3)).astype(np.float32), rng.random(7) < 0.3
         if step == 0:
