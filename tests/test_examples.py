@@ -8,16 +8,15 @@ from pathlib import Path
 import nbformat
 import pytest
 from forked import ForkServer
-from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # A short way to run each, and what it must print.
 RUNS = {
     "random_agents.py": (["--episodes", "2"], r"episode 1: agent1 -?\d+\.\d, agent2 -?\d+\.\d"),
-    "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
+    "two_learning_rates.py": (["--env-steps", "2000"], r"2000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
     "central_critic.py": (["--env-steps", "2000"], r"return -?\d+\.\d after 2000 env steps"),
-    "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
+    "custom_callback.py": (["--env-steps", "2000"], r"2000 env steps: \d+\.\d new fields on average, \d+ at best"),
     "league.py": (
         ["--env-steps", "4096", "--every", "1"],
         r"4096 env steps: \d+% of the points against a pool of 1, \d+% of all moves",
@@ -35,7 +34,7 @@ RUNS = {
     "one_file.py": (["--timesteps", "2000"], r"return agent1 .* entropy agent2\n +2,000( +-?\d+\.\d{3}){6}\n$"),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
-    "reinforce.py": (["--env-steps", "4000"], r"4000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
+    "reinforce.py": (["--env-steps", "2000"], r"2000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
     "search.py": (
         ["--trials", "1", "--env-steps", "4000"],
         r"trial 0: the weaker agent's return is -?\d+\.\d with agent1.learning_rate \S+, agent2.learning_rate",
@@ -70,6 +69,8 @@ def test_the_cells_of_the_notebook_run(in_tmp: Path, server: ForkServer) -> None
 
 @pytest.mark.proof
 def test_notebook_runs(in_tmp: Path) -> None:
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     done = NotebookClient(notebook, timeout=120).execute()
     text = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
