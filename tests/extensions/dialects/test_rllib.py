@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import stable_baselines3
 
+import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.learners import policy_specs
 from marl_sb3.core.sb3 import Progress
@@ -48,6 +49,7 @@ RENAMED_VALUES: dict[str, tuple[Any, Any]] = {
     "adam_epsilon": (1e-5, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}),
     "initial_alpha": (0.5, {"ent_coef": "auto_0.5"}),
     "replay_buffer_config.capacity": (99, {"buffer_size": 99}),
+    "replay_buffer_config.replay_burn_in": (4, {"burn_in": 4}),
     "num_steps_sampled_before_learning_starts": (9, {"learning_starts": 9}),
 }
 FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
@@ -63,7 +65,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "max_num_env_runner_restarts": (7, "max_worker_restarts", 7),
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
 }
-ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC)
+ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC, marl_sb3.RecurrentDQN)
 TABLES = {info.class_name: info.kinds for info in INFOS.values()}
 OWN_NAMES = {*ACCEPTED, *FLAT_NAMES, *(name for table in TABLES.values() for name in table)}
 
