@@ -286,9 +286,9 @@ class QMIX(TeamQLearning):
 
     @override
     def whole(self, values: th.Tensor, there: th.Tensor, observations: Any, states: th.Tensor, *, target: bool) -> Any:
-        assert self.mixing is not None
-        seen = states if self.mixing.by_state else self._seen_by_all(observations, there)
-        return (self.mixing.target if target else self.mixing.online)(values, seen)
+        mixing = self._mixing()
+        seen = states if mixing.by_state else self._seen_by_all(observations, there)
+        return (mixing.target if target else mixing.online)(values, seen)
 
     def _seen_by_all(self, observations: Any, there: th.Tensor) -> th.Tensor:
         """(B, inputs) what the agents of a team observe, zeros for those that are not there; and who is there."""
@@ -299,8 +299,16 @@ class QMIX(TeamQLearning):
 
     @override
     def trained_parts(self) -> list[tuple[th.optim.Optimizer, nn.Module]]:
-        assert self.mixing is not None
-        return [*super().trained_parts(), (self.mixing.optimizer, self.mixing.online)]
+        mixing = self._mixing()
+        return [*super().trained_parts(), (mixing.optimizer, mixing.online)]
+
+    def _mixing(self) -> Mixing:
+        if self.mixing is None:  # files of SB3's kind hold the agents' networks alone
+            words = (
+                "QMIX has no mixer before its training begins, and none from a zip file; accepted: marl_sb3.train, or a"
+            )
+            raise ConfigError(f"{words} MultiAgentAlgorithm of the env, also with this file as init_from")
+        return self.mixing
 
     def _on_step(self) -> None:
         super()._on_step()

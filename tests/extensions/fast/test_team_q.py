@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
-from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
+from marl_sb3 import QMIX, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
 from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.team_q import MonotonicMixer
@@ -309,6 +309,12 @@ def test_a_mixer_of_no_width_is_refused_before_networks_of_its_size_are_made() -
     state["weights"]["policy.online.first_bias.weight"] = np.zeros((0, 10**12), np.float32)
     with pytest.raises(CheckpointError, match="first_bias"):
         team_of(made("qmix")).mixing_part(None).read_state(StateReader(state, "checkpoint"))
+
+
+def test_qmix_from_a_zip_file_has_no_mixer_to_train_with(tmp_path: Path) -> None:
+    team_of(made("qmix").learn(20)).save(tmp_path / "team")
+    with pytest.raises(ConfigError, match="QMIX has no mixer before its training begins, and none from a zip file"):
+        QMIX.load(tmp_path / "team.zip", device="cpu").train(1)
 
 
 def test_a_new_mixer_leaves_the_random_draws_of_gpus_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
