@@ -32,6 +32,7 @@ UPDATES = 20  # env steps after `learning_starts` in a training with a replay bu
 EPISODE_STEPS = 20  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
 MOST_EPISODES = 1  # of an evaluation by each env
 SHORT_SEARCH = {"timesteps": 4_001, "evaluations": 2, "evaluation_episodes": 2}
+LATEST_START = 200  # env steps before the first update from a replay buffer
 
 
 class TrainHere:
@@ -49,7 +50,10 @@ def budget(algorithm: Any, env_steps: int) -> int:
     for each in trained:
         if hasattr(each, "n_epochs"):
             each.n_epochs = 1  # all of them do the same
-    starts = [each.learning_starts for each in trained if hasattr(each, "learning_starts")]
+    with_replay = [each for each in trained if hasattr(each, "learning_starts")]
+    for each in with_replay:
+        each.learning_starts = min(each.learning_starts, LATEST_START)
+    starts = [each.learning_starts for each in with_replay]
     if starts:
         env_steps = min(env_steps, max(starts) + UPDATES)
         if len(starts) == len(trained) and isinstance(algorithm, MultiAgentAlgorithm):
@@ -80,6 +84,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import evaluation
+    from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
     from marl_sb3.tools import checkup
     from marl_sb3.tools.tuning import Search, api, workers
@@ -120,6 +125,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     options = import_module("marl_sb3.train").TrainOptions
     chosen_seeds = options.chosen_seeds
     monkeypatch.setattr(options, "chosen_seeds", lambda self: chosen_seeds(self)[:1])
+    monkeypatch.setattr(estimators, "_REDRAWS", estimators._LEAST_REDRAWS)
     monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
     monkeypatch.setattr(jobs.Pool, "run", lambda _, several, *__: [job() for job in several])
     monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
