@@ -76,6 +76,11 @@ RUNS = {
         {"envs", "agents", "policies", "independent", "width"},
         {"HYPERPARAMETERS": {"batch_size": 8, "n_epochs": 1}},
     ),
+    "compiled_envs": Small(
+        "--seconds 0.001 --envs CartPole-v1,FrozenLake-v1",
+        {f"{env_id} {number}" for env_id in ("CartPole-v1", "FrozenLake-v1") for number in (1, 2)},
+        {"NUM_ENVS": (1, 2)},
+    ),
     "batched_arena": Small("--seconds 0.001", {"1", "2", "3", "4"}, {"NUM_ENVS": (1, 2, 3, 4)}),
     "fused_accuracy": Small(
         "--rollouts 1 --cases tanh-1", {"gradient of one minibatch", "weights after 1 rollouts"}, {"N_STEPS": 16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -11,10 +12,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.envs import EnvFactory, factory_in_registries, import_from_here, imported_modules, raise_in_words
-from marl_sb3.doors import REGISTERED_ENVS
+from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,6 +102,18 @@ def _of_module(env_id: str) -> EnvFactory | None:
         factory: EnvFactory = importlib.import_module(module).parallel_env
     except ImportError as error:
         raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
+    twin = f"{package}/{name}-{version}"
+    return _with_twin(factory, twin) if twin in BATCHED_TWINS else factory
+
+
+def _with_twin(plain: EnvFactory, twin: str) -> EnvFactory:
+    """Return a factory like that of a package, which stays as it is."""
+
+    @functools.wraps(plain)
+    def factory(**env_kwargs: Any) -> Any:
+        return plain(**env_kwargs)
+
+    vars(factory).update(BATCHED_TWINS[twin](plain))
     return factory
 
 

@@ -1,8 +1,9 @@
-"""Compiled envs in the place of Gymnasium's own, where nobody can tell them apart: see `GymnasiumTwin`."""
+"""Compiled envs in the place of others, where nobody can tell them apart: see `Twin`."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +32,57 @@ _sampled: dict[str, str | None] = {}  # what the samples have found
 LIMIT = [("timestep", "i8"), ("limit", "i8")]
 
 
-@dataclass(frozen=True)
-class GymnasiumTwin:
-    """Steps the envs of one class of Gymnasium as compiled ones; see `marl_sb3.doors.BATCHED_TWINS`.
+class Twin(ABC):
+    """Makes compiled envs in the place of others; see `marl_sb3.doors.BATCHED_TWINS`.
 
-    Whatever an argument, a wrapper or another version of Gymnasium makes of the env, the twin is used only if it does
+    Whatever an argument, a wrapper or another version of a package makes of the env, the twin is used only if it does
     the same for `SAMPLE_STEPS` steps.
     """
+
+    def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
+        """See `marl_sb3.doors.BATCHED_TWINS`."""
+        return {"make_batched": partial(self.make, factory), "why_not_batched": partial(self.why_not, factory)}
+
+    @abstractmethod
+    def refusal(self, env: Any, env_kwargs: Mapping[str, Any]) -> str | None:
+        """Say why the twin cannot stand for an env, which was made with these arguments; None: it may."""
+
+    @abstractmethod
+    def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> CompiledBatch:
+        """Return the envs as a batch.
+
+        Raises:
+            TypeError, ValueError, AttributeError: the twin does not take these settings.
+        """
+
+    def why_not(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+        """Say why the twin is not used, and log it; None if it is used."""
+        env: Any = make_env(factory, 0, env_kwargs)
+        try:
+            why_not = self.refusal(env, env_kwargs)
+            key = f"{type(env.unwrapped)} {getattr(getattr(env, 'env', None), 'spec', None)} {dict(env_kwargs)}"
+            if why_not is None and key not in _sampled:
+                _sampled[key] = self._sample(factory, env_kwargs)
+            why_not = why_not or _sampled[key]
+        finally:
+            env.close()
+        if why_not is not None:
+            _log.info("envs are stepped one by one: %s", why_not)
+        return why_not
+
+    def _sample(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
+        original = SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), 1, 0)
+        try:
+            twin = BatchedVecEnv(self.make(factory, 1, **env_kwargs), 0)
+        except (TypeError, ValueError, AttributeError) as error:  # settings of another type, or another version
+            return f"its compiled twin does not take its settings: {error}"
+        found = first_difference(original, twin, SAMPLE_STEPS, seed=0, tolerance=TOLERANCE)
+        return None if found is None else f"its compiled twin differs: {found}"
+
+
+@dataclass(frozen=True)
+class GymnasiumTwin(Twin):
+    """Steps the envs of one class of Gymnasium as compiled ones."""
 
     entry_point: str  # the class, `module:name`
     rules: Callable[[Any], CompiledRules]  # returns the rules of an env of the class
@@ -45,22 +90,8 @@ class GymnasiumTwin:
     copy: Callable[[Any, Any], None]  # writes the state of an env into a record
     batch: type[TwinBatch] | None = None  # None: `TwinBatch`
 
-    def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
-        """See `marl_sb3.doors.BATCHED_TWINS`."""
-        return {"make_batched": partial(self.make, factory), "why_not_batched": partial(self.why_not, factory)}
-
-    def why_not(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
-        """Say why the twin is not used; None if it is."""
-        env: Any = make_env(factory, 0, env_kwargs)
-        try:
-            why_not = self._why_not(env) or self._sampled(env, factory, env_kwargs)
-        finally:
-            env.close()
-        if why_not is not None:
-            _log.info("envs are stepped one by one: %s", why_not)
-        return why_not
-
-    def _why_not(self, env: Any) -> str | None:
+    @override
+    def refusal(self, env: Any, env_kwargs: Mapping[str, Any]) -> str | None:
         if type(env) is not SingleAgentEnv:
             return f"the env is a {type(env).__name__}"
         if env.render_mode is not None:
@@ -74,24 +105,8 @@ class GymnasiumTwin:
         found = f"{type(inner).__module__}:{type(inner).__qualname__}"
         return None if found == self.entry_point else f"the env is a {found}, and not {self.entry_point}"
 
-    def _sampled(self, env: Any, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
-        """Compare some steps, unless that was done before in this process."""
-        key = f"{self.entry_point} {env.env.spec.max_episode_steps} {dict(env_kwargs)}"
-        if key not in _sampled:
-            _sampled[key] = self._sample(factory, env_kwargs)
-        return _sampled[key]
-
-    def _sample(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
-        original = SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), 1, 0)
-        try:
-            twin = BatchedVecEnv(self.make(factory, 1, **env_kwargs), 0)
-        except (TypeError, ValueError, AttributeError) as error:  # settings of another type, or another version
-            return f"its compiled twin does not take its settings: {error}"
-        found = first_difference(original, twin, SAMPLE_STEPS, seed=0, tolerance=TOLERANCE)
-        return None if found is None else f"its compiled twin differs: {found}"
-
+    @override
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> TwinBatch:
-        """Return the envs as a batch."""
         return (self.batch or TwinBatch)(num_envs, self, make_env(factory, 0, env_kwargs))
 
 

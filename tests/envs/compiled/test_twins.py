@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,11 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "taxi without end": (TAXI, {"max_episode_steps": -1}),
     "cart pole, other rewards": ("CartPole-v1", {"sutton_barto_reward": True, "max_episode_steps": -1}),
 }
+
+
+if importlib.util.find_spec("mpe2") is not None:
+    TWINS["spread"] = ("mpe2/simple_spread-v3", {})
+    TWINS["five agents spread"] = ("mpe2/simple_spread-v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60})
 
 
 @pytest.mark.parametrize("name", TWINS)
