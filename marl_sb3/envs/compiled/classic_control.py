@@ -205,7 +205,7 @@ def _step_pendulum(state: Any, actions: Array, rng: Array, outcome: Outcome) -> 
     theta, speed = state.place[0], state.place[1]
     torque = min(max(actions[0, 0], np.float32(-2.0)), np.float32(2.0))
     angle = ((theta + math.pi) % (2 * math.pi)) - math.pi
-    effort = np.float32(0.001) * (torque * torque)
+    effort = np.float32(0.001) * np.float32(math.pow(torque, np.float32(state.two)))
     cost = math.pow(angle, state.two) + 0.1 * math.pow(speed, state.two) + effort
     speed = speed + (3 * state.g / 2.0 * math.sin(theta) + np.float32(3.0) * torque) * 0.05
     speed = min(max(speed, -8.0), 8.0)

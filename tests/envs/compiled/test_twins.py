@@ -76,7 +76,7 @@ PLACES = {  # random ones from all over the state space, where random actions wo
 
 @pytest.mark.parametrize("env_id", PLACES)
 def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> None:
-    rng, number = np.random.default_rng(0), 1000
+    rng, number = np.random.default_rng(0), 3000
     original: Any = gymnasium.make(env_id).unwrapped
     twin = BATCHED_TWINS[env_id]
     batch: Any = twin(partial(gymnasium.make, env_id))["make_batched"](number)
