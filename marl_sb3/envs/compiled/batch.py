@@ -88,12 +88,25 @@ class CompiledBatch(BatchedEnv):
         self.rules, self._columns = rules, rules.columns
         self._kinds = {kind for *_, kind in rules.infos}
         self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
-        self.address: int = compiled_function(rules).address  # of the function that steps and observes the envs
+        self._bind()
+
+    def _bind(self) -> None:
+        """Give the compiled function the addresses of the arrays."""
+        self.address: int = compiled_function(self.rules).address  # of the function that steps and observes the envs
         self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
         arrays = (self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos)
         self.table[STATES:] = [array.ctypes.data for array in (*arrays, self.observed)]
         self._of_table: int = self.table.ctypes.data
         self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for `copy` and `pickle`, without addresses: a copy has arrays of its own."""
+        return {**vars(self), **dict.fromkeys(("address", "table", "_of_table", "_call"))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set what `__getstate__` returned."""
+        vars(self).update(state)
+        self._bind()
 
     def run(self, what: int) -> None:
         """Step and observe all envs, or observe them only."""
