@@ -225,6 +225,11 @@ def strict_kernel(function: _Function) -> _Function:
     return compiled(function, **{**_OPTIONS, "fastmath": False}, no_cpython_wrapper=True)
 
 
+def strict_entry(function: _Function) -> _Function:
+    """Compile a kernel that rounds after each operation, with an entry point for Python."""
+    return compiled(function, **{**_OPTIONS, "fastmath": False})
+
+
 # --- Memory by its address --------------------------------------------------------------------------------------------
 
 

@@ -130,6 +130,8 @@ class StopOnSignal(MultiAgentCallback):
     def _on_training_start(self) -> None:
         self._ended_at = self.num_timesteps
 
+    sees_steps = False
+
     def _on_step(self) -> bool:
         if self.received is None:
             return True

@@ -136,10 +136,6 @@ def _integers_fault(space: spaces.Space[Any], value: Any) -> str | None:
     return None if ((above >= 0) & (above < space.nvec)).all() else f"is {value!r}, which is not in {space}"
 
 
-def _member_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    return None if space.contains(value) else f"is {value!r}, which is not in {space}"
-
-
 def _dict_fault(space: spaces.Space[Any], value: Any) -> str | None:
     assert isinstance(space, spaces.Dict)
     if not isinstance(value, Mapping) or set(value) != set(space.spaces):
@@ -162,7 +158,9 @@ _FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
 def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
     """Describe why `value` is not an observation of `space`, as the end of a sentence; None if it is one."""
     try:
-        return _FAULTS.get(type(space), _member_fault)(space, value)
+        if type(space) in _FAULTS:
+            return _FAULTS[type(space)](space, value)
+        return None if space.contains(value) else f"is {value!r}, which is not in {space}"
     except ValueError:  # NumPy raises it for ragged lists
         return f"is {value!r}, not an array"
 

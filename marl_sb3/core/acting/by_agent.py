@@ -151,11 +151,9 @@ class PolicyByAgent:
         """Return the value that each agent's critic estimates, and the state of critics with an LSTM of their own.
 
         Args:
-            observations: see `predict_with_state`.
+            observations: see `predict_with_state`, as for the other arguments.
             state: what `predict_with_state` returned before these observations; None at the start of an episode.
             critic_state: what the previous call of this method returned; None at the start of an episode.
-            episode_starts: see `predict_with_state`.
-            rewards: see `predict_with_state`.
 
         Returns:
             The values as `value` returns them, and the critics' state for the next call.

@@ -166,14 +166,14 @@ class RolloutPolicy(Policy):
 
     @override
     def refresh(self) -> None:
-        self._kernels: Any = self.algorithm.acting_kernels() if hasattr(self.algorithm, "acting_kernels") else None
-        if self._kernels is not None:
-            self._kernels.read_parameters()
+        self.kernels: Any = self.algorithm.acting_kernels() if hasattr(self.algorithm, "acting_kernels") else None
+        if self.kernels is not None:
+            self.kernels.read_parameters()
 
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
-        if self._kernels is not None:
-            return decision_of(self.algorithm, *self._kernels.act(inputs))
+        if self.kernels is not None:
+            return decision_of(self.algorithm, *self.kernels.act(inputs))
         return self._act_by_torch(inputs)
 
     def _act_by_torch(self, inputs: PolicyInputs) -> Decision:
@@ -184,8 +184,8 @@ class RolloutPolicy(Policy):
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        if self._kernels is not None:
-            return self._kernels.values(inputs)  # type: ignore[no-any-return]
+        if self.kernels is not None:
+            return self.kernels.values(inputs)  # type: ignore[no-any-return]
         return self._values(self._tensor(inputs.observations), inputs)
 
     def final_values(self, inputs: PolicyInputs) -> FloatArray:
@@ -193,7 +193,7 @@ class RolloutPolicy(Policy):
 
         PyTorch computes them one by one as in SB3: the last bits depend on the batch size.
         """
-        if self._kernels is not None:
+        if self.kernels is not None:
             return self.values(inputs)
         values = []
         for row in np.eye(len(inputs.starts), dtype=bool):

@@ -34,6 +34,7 @@ class BatchedEnv(ABC):
     Where resets return infos, `reset_infos(env_indices)` returns those of the latest: env index -> agent -> info.
     """
 
+    stepped_by: str = "this process"  # the `Execution` of a training in such envs
     num_envs: int  # E
     possible_agents: Sequence[AgentID]  # agent ids in the order of the agent axis
     metadata: Mapping[str, Any]  # metadata of the `ParallelEnv`

@@ -9,6 +9,8 @@ from .building import mention_flat_images as mention_flat_images
 from .building import policy_rows as policy_rows
 from .building import processing_of as processing_of
 from .building import stored_space as stored_space
+from .finite import check_replay_update as check_replay_update
+from .finite import check_update as check_update
 from .learner import HERE as HERE
 from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
@@ -17,12 +19,9 @@ from .learner import Pace as Pace
 from .learner import Update as Update
 from .learner import available_cores as available_cores
 from .learner import blas_threads as blas_threads
-from .learner import check_replay_update as check_replay_update
-from .learner import check_update as check_update
 from .learner import iteration_steps as iteration_steps
 from .learner import joined_metrics as joined_metrics
 from .learner import limited_threads as limited_threads
-from .learner import load_blas as load_blas
 from .learner import parallel_updates as parallel_updates
 from .learner import run_in_threads as run_in_threads
 from .spec import PolicySpec as PolicySpec

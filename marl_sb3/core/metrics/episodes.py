@@ -66,44 +66,44 @@ class InfoMetric:
 class InfoAccumulator(Stateful):
     """The running value of one `InfoMetric` in each of E envs."""
 
-    fields: ClassVar[Fields] = {"value": sums_or_nan("_value"), "count": sums("_count")}
+    fields: ClassVar[Fields] = {"value": sums_or_nan("so_far"), "count": sums("count")}
 
     def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
         self._name = name
-        self._agents = [metric.agent] if metric.agent is not None else list(agents)
-        self._metric = metric
+        self.agents = [metric.agent] if metric.agent is not None else list(agents)
+        self.metric = metric
         self._combine = _REDUCTIONS[metric.reduce]
-        self._value = np.empty(num_envs)
-        self._count = np.zeros(num_envs)
+        self.so_far = np.empty(num_envs)
+        self.count = np.zeros(num_envs)
         self.restart(np.ones(num_envs, dtype=bool))
 
     def restart(self, envs: Array | list[int]) -> None:
         """Forget the values of the envs that begin a new episode; see `EpisodeTracker.restart`."""
         # Without any event, the sum is 0, but there is no mean, minimum, maximum or last value.
-        self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
-        self._count[envs] = 0
+        self.so_far[envs] = 0.0 if self.metric.reduce == "sum" else np.nan
+        self.count[envs] = 0
 
     def add(self, step: VecStep, lengths: Array) -> None:
         """Add a step, which is step `lengths[i]` of the episode of env i."""
-        for agent in self._agents:
+        for agent in self.agents:
             try:
-                new = step.infos.values(agent, self._metric.key)
+                new = step.infos.values(agent, self.metric.key)
             except (TypeError, ValueError) as error:  # NumPy raises it for strings and lists
                 raise self._fault(step, lengths, agent) from error
-            if new.shape != self._value.shape:
+            if new.shape != self.so_far.shape:
                 raise self._fault(step, lengths, agent)
             total = self._value + new
             if self._metric.reduce == "sum" and math.isfinite(total.dot(total)):  # no NaN: every env has the info
                 self._value = total
                 continue
             seen = ~np.isnan(new)
-            start = np.isnan(self._value)
-            self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
-            self._count += seen
+            start = np.isnan(self.so_far)
+            self.so_far = np.where(seen, np.where(start, new, self._combine(self.so_far, new)), self.so_far)
+            self.count += seen
 
     def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
         """Make the error for the first info that is not a number."""
-        key = self._metric.key
+        key = self.metric.key
         values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
         index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
         return EnvError(
@@ -113,8 +113,8 @@ class InfoAccumulator(Stateful):
 
     def value(self, env_index: int) -> float:
         """The value of the episode so far; NaN if there is none."""
-        value = float(self._value[env_index])
-        return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
+        value = float(self.so_far[env_index])
+        return value / max(1.0, float(self.count[env_index])) if self.metric.reduce == "mean" else value
 
 
 def _is_number_or_none(value: Any) -> bool:
@@ -194,18 +194,18 @@ class EpisodeTracker(Stateful):
     def begin(self) -> None:
         """Forget all running episodes; call it after a reset of all envs."""
         shape = (self._num_envs, len(self._agents))
-        self._returns = np.zeros(shape)
-        self._agent_steps = np.zeros(shape, dtype=np.int64)
-        self._lengths = np.zeros(self._num_envs, dtype=np.int64)
-        self._started_s = np.full(self._num_envs, time.perf_counter())
-        self._custom = {
+        self.returns = np.zeros(shape)
+        self.agent_steps = np.zeros(shape, dtype=np.int64)
+        self.lengths = np.zeros(self._num_envs, dtype=np.int64)
+        self.started_s = np.full(self._num_envs, time.perf_counter())
+        self.accumulators = {
             name: InfoAccumulator(name, metric, self._agents, self._num_envs)
             for name, metric in self.custom_metrics.items()
         }
 
     def longest_running(self) -> int:
         """Return the env steps of the longest episode that has not ended; 0 if the envs are stepped elsewhere."""
-        return int(self._lengths.max())
+        return int(self.lengths.max())
 
     def record(self, step: VecStep) -> list[Episode]:
         """Record one step of all envs; return the episodes that have finished.
@@ -213,11 +213,11 @@ class EpisodeTracker(Stateful):
         Raises:
             EnvError: the info that a custom metric reads is not a number.
         """
-        self._returns += step.rewards  # whether or not the agent acted
-        self._agent_steps += step.acted
-        self._lengths += step.stepped
-        for accumulator in self._custom.values():
-            accumulator.add(step, self._lengths)
+        self.returns += step.rewards  # whether or not the agent acted
+        self.agent_steps += step.acted
+        self.lengths += step.stepped
+        for accumulator in self.accumulators.values():
+            accumulator.add(step, self.lengths)
         if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()
             return []
         finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
@@ -227,10 +227,10 @@ class EpisodeTracker(Stateful):
 
     def running(self, env_index: int) -> tuple[int, dict[AgentID, float], dict[AgentID, int]]:
         """Return length, returns of agents that have acted or were paid, and actions, of an env's running episode."""
-        returns, agent_steps = self._returns[env_index].tolist(), self._agent_steps[env_index].tolist()
+        returns, agent_steps = self.returns[env_index].tolist(), self.agent_steps[env_index].tolist()
         acted = dict(zip(self._agents, agent_steps, strict=True))
         paid = {agent: paid for agent, paid in zip(self._agents, returns, strict=True) if acted[agent] or paid}
-        return int(self._lengths[env_index]), paid, acted
+        return int(self.lengths[env_index]), paid, acted
 
     def add_custom(self, episode: Episode, numbers: Mapping[str, float]) -> None:
         """Add custom metrics to a finished episode in the window."""
@@ -242,24 +242,24 @@ class EpisodeTracker(Stateful):
 
     def _episode(self, env_index: int) -> Episode:
         length, paid, acted = self.running(env_index)
-        custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
+        custom = {name: accumulator.value(env_index) for name, accumulator in self.accumulators.items()}
         return Episode(
             env_index=env_index,
             length=length,
             agent_returns=paid,
             agent_steps=acted,
             custom={name: value for name, value in custom.items() if math.isfinite(value)},
-            duration_s=time.perf_counter() - self._started_s[env_index],
+            duration_s=time.perf_counter() - self.started_s[env_index],
             policy_of=self.policies_in(env_index),
         )
 
     def restart(self, envs: Array | list[int]) -> None:
         """Forget the running episodes of these envs, (E,) bool or indices: they have begun new ones."""
-        self._returns[envs] = 0.0
-        self._agent_steps[envs] = 0
-        self._lengths[envs] = 0
-        self._started_s[envs] = time.perf_counter()
-        for accumulator in self._custom.values():
+        self.returns[envs] = 0.0
+        self.agent_steps[envs] = 0
+        self.lengths[envs] = 0
+        self.started_s[envs] = time.perf_counter()
+        for accumulator in self.accumulators.values():
             accumulator.restart(envs)
 
     def summary(self) -> Result:
@@ -285,15 +285,15 @@ class EpisodeTracker(Stateful):
     # --- State -------------------------------------------------------------------------------------------------------
 
     fields: ClassVar[Fields] = {
-        "returns": sums("_returns"),
-        "agent_steps": counts("_agent_steps"),
-        "lengths": counts("_lengths"),
+        "returns": sums("returns"),
+        "agent_steps": counts("agent_steps"),
+        "lengths": counts("lengths"),
         "running_s": Field(
-            lambda self: time.perf_counter() - self._started_s,
-            lambda self, state, name: state.sums(name, self._started_s.shape),
-            lambda self, running_s: setattr(self, "_started_s", time.perf_counter() - running_s),
+            lambda self: time.perf_counter() - self.started_s,
+            lambda self, state, name: state.sums(name, self.started_s.shape),
+            lambda self, running_s: setattr(self, "started_s", time.perf_counter() - running_s),
         ),
-        "custom": parts("_custom"),
+        "custom": parts("accumulators"),
         "finished": Field(
             lambda self: self._finished(), lambda self, state, name: self._read_finished(state.fields(name))
         ),

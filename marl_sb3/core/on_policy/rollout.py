@@ -138,6 +138,12 @@ class TurnAwareRollout(_Base):
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
+    def note_steps(self, steps: int, ended: BoolArray) -> None:
+        """Note that the next lines are filled for rows that all acted, (n_envs,) of which the last step ended some."""
+        self.pos += steps
+        self.full = self.pos == self.buffer_size
+        self._open_at, self._all_opened = np.where(ended, -1, self.pos - 1), not ended.any()
+
     def _begin_packed(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray, rows: Array) -> None:
         """Write the step of these rows, by their indices, into the first free line of each."""
         places = self._filled[rows], rows

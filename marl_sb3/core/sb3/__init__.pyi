@@ -21,6 +21,7 @@ from .private import integer_sizes as integer_sizes
 from .private import num_updates as num_updates
 from .private import pickled_members as pickled_members
 from .private import progress_remaining as progress_remaining
+from .private import sees_steps as sees_steps
 from .private import set_progress_remaining as set_progress_remaining
 from .private import set_up_logging as set_up_logging
 from .private import take_single_steps as take_single_steps

@@ -187,11 +187,21 @@ def has_step_hook(callback: Any) -> bool:
     )
 
 
+def sees_steps(callback: Any) -> bool:
+    """Whether a callback has to be called in each step, and not once for many; it may say so in `sees_steps`."""
+    own = [each for each in all_callbacks(callback) if getattr(each, "sees_steps", True)]
+    return has_step_hook(callback) or not all(_only_returns_true(type(each)._on_step) for each in own)
+
+
 def _is_harmless(hook: Any) -> bool:
-    """Whether it is of these libraries, or just returns True, as `_on_step` of many callbacks, which SB3 demands."""
+    """Whether it is of these libraries, or does nothing."""
+    return _only_returns_true(hook) or hook.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _only_returns_true(hook: Any) -> bool:
+    """Whether it just returns True, as `_on_step` of many callbacks, which SB3 demands."""
     code, true = getattr(hook, "__code__", None), _return_true.__code__
-    only_returns_true = code is not None and code.co_code == true.co_code and code.co_consts[-1] is True
-    return only_returns_true or hook.__module__.partition(".")[0] in _LIBRARIES
+    return code is not None and code.co_code == true.co_code and code.co_consts[-1] is True
 
 
 def _return_true(self: Any) -> bool:

@@ -9,6 +9,7 @@ from .callback import has_hook as has_hook
 from .callback import named_errors as named_errors
 from .callback import with_hook as with_hook
 from .loop import IterationReport as IterationReport
+from .loop import TrainingLoop as TrainingLoop
 from .results import ResultLogger as ResultLogger
 from .results import ResultWriter as ResultWriter
 from .results import ShowProgress as ShowProgress

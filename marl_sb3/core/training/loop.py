@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.core.learners import Learner, run_in_threads
 from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3 import Progress, has_step_hook, optimized_parameters
+from marl_sb3.core.sb3 import Progress, all_callbacks, has_step_hook, optimized_parameters
 from marl_sb3.core.state import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.core.training.callback import (
     TrainingCallback,
@@ -161,7 +161,7 @@ class TrainingLoop:
             budget: env steps of the training. The iteration ends early where these are taken and the policy with the
                 longest rollouts has updated, so that nothing is collected in vain.
         """
-        self._callback, self.changes_policies = callback, has_step_hook(callback)
+        self.callback, self.changes_policies = callback, has_step_hook(callback)
         self._counters.begin_iteration()
         report, taken = IterationReport(), 0
         # Of each env in this iteration, if they take their steps at different times.
@@ -201,13 +201,26 @@ class TrainingLoop:
         counters.episodes += len(episodes)
         for watcher in self.watchers.values():
             watcher.finished(episodes, step)
+        return self._call_back(step, episodes)
+
+    def on_steps(self, steps: int, last: VecStep, episodes: Sequence[Episode]) -> None:
+        """Note many steps of all envs, in which every agent acted, instead of calling `on_step` for each."""
+        counters, envs = self._counters, self._model.env.num_envs
+        counters.env_steps += steps * envs
+        counters.agent_steps += steps * envs
+        counters.episodes += len(episodes)
+        for each in all_callbacks(self.callback):
+            each.n_calls += steps - 1
+        self._call_back(last, episodes)
+
+    def _call_back(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         for episode in episodes:
-            for each in training_callbacks(self._callback):
+            for each in training_callbacks(self.callback):
                 if not has_hook(each, "on_episode_end"):
                     each.on_episode_end(episode)  # type: ignore[arg-type]  # it has all that callbacks of ours read
         of_step = {"step": step, "rewards": step.rewards, "dones": step.episode_done, "infos": step.infos}
-        self._callback.update_locals({"self": self._model, **of_step})
-        return self._callback.on_step()
+        self.callback.update_locals({"self": self._model, **of_step})
+        return self.callback.on_step()
 
     def _tell_of_restarts(self, before: Health | None) -> None:
         """Call the hooks of restarts if processes were replaced since `before`; None: there are no hooks or workers."""

@@ -212,6 +212,8 @@ class ShowProgress(TrainingCallback):
     def _on_training_start(self) -> None:
         self._show(self._view.begin, self.num_timesteps, self.locals["total_timesteps"])
 
+    sees_steps = False
+
     def _on_step(self) -> bool:
         self._show(self._view.advance, self.num_timesteps)
         return True

@@ -202,12 +202,16 @@ class LocalRunner(Runner):
             step = self._step(step)
             if not self._goes_on(step, listener):
                 return False
+        self._complete(step)
+        return True
+
+    def _complete(self, step: VecStep) -> None:
+        """Finish the rollouts that are complete after a step."""
         for actor, experience in self._pairs:
             if experience is not None and experience.due_in() == 0:
                 experience.complete(self._seen_by(actor, step))
         if self._rewriter is not None:
             self._rewriter.forget(self._held_from())
-        return True
 
     def _held_from(self) -> Array:
         """Return the (E,) numbers of the first env steps that a hook has yet to see."""

@@ -48,6 +48,7 @@ from .step import ArrayInfos as ArrayInfos
 from .step import ChosenAction as ChosenAction
 from .step import DictInfos as DictInfos
 from .step import FinalObservations as FinalObservations
+from .step import StackedFinalObservations as StackedFinalObservations
 from .step import StepInfos as StepInfos
 from .step import VecStep as VecStep
 from .step import first_step as first_step

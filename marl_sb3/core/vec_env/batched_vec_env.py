@@ -65,7 +65,8 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def __init__(self, env: BatchedEnv, seed: int | None = None, first_index: int = 0) -> None:
         require_agents(env.possible_agents)
-        self._env = env
+        self.batch = env
+        self.stepped_by = env.stepped_by
         self._first_index = first_index
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)
@@ -73,40 +74,40 @@ class BatchedVecEnv(InProcessVecEnv):
         self.groups = (AgentGroup(self.agents, columns, env.observation_space, policy_actions(env.action_space)),)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
-        self._episodes = np.full(self.num_envs, -1)
-        self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
-        self._horizon: int | None = None
-        self._run_seed = fresh_seed() if seed is None else seed
+        self.episodes = np.full(self.num_envs, -1)
+        self.episode_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self.horizon: int | None = None
+        self.run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
         self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
         self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
         configure, set_task = getattr(env, "configure", None), getattr(env, "set_task", None)
         kind = type(env).__name__
-        self._settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
+        self.settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
         self._choices = choices_of(self.groups[0].action_space)
         self._split = getattr(self.groups[0].action_space, "split", None)  # of actions in parts
-        self._masked: bool | None = None  # None: not known before the first reset
+        self.masked: bool | None = None  # None: not known before the first reset
 
     def _seed(self, seed: int) -> None:
-        self._run_seed = seed
-        self._episodes[:] = -1
+        self.run_seed = seed
+        self.episodes[:] = -1
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         given = [options or {} for options in options] if options is not None and any(options) else None
-        if given is not None and "options" not in inspect.signature(self._env.reset).parameters:
-            name = type(self._env).__name__
+        if given is not None and "options" not in inspect.signature(self.batch.reset).parameters:
+            name = type(self.batch).__name__
             raise ConfigError(f"reset options {given}: the batched env {name} takes none; use vectorizer='sync'")
         self._begin_episodes(self._all_envs, given)
         return self._first_step()
 
     @override
     def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
-        episodes = self._episodes.tolist()
-        return [None if episodes[env] < 0 else self._episode_seed(env, episodes[env]) for env in env_indices]
+        episodes = self.episodes.tolist()
+        return [None if episodes[env] < 0 else self.episode_seed(env, episodes[env]) for env in env_indices]
 
     @override
     def limit_episodes(self, env_steps: int) -> None:
-        self._horizon = env_steps
+        self.horizon = env_steps
 
     def _first_step(self) -> VecStep:
         """Return the first step after a reset of all envs; all agents act next."""
@@ -119,20 +120,20 @@ class BatchedVecEnv(InProcessVecEnv):
         return {index: told.get(index, {agent: {} for agent in self.agents}) for index in env_indices}
 
     def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
-        self._episodes[env_indices] += 1
-        self._episode_steps[env_indices] = 0
-        episodes = self._episodes.tolist()
-        seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
+        self.episodes[env_indices] += 1
+        self.episode_steps[env_indices] = 0
+        episodes = self.episodes.tolist()
+        seeds = [self.episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
-            self._checked(CONFIGURE, [index], self._settings[index].begin_episode)
-        group, env = self.groups[0], self._env
+            self._checked(CONFIGURE, [index], self.settings[index].begin_episode)
+        group, env = self.groups[0], self.batch
         if env.observation_space != group.observation_space or env.action_space != env_space(group.action_space):
             raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act
-        self._episode_steps += 1
+        self.episode_steps += 1
         given = actions[0] if self._split is None else self._split(actions[0])
         step: BatchedStep = self._of_env("step", self._all_envs, given)
         if step.rewards.dtype.kind not in "biuf":
@@ -142,15 +143,15 @@ class BatchedVecEnv(InProcessVecEnv):
         all_acted = np.count_nonzero(acted) == acted.size  # a quarter of the time of `all`
         if not all_acted:
             rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
-        if self._horizon is not None:
-            at_horizon = (self._episode_steps >= self._horizon)[:, None]
+        if self.horizon is not None:
+            at_horizon = (self.episode_steps >= self.horizon)[:, None]
             truncated = truncated | (at_horizon & acted & ~terminated)
         if np.count_nonzero(np.isfinite(rewards)) != rewards.size:
             index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
-            raise self._error(index, column, f"reward is {rewards[index, column]}, not a finite number")
+            raise self.error(index, column, f"reward is {rewards[index, column]}, not a finite number")
         observations = self._shown()
         ended, infos = terminated | truncated, step.infos
-        if self._masked and truncated.any():  # what a truncated agent could do next counts where values are learned
+        if self.masked and truncated.any():  # what a truncated agent could do next counts where values are learned
             masks = np.array(self._of_env("action_masks", self._all_envs))
             infos = {agent: {MASK: masks[:, at], **infos.get(agent, {})} for at, agent in enumerate(self.agents)}
         to_act, episode_done = acted, self._none_done
@@ -173,7 +174,7 @@ class BatchedVecEnv(InProcessVecEnv):
             observations = zeros_where_idle(observations, to_act)
         return VecStep(
             observations=(observations,),
-            action_masks=self._masks(to_act) if self._masked else _NO_MASKS,
+            action_masks=self._masks(to_act) if self.masked else _NO_MASKS,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -191,20 +192,20 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _env_state(self) -> Array | None:
         """Return the states of the envs, (E, ...), if they are asked for."""
-        if not self._shows_env_state:
+        if not self.shows_env_state:
             return None
         states: Array | None = self._of_env("env_states", self._all_envs)
         if states is None:
-            name = type(self._env).__name__
+            name = type(self.batch).__name__
             raise ConfigError(f"env_state: {name} has no env_states(); use vectorizer='sync'", key="env_state")
         return states
 
     def _masks(self, to_act: BoolArray) -> ActionMasks:
         """Return the masks of the agents that act next; the first call finds out whether there are any."""
         masks: BoolArray | None = self._of_env("action_masks", self._all_envs)
-        if self._masked is None:
-            self._masked = masks is not None and self._choices is not None
-        if not self._masked:
+        if self.masked is None:
+            self.masked = masks is not None and self._choices is not None
+        if not self.masked:
             return _NO_MASKS
         assert self._choices is not None
         shape = (*to_act.shape, sum(self._choices))
@@ -221,12 +222,12 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _shown(self) -> Observations:
         observations: Observations = self._of_env("observations", self._all_envs)
-        self._check_observations(observations)
+        self.check_observations(observations)
         return observations
 
     def _of_env(self, method: str, env_indices: Sequence[int], *arguments: Any) -> Any:
         """Call a method of the batched env; if it raises an exception, the message names the first of these envs."""
-        return self._checked(f"{method}()", env_indices, getattr(self._env, method), *arguments)
+        return self._checked(f"{method}()", env_indices, getattr(self.batch, method), *arguments)
 
     def _checked(self, call: str, env_indices: Sequence[int], function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -235,23 +236,24 @@ class BatchedVecEnv(InProcessVecEnv):
             raise_in_words(error, call, self._where_and_seed(env_indices))
             raise
 
-    def _episode_seed(self, env_index: int, episode: int) -> int:
-        return episode_seed(self._run_seed, self._first_index + env_index, episode)
+    def episode_seed(self, env_index: int, episode: int) -> int:
+        """Return the seed of an episode."""
+        return episode_seed(self.run_seed, self._first_index + env_index, episode)
 
     def _where_and_seed(self, env_indices: Sequence[int]) -> str:
         """Describe the first of these envs: it is not known which of them failed."""
         first, count = env_indices[0], len(env_indices)
-        episode = int(self._episodes[first])
+        episode = int(self.episodes[first])
         batch = f" (the first of {count} in one batch)" if count > 1 else ""
         if episode < 0:
             return f"env {self._first_index + first}, before its first episode{batch}"
-        return f"{self._where(first)}, seed {self._episode_seed(first, episode)}{batch}"
+        return f"{self._where(first)}, seed {self.episode_seed(first, episode)}{batch}"
 
     def _where(self, env_index: int) -> str:
-        episode, step = self._episodes[env_index], self._episode_steps[env_index]
+        episode, step = self.episodes[env_index], self.episode_steps[env_index]
         return f"env {self._first_index + env_index}, episode {episode}, step {step}"
 
-    def _check_observations(self, observations: Observations) -> None:
+    def check_observations(self, observations: Observations) -> None:
         """Refuse observations that a network cannot take; the bounds of a Box are not checked."""
         whole: Any = self.groups[0].observation_space
         for key, array in observations.items() if isinstance(observations, dict) else [(None, observations)]:
@@ -261,9 +263,10 @@ class BatchedVecEnv(InProcessVecEnv):
                 place = tuple(np.argwhere(unfit)[0].tolist())
                 words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
                 where = "" if key is None else f" (key {key!r})"
-                raise self._error(place[0], place[1], f"observation is {words}{where}")
+                raise self.error(place[0], place[1], f"observation is {words}{where}")
 
-    def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
+    def error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
+        """Make the error for an agent in the latest step."""
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -274,31 +277,31 @@ class BatchedVecEnv(InProcessVecEnv):
         if name == "render":
             return self._of_env("render", [env_index], env_index)
         if name == "set_wrapper_attr":
-            return setattr(self._env, *args)
+            return setattr(self.batch, *args)
         if name == "has_wrapper":
-            return isinstance(self._env, *args)  # it has no wrappers
+            return isinstance(self.batch, *args)  # it has no wrappers
         if name == "get_wrapper_attr":
             return self._attribute(env_index, *args)
-        is_there = hasattr(self._env, name) or name in self._settings[env_index].in_force
+        is_there = hasattr(self.batch, name) or name in self.settings[env_index].in_force
         if args or kwargs or not is_there or callable(self._attribute(env_index, name)):
             raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
         return self._attribute(env_index, name)
 
     def _attribute(self, env_index: int, name: str) -> Any:
         """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
-        in_force = self._settings[env_index].in_force
-        return in_force[name] if name in in_force else getattr(self._env, name)
+        in_force = self.settings[env_index].in_force
+        return in_force[name] if name in in_force else getattr(self.batch, name)
 
     def _get_state(self) -> State:
         return {
-            "run_seed": self._run_seed,
-            "episodes": self._episodes.copy(),
-            "episode_steps": self._episode_steps.copy(),
+            "run_seed": self.run_seed,
+            "episodes": self.episodes.copy(),
+            "episode_steps": self.episode_steps.copy(),
             "to_act": self.latest.to_act,
             "observations": list(self.latest.observations),
             "action_masks": list(self.latest.action_masks),
-            "settings": [settings.get_state() for settings in self._settings],
-            "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
+            "settings": [settings.get_state() for settings in self.settings],
+            "own": ask_for_state(self.batch.get_state, self._where_and_seed(self._all_envs)),
         }
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
@@ -311,16 +314,16 @@ class BatchedVecEnv(InProcessVecEnv):
             raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = state.arrays_like("observations", zero_observations(self.groups, self.num_envs))
         masks = read_masks(state, self.groups, self.num_envs)
-        self._run_seed = run_seed
-        self._episodes, self._episode_steps = counts
+        self.run_seed = run_seed
+        self.episodes, self.episode_steps = counts
         saved = read_settings(state, self.num_envs)
-        kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self._settings)]
+        kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self.settings)]
         why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
-        for own, settings in zip(self._settings, saved, strict=True):
+        for own, settings in zip(self.settings, saved, strict=True):
             own.coming = settings["coming"]
         if why is None:
-            self._masked = masks[0] is not None
-            in_play = to_act & (self._episode_steps > 0)[:, None]
+            self.masked = masks[0] is not None
+            in_play = to_act & (self.episode_steps > 0)[:, None]
             self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
             return {}
         self._begin_episodes(self._all_envs)
@@ -329,11 +332,11 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
         if state.value("own") is None or isinstance(state.value("own"), list):
-            none = f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
+            none = f"{type(self.batch).__name__} has no get_state() that a checkpoint can hold"
             return "the envs were stepped one by one when it was saved" if state.value("own") else none
-        self._env.set_state(state.fields("own"))
-        shown = (zeros_where_idle(self._env.observations(), to_act),)
+        self.batch.set_state(state.fields("own"))
+        shown = (zeros_where_idle(self.batch.observations(), to_act),)
         return None if same(shown, seen) else "its set_state() led to other observations"
 
     def _close(self) -> None:
-        close_in_words(self._env.close, self._where_and_seed(self._all_envs))
+        close_in_words(self.batch.close, self._where_and_seed(self._all_envs))

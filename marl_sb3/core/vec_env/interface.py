@@ -68,7 +68,7 @@ class MultiAgentVecEnv(ABC):
     A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` in `_set_state`.
     """
 
-    stepped_by: ClassVar[str] = "this process"  # the name of the `Execution` that steps the envs in a training
+    stepped_by: str = "this process"  # the name of the `Execution` that steps the envs in a training
     # whether a step may leave out envs, because clients step them; see `VecStep.stepped`
     steps_apart: ClassVar[bool] = False
     num_envs: int  # E
@@ -78,7 +78,7 @@ class MultiAgentVecEnv(ABC):
     render_mode: str | None  # the env's render mode, or None
     _latest: VecStep | None = None
     _sent = False
-    _shows_env_state = False
+    shows_env_state = False  # whether each step has an `env_state`
 
     @property
     def latest(self) -> VecStep:
@@ -160,6 +160,10 @@ class MultiAgentVecEnv(ABC):
         self._latest = step = self._recv()
         return step
 
+    def continue_with(self, step: VecStep) -> None:
+        """Go on from a step that the envs have taken without this object."""
+        self._latest = step
+
     def call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call the method `name` of each of these envs; an attribute that is no method is returned.
 
@@ -189,7 +193,7 @@ class MultiAgentVecEnv(ABC):
 
     def show_env_state(self) -> None:
         """Let every step from now on have an `env_state`, which the envs' `state()` returns."""
-        self._shows_env_state = True
+        self.shows_env_state = True
 
     def configure(self, env_indices: Sequence[int], /, **settings: Any) -> None:
         """Change settings of these envs from their next episodes on; running episodes keep theirs.
@@ -270,7 +274,7 @@ class InProcessVecEnv(MultiAgentVecEnv):
     """A vec env that steps its envs in this process: `recv` does the work."""
 
     _actions: Sequence[Array]
-    _settings: Sequence[EnvSettings]  # of each env
+    settings: Sequence[EnvSettings]  # of each env
     _closed = False
 
     def step(self, actions: Sequence[Array]) -> VecStep:
@@ -288,9 +292,9 @@ class InProcessVecEnv(MultiAgentVecEnv):
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for index in env_indices:
-            self._settings[index].require(settings)
+            self.settings[index].require(settings)
         for index in env_indices:
-            self._settings[index].change(settings)
+            self.settings[index].change(settings)
 
     @override
     def close(self) -> None:

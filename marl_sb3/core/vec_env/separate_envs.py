@@ -69,7 +69,7 @@ class SyncVecEnv(InProcessVecEnv):
             self._slot_class(env, view, indices[row], run_seed, self._layout, row)
             for row, (env, view) in enumerate(zip(self.envs, views, strict=True))
         ]
-        self._settings = [slot.settings for slot in self._slots]
+        self.settings = [slot.settings for slot in self._slots]
         self.num_envs = num_envs
         self.agents, self.groups = tuple(self._layout.possible_agents), self._layout.groups
         self.metadata = dict(self.envs[0].metadata)
@@ -168,7 +168,7 @@ class SyncVecEnv(InProcessVecEnv):
             final_observations=FinalObservations(finals) if finals else NO_FINAL_OBSERVATIONS,
             infos=DictInfos(infos),
             reset_infos=reset_infos,
-            env_state=self._env_state() if self._shows_env_state else None,
+            env_state=self._env_state() if self.shows_env_state else None,
             final_env_states=final_states,
         )
 
@@ -220,7 +220,7 @@ class SyncVecEnv(InProcessVecEnv):
 
     def _env_state(self) -> Array | None:
         """Return the states of the envs, (E, ...), if they are asked for."""
-        if not self._shows_env_state:
+        if not self.shows_env_state:
             return None
         states = [slot.env_state() for slot in self._slots]
         for slot, state in zip(self._slots, states, strict=True):

@@ -62,6 +62,8 @@ class CompiledBatch(BatchedEnv):
         template: the plain env, with the metadata and the render mode.
     """
 
+    stepped_by = "compiled code"
+
     def __init__(self, num_envs: int, rules: CompiledRules, template: Any) -> None:
         self.num_envs = num_envs
         self.possible_agents = list(rules.agents)

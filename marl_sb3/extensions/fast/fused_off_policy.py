@@ -13,10 +13,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.learners import blas_threads, load_blas
+from marl_sb3.core.learners import blas_threads
 from marl_sb3.core.sb3 import has_step_hook
 from marl_sb3.extensions.fast.coverage import Reliance, why_not_policy
-from marl_sb3.extensions.fast.update_path import TwoPaths
+from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
-from marl_sb3.core.learners import available_cores, blas_threads, load_blas
+from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.on_policy import MaskedRolloutBuffer
 from marl_sb3.core.sb3 import count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import TwoPaths
+from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCop
 from marl_sb3.extensions.fast.kernels import acting as acting_kernel
 from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
 from marl_sb3.extensions.fast.kernels import ppo as kernel
-from marl_sb3.extensions.fast.kernels.distributions import sample
+from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
 from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
 from marl_sb3.types import Array, BoolArray, FloatArray
@@ -52,16 +52,22 @@ def _compile() -> None:
 class FusedPolicy:
     """An `ActorCriticPolicy` that acts by the kernels.
 
+    Attributes:
+        runs_in_rollouts: whether compiled rollouts may run its nets.
+
     Args:
         policy: a policy that the kernels cover; a new object is made when its layers are replaced.
         weights_of_inputs: what observations are multiplied with; None: the weights of the first layers of its nets.
     """
 
+    runs_in_rollouts = True
+
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
         _compile()
         self.policy = policy
         self._space = policy.observation_space
-        self._one_hot_sizes = _category_sizes(self._space)
+        self.category_sizes = _category_sizes(self._space)  # (n,) of what it observes; empty for a Box
+        self.category_starts = np.cumsum(self.category_sizes) - self.category_sizes  # where each block begins
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
         # (sub-distributions,) the number of values of each part of an action; empty for a Gaussian
         self.sizes = _category_sizes(policy.action_space)
@@ -75,7 +81,7 @@ class FusedPolicy:
         # its parameters, in the order of the kernels
         self.parameters: list[th.Tensor] = [*parameters_of(chain(*self._layers, common)), *log_std]
         first = weights_of_inputs or [layers[0].weight for layers in ([common] if common else self._layers)]
-        self.copies = TransposedCopies(first if len(self._one_hot_sizes) else [])
+        self.copies = TransposedCopies(first if len(self.category_sizes) else [])
         activation = ACTIVATIONS.index(policy.activation_fn)
         tables = [layer_table(layers, self.copies.addresses()) for layers in self._layers]
         pi, vf = (Net(table, activation, LINEAR) for table in tables)
@@ -85,7 +91,8 @@ class FusedPolicy:
         # its nets as the kernels take them
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
-        self._work_rows = self._noise_rows = 0
+        self._work_rows = 0
+        self._drawn: FloatArray = np.empty((0, 0), np.float32)
         self._action_shape = policy.action_space.shape or ()
 
     def read_parameters(self) -> None:
@@ -99,10 +106,10 @@ class FusedPolicy:
             EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
         """
         rows = len(observations)
-        if len(self._one_hot_sizes):
+        if len(self.category_sizes):
             numbers = observations.reshape(rows, -1)
             indices = np.array(numbers, np.int64, order="C")
-            wrong = acting_kernel.one_hot(indices, self._one_hot_sizes)
+            wrong = acting_kernel.one_hot(indices, self.category_sizes)
             if wrong >= 0:
                 raise _out_of_range(numbers, wrong, "observation", self._space)
             return Inputs(indices, np.empty((rows, 0), np.float32))
@@ -141,17 +148,26 @@ class FusedPolicy:
         return of_actor, of_critic
 
     def _noise(self, rows: int) -> FloatArray:
-        """Draw (rows, sum of sizes) exponential numbers; the next call overwrites them.
+        """Return (rows, outputs of the actor) from `draw`; the next call overwrites them."""
+        if len(self._drawn) != rows:
+            self._drawn = np.empty((rows, self.nets.pi.table[-1, 1]), np.float32)
+        self.draw(self._drawn)
+        return self._drawn
 
-        torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
+    def draw(self, noise: FloatArray) -> None:
+        """Fill (rows, outputs of the actor) with the random numbers that the policy's `forward` would draw.
+
+        torch.multinomial draws one sample as the index of the largest p / e, with exponential e for each part.
         """
-        if self._noise_rows != rows:
-            self._noise_rows = rows
-            self._drawn = [th.empty(rows, size) for size in self.sizes.tolist()]
-            self._drawn_numbers = [tensor.numpy() for tensor in self._drawn]
-        for tensor in self._drawn:
-            tensor.exponential_()
-        return np.concatenate(self._drawn_numbers, axis=1) if self._drawn[1:] else self._drawn_numbers[0]
+        if self.is_gaussian:
+            noise[:] = th.normal(th.zeros(noise.shape), th.ones(noise.shape)).numpy()
+        elif len(self.sizes) == 1:
+            th.from_numpy(noise).exponential_()
+        else:
+            end = 0
+            for size in self.sizes.tolist():
+                noise[:, end : end + size] = th.empty(len(noise), size).exponential_().numpy()
+                end += size
 
     def _sample(
         self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None
@@ -159,13 +175,8 @@ class FusedPolicy:
         """Return actions, (rows, *action shape), values and log-probabilities from the outputs of actor and critic."""
         rows = len(outputs)
         if self.is_gaussian:
-            noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
             log_std = self.policy.log_std.detach().numpy()
-            std = np.exp(log_std)
-            actions = outputs + std * noise
-            # From the rounded actions, as in PyTorch and in the update: added to a mean of 1e4, noise loses digits.
-            scaled = (actions - outputs) / std
-            log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
+            actions, log_probs = sample_gaussian(outputs, log_std, np.exp(log_std), self._noise(rows))
         else:
             actions, log_probs = sample(outputs, _allowed(action_masks, rows), self.sizes, self._noise(rows))
         return actions.reshape(rows, *self._action_shape), values.reshape(-1).copy(), log_probs
@@ -201,6 +212,8 @@ class FusedRecurrentPolicy(FusedPolicy):
     Args:
         policy: a `RecurrentActorCriticPolicy` that the kernels cover.
     """
+
+    runs_in_rollouts = False
 
     def __init__(self, policy: Any) -> None:
         self._lstms: list[nn.LSTM] = [policy.lstm_actor]

@@ -16,6 +16,11 @@ _MADE_ANEW = ("_made", "_of_rollout", "_acting", "_is_read", "_reads_again")
 _log = logging.getLogger(__name__)
 
 
+def load_blas() -> None:
+    """Load SciPy's BLAS, which the kernels call: `blas_threads` limits only libraries that are loaded already."""
+    import scipy.linalg.cython_blas  # noqa: F401 - only fused updates need it
+
+
 class TwoPaths:
     """A mixin for SB3's algorithms: updates by the *fused* path or by the *torch* path.
 

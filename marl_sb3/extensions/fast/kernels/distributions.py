@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel, strict_entry
 from marl_sb3.extensions.fast.kernels.layers import clear, exp
 from marl_sb3.types import Array, FloatArray
 
@@ -212,4 +212,35 @@ def sample(logits: FloatArray, allowed: FloatArray, sizes: Array, noise: FloatAr
             actions[i, k] = best
             log_probs[i] += logits[i, start + best]
             start += sizes[k]
+    return actions, log_probs
+
+
+@strict_entry
+def sample_gaussian(
+    means: FloatArray, log_std: FloatArray, std: FloatArray, noise: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Draw from Gaussians.
+
+    Args:
+        means: (rows, n).
+        log_std: (n,) log standard deviations.
+        std: (n,) standard deviations.
+        noise: (rows, n) normally distributed numbers.
+
+    Returns:
+        Actions (rows, n) and their log-probabilities (rows,).
+    """
+    rows, n = means.shape
+    actions, log_probs = np.empty((rows, n), np.float32), np.empty(rows, np.float32)
+    shift = _ZERO
+    for j in range(n):
+        shift += log_std[j] + _HALF_LOG_TWO_PI
+    for i in range(rows):
+        squares = _ZERO
+        for j in range(n):
+            actions[i, j] = means[i, j] + std[j] * noise[i, j]
+            # From the rounded actions, as in PyTorch and in the update: added to a mean of 1e4, noise loses digits.
+            scaled = (actions[i, j] - means[i, j]) / std[j]
+            squares += scaled * scaled
+        log_probs[i] = -_HALF * squares - shift
     return actions, log_probs

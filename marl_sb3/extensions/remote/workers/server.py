@@ -205,7 +205,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv):
         return step
 
     def found_masks(self) -> Mapping[int, bool]:
-        return {} if self._settled or self._choices is None else {0: bool(self._masked)}
+        return {} if self._settled or self._choices is None else {0: bool(self.masked)}
 
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """The batches of all workers have masks, or none has."""
@@ -226,7 +226,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv):
 
     def begin_anew(self, episodes: Array | None) -> None:
         if episodes is not None:
-            self._episodes = np.maximum(self._episodes, episodes)
+            self.episodes = np.maximum(self.episodes, episodes)
         self._begin_episodes(self._all_envs)
         self._latest = self._first_step()
 

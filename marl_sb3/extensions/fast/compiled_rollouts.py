@@ -1,0 +1,405 @@
+"""Rollouts of fused policies in compiled envs: many steps in one call, where nothing watches single steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from typing_extensions import override
+
+from marl_sb3.core.acting import Actor, RolloutPolicy
+from marl_sb3.core.experience import Experience
+from marl_sb3.core.learners import HERE
+from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.metrics import Episode, EpisodeTracker
+from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.core.processing import RowProcessing
+from marl_sb3.core.sb3 import Progress, sees_steps
+from marl_sb3.core.training import (
+    LocalRunner,
+    Runner,
+    Setup,
+    StepListener,
+    TrainingLoop,
+    local_runner,
+)
+from marl_sb3.core.vec_env import (
+    NO_FINAL_OBSERVATIONS,
+    ArrayInfos,
+    BatchedVecEnv,
+    StackedFinalObservations,
+    VecStep,
+)
+from marl_sb3.errors import EnvError
+from marl_sb3.types import Array, BoolArray
+
+_log = logging.getLogger(__name__)
+
+_LEAST_READY = 4  # episodes that are prepared for each env; more where they are short
+_NO_HORIZON = int(np.iinfo(np.int64).max)
+
+
+class CompiledRunner(LocalRunner):
+    """Takes all steps of a rollout in one call where it can, else one by one; the results are the same, to the bit.
+
+    Args: see `LocalRunner`.
+    """
+
+    _said: str | None = ""  # why the latest steps were taken one by one; None: they were not
+
+    @override
+    def collect(self, env_steps: int, listener: StepListener) -> bool:
+        why = self._why_not(listener)
+        loop: Any = listener
+        if why != self._said:
+            self._said = why
+            _log.info("rollouts: %s", "compiled" if why is None else f"step by step ({why})")
+        if why is not None:
+            return super().collect(env_steps, listener)
+        env: Any = self.env
+        self._refresh()
+        self._latest, self._failed = None, True
+        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps).run()
+        self._latest, self._failed = last, False
+        loop.on_steps(env_steps, last, episodes)
+        self._complete(last)
+        return True
+
+    def _why_not(self, listener: StepListener) -> str | None:
+        """Say why steps are taken one by one; None: they need not be."""
+        env: Any = self.env
+        if self.watchers or not isinstance(listener, TrainingLoop) or sees_steps(listener.callback):
+            return "a callback watches each of them"
+        if env.shows_env_state or env.masked:
+            return "the env shows its state" if env.shows_env_state else "the env has action masks"
+        if any(settings.coming for settings in env.settings):
+            return "settings of the env change with the next episodes"
+        if not env.latest.to_act.all():
+            return "not every agent acts"
+        found = ((actor.rows.policy_id, _why_not(actor, experience)) for actor, experience in self._pairs)
+        return next((f"policy {policy_id}: {why}" for policy_id, why in found if why is not None), None)
+
+
+def _why_not(actor: Actor, experience: Experience | None) -> str | None:
+    policy, processing, rows = actor.policy, actor.processing, actor.rows
+    if type(policy) is not RolloutPolicy or not getattr(policy.kernels, "runs_in_rollouts", False):
+        return "it does not act by the kernels of networks without memory"
+    if type(processing) is not RowProcessing or policy.row_noise is not None:
+        return "its observations, rewards or actions are processed"
+    if type(experience) is not RolloutExperience or experience.carried is not None:
+        return "it does not learn from rollouts"
+    buffer: Any = experience.buffer
+    if type(buffer) is not MaskedRolloutBuffer or buffer.more_columns is not None or buffer.notes is not None:
+        return "more is kept of each step"
+    if rows.zero_based_observations.shifts or rows.zero_based_actions.shifts:
+        return "a space does not count from 0"
+    wanted = np.float32 if isinstance(rows.group.observation_space, spaces.Box) else np.int64
+    return None if buffer.observations.dtype == wanted else f"observations are {buffer.observations.dtype}"
+
+
+class _Coming:
+    """Episodes of each env that have not begun.
+
+    Args:
+        most: of each env.
+    """
+
+    def __init__(self, env: BatchedVecEnv, most: int) -> None:
+        batch: Any = env.batch
+        self.made_for = (env.run_seed, batch.states.dtype)
+        self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
+        self.rngs = np.zeros((env.num_envs, most, batch.rngs.shape[1]), np.uint64)
+        self.ready, self.used = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs, np.int64)
+        self.first = np.zeros(env.num_envs, np.int64)  # the number of the first episode that is prepared for each env
+
+    def prepare(self, env: BatchedVecEnv) -> None:
+        """Prepare as many as there is room for, where none is left, or others were prepared."""
+        batch: Any = env.batch
+        most = self.rngs.shape[1]
+        following = env.episodes + 1
+        for index in np.flatnonzero((self.used >= self.ready) | (self.first + self.used != following)).tolist():
+            self.first[index], self.used[index], self.ready[index] = following[index], 0, most
+            for number in range(most):
+                self.states[index, number] = batch.states[index]
+                seed = env.episode_seed(index, int(following[index]) + number)
+                rng = np.random.default_rng(seed)
+                self.rngs[index, number] = batch.begin(self.states[index, number], rng)
+
+
+class _Rollout:
+    """Some steps of all envs: the arguments of the kernel, and what becomes of its results."""
+
+    def __init__(self, env: BatchedVecEnv, pairs: list[tuple[Actor, Any]], tracker: EpisodeTracker, steps: int) -> None:
+        from marl_sb3.compiling import note_compiling
+        from marl_sb3.extensions.fast.kernels import rollouts as kernel
+
+        note_compiling(kernel.collect)
+        batch: Any = env.batch
+        self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
+        self._pairs = pairs
+        envs, agents = env.num_envs, len(env.agents)
+        numbers, is_float = batch.observed.size // (envs * agents), batch.observed.dtype == np.float32
+        self._sizes = kernel.Sizes(
+            steps=steps,
+            envs=envs,
+            agents=agents,
+            infos=batch.infos.shape[1],
+            observation=numbers,
+            state_bytes=batch.states.dtype.itemsize,
+            horizon=env.horizon or _NO_HORIZON,
+        )
+        shape = (envs * agents, numbers)
+        self._last = kernel.Last(
+            np.zeros((envs, agents), np.float32),
+            np.zeros(shape if is_float else (0, 0), np.float32),
+            np.zeros((0, 0) if is_float else shape, np.int64),
+        )
+        self._kept: list[Array] = []  # what the kernel knows by its address
+        self._starts = [actor.starts.copy() for actor, _ in self._pairs]
+        self._running = self._counts()
+
+    def run(self) -> tuple[VecStep, list[Episode]]:
+        """Take the steps; returns the last one, and the episodes that have ended.
+
+        Raises:
+            EnvError: the env has returned what is not accepted.
+        """
+        kernel, tracker = self._kernel, self._tracker
+        policies = self._policies()
+        gammas = np.array([actor.policy.algorithm.gamma for actor, _ in self._pairs], np.float32)
+        episodes: list[Episode] = []
+        step, began_s = 0, time.perf_counter()
+        ends = []
+        while step < self._steps:
+            coming = self._coming()
+            finished = self._finished(coming.ready.sum() - coming.used.sum())
+            prepared = kernel.Coming(self._bytes(coming), coming.rngs, coming.ready, coming.used)
+            step, lines, how, index, column = kernel.collect(
+                self._batch.address,
+                self._batch.table.ctypes.data,
+                policies,
+                gammas,
+                self._sizes,
+                prepared,
+                self._running,
+                finished,
+                self._last,
+                step,
+            )
+            if how not in (kernel.COMPLETE, kernel.NO_EPISODES):
+                raise self._wrong(how, index, column)
+            ends.append((finished, lines))
+        took_s = time.perf_counter() - began_s
+        for finished, lines in ends:
+            episodes += self._episodes(finished, lines, began_s, took_s)
+        self._put_counts()
+        tracker.episodes.extend(episodes)
+        return self._conclude(), episodes
+
+    # --- What the kernel gets ----------------------------------------------------------------------------------------
+
+    def _at(self, array: Array) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
+
+    def _policies(self) -> Array:
+        """(policies, columns) int64."""
+        kernel = self._kernel
+        noise = self._noise()
+        table = np.zeros((len(self._pairs), kernel.POLICY_FIELDS), np.int64)
+        for number, (actor, experience) in enumerate(self._pairs):
+            fused, buffer, rows = actor.policy.kernels, experience.buffer, actor.rows  # type: ignore[attr-defined]
+            nets, here = fused.nets, slice(buffer.pos, None)
+            works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
+            columns = {
+                kernel.AGENTS: len(rows.agents),
+                kernel.ROWS_S: self._at(_places(rows)),
+                kernel.ONES: len(fused.category_sizes),
+                kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
+                kernel.STARTS_OF_ONES_S: self._at(fused.category_starts),
+                kernel.TRUNK_S: self._at(nets.trunk.table),
+                kernel.TRUNK_LAYERS: len(nets.trunk.table),
+                kernel.TRUNK_ACTIVATION: nets.trunk.hidden,
+                kernel.PI_S: self._at(nets.pi.table),
+                kernel.PI_LAYERS: len(nets.pi.table),
+                kernel.VF_S: self._at(nets.vf.table),
+                kernel.VF_LAYERS: len(nets.vf.table),
+                kernel.ACTIVATION: nets.pi.hidden,
+                kernel.TRUNK_WORK_S: self._at(works[0]),
+                kernel.PI_WORK_S: self._at(works[1]),
+                kernel.VF_WORK_S: self._at(works[2]),
+                kernel.IS_GAUSSIAN: fused.is_gaussian,
+                kernel.PARTS: buffer.actions.shape[2],
+                kernel.PART_SIZES_S: self._at(fused.sizes),
+                kernel.OUTPUTS: noise[number].shape[2],
+                kernel.OF_GAUSSIAN_S: self._at(_of_gaussian(actor.policy.algorithm) if fused.is_gaussian else noise[0]),
+                kernel.NOISE_S: self._at(noise[number]),
+                kernel.SEEN_S: self._at(buffer.observations[here]),
+                kernel.CHOSEN_S: self._at(buffer.actions[here]),
+                kernel.VALUES_S: self._at(buffer.values[here]),
+                kernel.LOG_PROBS_S: self._at(buffer.log_probs[here]),
+                kernel.EPISODE_STARTS_S: self._at(buffer.episode_starts[here]),
+                kernel.PAID_S: self._at(buffer.rewards[here]),
+                kernel.ROW_STARTS_S: self._at(self._starts[number]),
+            }
+            table[number, list(columns)] = list(columns.values())
+        return table
+
+    def _noise(self) -> list[Array]:
+        """Return for each policy the (steps, rows, outputs) random numbers that it would draw step by step."""
+        fused: list[Any] = [actor.policy.kernels for actor, _ in self._pairs]  # type: ignore[attr-defined]
+        outputs = [int(each.nets.pi.table[-1, 1]) for each in fused]
+        rows = [actor.rows.num_rows for actor, _ in self._pairs]
+        noise = [np.empty((self._steps, n, m), np.float32) for n, m in zip(rows, outputs, strict=True)]
+        for step in range(self._steps):
+            for own, array in zip(fused, noise, strict=True):
+                own.draw(array[step])
+        return noise
+
+    def _coming(self) -> _Coming:
+        """Return the prepared episodes, at least one for each env."""
+        coming: _Coming | None = getattr(self._batch, "coming", None)
+        if coming is None or coming.made_for != (self._env.run_seed, self._batch.states.dtype):
+            coming = self._batch.coming = _Coming(self._env, _LEAST_READY)
+        coming.prepare(self._env)
+        return coming
+
+    def _bytes(self, coming: _Coming) -> Array:
+        return coming.states.view(np.uint8).reshape(self._sizes.envs, -1, self._sizes.state_bytes)
+
+    def _counts(self) -> Any:
+        """Return the tracker's counts of the running episodes, and where custom metrics are read."""
+        tracker, columns = self._tracker, self._batch.rules.columns
+        accumulators = [*tracker.accumulators.values()]
+        readings = [
+            (number, columns[agent][own.metric.key])
+            for number, own in enumerate(accumulators)
+            for agent in own.agents
+            if own.metric.key in columns.get(agent, ())
+        ]
+        empty = np.zeros((0, self._sizes.envs))
+        return self._kernel.Running(
+            returns=tracker.returns,
+            agent_steps=tracker.agent_steps,
+            lengths=tracker.lengths,
+            metrics=np.array([own.so_far for own in accumulators]) if accumulators else empty,
+            counts=np.array([own.count for own in accumulators]) if accumulators else empty,
+            readings=np.array(readings, np.int64).reshape(-1, 2),
+            reductions=np.array([_REDUCTIONS.index(own.metric.reduce) for own in accumulators], np.int64),
+            episodes=self._env.episodes,
+            episode_steps=self._env.episode_steps,
+        )
+
+    def _finished(self, most: int) -> Any:
+        agents, metrics = self._sizes.agents, len(self._running.metrics)
+        return self._kernel.Finished(
+            places=np.empty((most, 3), np.int64),
+            agent_steps=np.empty((most, agents), np.int64),
+            returns=np.empty((most, agents)),
+            metrics=np.empty((most, metrics)),
+        )
+
+    # --- What it leaves ----------------------------------------------------------------------------------------------
+
+    def _put_counts(self) -> None:
+        for number, own in enumerate(self._tracker.accumulators.values()):
+            own.so_far, own.count = self._running.metrics[number], self._running.counts[number]
+
+    def _episodes(self, finished: Any, lines: int, began_s: float, took_s: float) -> Iterator[Episode]:
+        """Make the episodes that have ended; they took their share of the time of the call."""
+        tracker, agents = self._tracker, self._env.agents
+        columns = [array[:lines].tolist() for array in finished]
+        for (step, index, length), agent_steps, returns, metrics in zip(*columns, strict=True):
+            now_s = began_s + took_s * (step + 1) / self._steps
+            yield Episode(
+                env_index=index,
+                length=length,
+                agent_returns=dict(zip(agents, returns, strict=True)),
+                agent_steps=dict(zip(agents, agent_steps, strict=True)),
+                custom={
+                    name: value for name, value in zip(tracker.accumulators, metrics, strict=True) if np.isfinite(value)
+                },
+                duration_s=now_s - tracker.started_s[index],
+                policy_of=tracker.policies_in(index),
+            )
+            tracker.started_s[index] = now_s
+
+    def _conclude(self) -> VecStep:
+        """Note in env and learners that the steps are taken; returns the last one."""
+        env, batch = self._env, self._batch
+        terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
+        ended: BoolArray = terminated | truncated
+        done: BoolArray = np.all(ended, axis=1)
+        seen = (self._last.observations if self._last.observations.size else self._last.numbers).reshape(
+            batch.observed.shape
+        )
+        acted = np.ones(ended.shape, np.bool_)
+        step = VecStep(
+            observations=(batch.observed.copy(),),
+            action_masks=(None,),
+            rewards=self._last.rewards,
+            terminated=terminated,
+            truncated=truncated,
+            acted=acted,
+            to_act=acted,
+            in_play=acted,
+            stepped=np.ones(len(ended), np.bool_),
+            episode_done=done,
+            final_observations=StackedFinalObservations(ended, seen) if done.any() else NO_FINAL_OBSERVATIONS,
+            infos=ArrayInfos(batch.infos_of(batch.infos), len(ended)),
+            reset_infos={index: {agent: {} for agent in env.agents} for index in np.flatnonzero(done).tolist()},
+        )
+        env.continue_with(step)
+        for (actor, experience), starts in zip(self._pairs, self._starts, strict=True):
+            actor.starts = starts
+            actor.step += self._steps
+            experience.buffer.note_steps(self._steps, starts)
+            experience.algorithm.num_timesteps += self._steps * len(starts)
+            experience.steps = experience.buffer.pos
+        return step
+
+    def _wrong(self, how: int, index: int, column: int) -> Exception:
+        """Return the error for what the env has returned, as the step by step path words it."""
+        env, kernel = self._env, self._kernel
+        if how == kernel.WRONG_REWARD:
+            return env.error(index, column, f"reward is {self._last.rewards[index, column]}, not a finite number")
+        if how == kernel.WRONG_ENDS:
+            return EnvError(f"env {index}: some of its agents have ended; compiled rules end all of them at once")
+        env.check_observations(self._batch.observed)  # raises
+        for actor, _ in self._pairs:
+            actor.policy.kernels.inputs(actor.rows.observations([self._batch.observed]))  # type: ignore[attr-defined]
+        return EnvError("the env has returned observations that are not in its space")
+
+
+def _places(rows: PolicyRows) -> Array:
+    """(2, rows) int64: the env of each row, and the column of its agent."""
+    envs, columns = np.arange(rows.num_envs), np.array(rows.agent_columns)
+    return np.stack([envs.repeat(len(columns)), np.tile(columns, len(envs))]).astype(np.int64)
+
+
+_REDUCTIONS = ("sum", "mean", "min", "max", "last")  # in the order of the kernel
+
+
+def _of_gaussian(algorithm: Any) -> Array:
+    """(4, n) float32: log standard deviations, standard deviations, lowest and highest actions."""
+    log_std, space = algorithm.policy.log_std.detach().numpy(), algorithm.action_space
+    return np.stack([log_std, np.exp(log_std), space.low.reshape(-1), space.high.reshape(-1)]).astype(np.float32)
+
+
+class InCompiledCode:
+    """The `Execution` of batched envs with compiled rules."""
+
+    experience = HERE
+
+    def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
+        """See `Execution.make_runner`; where policies play in turn, the runner is the one that lets them."""
+        if setup.mapping.assignment is not None:
+            return local_runner(setup.mapping, setup.env, setup.learners, tracker)
+        return CompiledRunner(setup.env, setup.learners, tracker)
+
+
+IN_COMPILED_CODE = InCompiledCode()

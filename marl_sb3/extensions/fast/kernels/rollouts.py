@@ -1,0 +1,462 @@
+"""A rollout as one call: policies act, compiled envs step, transitions are stored and episodes counted.
+
+It repeats the joint loop's steps operation by operation, so that both have the same results to the last bit. All arrays
+are given by their addresses, so that the loop is compiled once, for any number of policies and any env.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_sb3.compiling import (
+    ACTIONS,
+    END,
+    FIELDS,
+    FIRST,
+    INFOS,
+    OBSERVATIONS,
+    OBSERVE,
+    REWARDS,
+    RNG_WORDS,
+    RNGS,
+    STATES,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    WHAT,
+    call_at,
+    carray,
+    pointer,
+    strict_entry,
+    strict_kernel,
+)
+from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, vector_at
+from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
+from marl_sb3.types import Array, FloatArray
+
+# The columns of the table of policies. Names in -S are addresses; the arrays are described beside them.
+(
+    AGENTS,  # number of its agents in each env; a row is an agent of an env
+    ROWS_S,  # (2, rows) int64: the env of each row, and the place of its agent among those of the env
+    ONES,  # number of categories that it observes, as one-hot inputs; 0: it observes real numbers
+    SIZES_OF_ONES_S,  # (ONES,) int64
+    STARTS_OF_ONES_S,  # (ONES,) int64: where each of them begins among the inputs
+    TRUNK_S,  # (TRUNK_LAYERS, 4) int64, see `Net`
+    TRUNK_LAYERS,
+    TRUNK_ACTIVATION,
+    PI_S,
+    PI_LAYERS,
+    VF_S,
+    VF_LAYERS,
+    ACTIVATION,
+    TRUNK_WORK_S,  # see `forward`; of the trunk, the actor and the critic
+    PI_WORK_S,
+    VF_WORK_S,
+    IS_GAUSSIAN,
+    PARTS,  # numbers of an action
+    PART_SIZES_S,  # (PARTS,) int64: categories of each; not of a Gaussian
+    OUTPUTS,  # of the actor
+    OF_GAUSSIAN_S,  # (4, PARTS) float32: log standard deviations, standard deviations, lowest, highest actions
+    NOISE_S,  # (steps, rows, OUTPUTS) float32
+    SEEN_S,  # the arrays of the rollout buffer, (steps, rows, ...)
+    CHOSEN_S,
+    VALUES_S,
+    LOG_PROBS_S,
+    EPISODE_STARTS_S,
+    PAID_S,
+    ROW_STARTS_S,  # (rows,) bool: where an episode begins with the next action
+    POLICY_FIELDS,
+) = range(30)
+
+# How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
+# what an env must not return; before a step, with observations that a policy cannot take.
+COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION = range(5)
+
+SUM, MEAN, MIN, MAX, LAST = range(5)  # how the values of steps become the metric of an episode
+
+_f = np.float32
+_ZERO = _f(0.0)
+
+
+class Sizes(NamedTuple):
+    """Numbers of what there is."""
+
+    steps: int  # of each env, in the arrays of steps
+    envs: int
+    agents: int
+    infos: int
+    observation: int  # numbers that an agent observes
+    state_bytes: int
+    horizon: int  # env steps after which an episode is truncated
+
+
+class Rows(NamedTuple):
+    """Some agents of some envs."""
+
+    envs: Array  # (n,) int64
+    agents: Array  # (n,) int64
+
+
+class Coming(NamedTuple):
+    """Episodes that have not begun, (envs, most, ...)."""
+
+    states: Array  # (envs, most, bytes) uint8
+    rngs: Array  # (envs, most, RNG_WORDS) uint64
+    ready: Array  # (envs,) int64; how many there are
+    used: Array  # (envs,) int64; how many of them have begun
+
+
+class Running(NamedTuple):
+    """Counts of the running episodes."""
+
+    returns: Array  # (envs, agents) float64
+    agent_steps: Array  # (envs, agents) int64
+    lengths: Array  # (envs,) int64
+    metrics: Array  # (metrics, envs) float64
+    counts: Array  # (metrics, envs) float64
+    readings: Array  # (n, 2) int64: a metric, and the info that it reads
+    reductions: Array  # (metrics,) int64
+    episodes: Array  # (envs,) int64; their numbers
+    episode_steps: Array  # (envs,) int64
+
+
+class Finished(NamedTuple):
+    """Episodes that have ended, a line for each."""
+
+    places: Array  # (most, 3) int64: step, env, length
+    agent_steps: Array  # (most, agents) int64
+    returns: Array  # (most, agents) float64
+    metrics: Array  # (most, metrics) float64
+
+
+class Last(NamedTuple):
+    """What the latest step was, for those who see it."""
+
+    rewards: FloatArray  # (envs, agents) float32
+    observations: FloatArray  # (envs, agents, numbers) float32, before envs began new episodes
+    numbers: Array  # the same as int64
+
+
+@strict_kernel
+def _floats(address: int, rows: int, columns: int) -> Any:
+    return carray(pointer(address), (rows, columns), np.float32)
+
+
+@strict_kernel
+def _ints(address: int, rows: int, columns: int) -> Any:
+    return carray(pointer(address), (rows, columns), np.int64)
+
+
+@strict_kernel
+def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows) -> Any:
+    """Return what some agents observe as inputs of the nets, and whether it is accepted."""
+    n, ones, numbers = rows.envs.shape[0], policy[ONES], sizes.observation
+    indices, floats = np.empty((n, ones), np.int64), np.empty((n, 0 if ones else numbers), np.float32)
+    accepted = True
+    if ones:
+        ints = _ints(observed_at, sizes.envs * sizes.agents, numbers)
+        limits, starts = _ints(policy[SIZES_OF_ONES_S], 1, ones), _ints(policy[STARTS_OF_ONES_S], 1, ones)
+        for row in range(n):
+            place = rows.envs[row] * sizes.agents + rows.agents[row]
+            for j in range(ones):
+                number = ints[place, j]
+                if number < 0 or number >= limits[0, j]:
+                    accepted, number = False, 0
+                indices[row, j] = number + starts[0, j]
+    else:
+        seen = _floats(observed_at, sizes.envs * sizes.agents, numbers)
+        for row in range(n):
+            place = rows.envs[row] * sizes.agents + rows.agents[row]
+            for j in range(numbers):
+                floats[row, j] = seen[place, j]
+                accepted = accepted and np.isfinite(seen[place, j])
+    return Inputs(indices, floats), accepted
+
+
+@strict_kernel
+def _rows(policy: Array, envs: int) -> Rows:
+    """Return the rows of a policy; a view."""
+    n = envs * policy[AGENTS]
+    both = _ints(policy[ROWS_S], 2, n)
+    return Rows(both[0], both[1])
+
+
+@strict_kernel
+def _net(policy: Array, table: int, layers: int) -> Any:
+    return Net(carray(pointer(policy[table]), (policy[layers], 4), np.int64), policy[ACTIVATION], LINEAR)
+
+
+@strict_kernel
+def _features(policy: Array, inputs: Inputs) -> Any:
+    """Return the inputs of actor and critic: those of the nets, or the outputs of the layers in common."""
+    if policy[TRUNK_LAYERS] == 0:
+        return inputs
+    rows = inputs.floats.shape[0]
+    table = carray(pointer(policy[TRUNK_S]), (policy[TRUNK_LAYERS], 4), np.int64)
+    work = vector_at(policy[TRUNK_WORK_S], rows * table[:, 1].sum())
+    net = Net(table, policy[TRUNK_ACTIVATION], policy[TRUNK_ACTIVATION])
+    return Inputs(np.empty((rows, 0), np.int64), forward(net, inputs, work))
+
+
+@strict_kernel
+def _values(policy: Array, inputs: Inputs) -> FloatArray:
+    """(rows, 1) values; a view of the workspace."""
+    net = _net(policy, VF_S, VF_LAYERS)
+    work = vector_at(policy[VF_WORK_S], inputs.floats.shape[0] * net.table[:, 1].sum())
+    return forward(net, inputs, work)
+
+
+@strict_kernel
+def _keep_seen(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) -> None:
+    """Store what the rows of a policy observe, from line `first` of the rollout on."""
+    n, numbers = rows.envs.shape[0], sizes.observation
+    if policy[ONES]:
+        ints, kept_ints = _ints(table[OBSERVATIONS], sizes.envs * sizes.agents, numbers), policy[SEEN_S]
+        to_ints = _ints(kept_ints, first + n, numbers)
+        for row in range(n):
+            for j in range(numbers):
+                to_ints[first + row, j] = ints[rows.envs[row] * sizes.agents + rows.agents[row], j]
+    else:
+        floats = _floats(table[OBSERVATIONS], sizes.envs * sizes.agents, numbers)
+        to_floats = _floats(policy[SEEN_S], first + n, numbers)
+        for row in range(n):
+            for j in range(numbers):
+                to_floats[first + row, j] = floats[rows.envs[row] * sizes.agents + rows.agents[row], j]
+
+
+@strict_kernel
+def _choose(
+    policy: Array, outputs: FloatArray, noise: FloatArray, table: Array, sizes: Sizes, first: int, rows: Rows
+) -> FloatArray:
+    """Draw the actions of the rows, store them, and give them to the env; returns their log-probabilities."""
+    n, parts, places = rows.envs.shape[0], policy[PARTS], sizes.envs * sizes.agents
+    if policy[IS_GAUSSIAN]:
+        own = _floats(policy[OF_GAUSSIAN_S], 4, parts)
+        chosen, log_probs = sample_gaussian(outputs, own[0], own[1], noise)
+        kept, to_env = _floats(policy[CHOSEN_S], first + n, parts), _floats(table[ACTIONS], places, parts)
+        for row in range(n):
+            for j in range(parts):
+                kept[first + row, j] = chosen[row, j]
+                within = min(own[3, j], max(own[2, j], chosen[row, j]))
+                to_env[rows.envs[row] * sizes.agents + rows.agents[row], j] = within
+        return log_probs
+    part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
+    picked, log_probs = sample(outputs, np.empty((n, 0), np.float32), part_sizes, noise)
+    kept_ints, to_env_ints = _ints(policy[CHOSEN_S], first + n, parts), _ints(table[ACTIONS], places, parts)
+    for row in range(n):
+        for j in range(parts):
+            kept_ints[first + row, j] = picked[row, j]
+            to_env_ints[rows.envs[row] * sizes.agents + rows.agents[row], j] = picked[row, j]
+    return log_probs
+
+
+@strict_kernel
+def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> bool:
+    """Let a policy act for its rows, and store what it has seen and chosen; False: its observations are refused."""
+    n = rows.envs.shape[0]
+    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows)
+    if not accepted:
+        return False
+    first = step * n
+    _keep_seen(policy, table, sizes, first, rows)
+    features = _features(policy, inputs)
+    actor = _net(policy, PI_S, PI_LAYERS)
+    outputs = forward(actor, features, vector_at(policy[PI_WORK_S], n * actor.table[:, 1].sum()))
+    values = _values(policy, features)
+    noise = carray(pointer(policy[NOISE_S]), (sizes.steps, n, policy[OUTPUTS]), np.float32)
+    log_probs = _choose(policy, outputs, noise[step], table, sizes, first, rows)
+    starts = carray(pointer(policy[ROW_STARTS_S]), (n,), np.bool_)
+    kept_values, kept_starts = vector_at(policy[VALUES_S], first + n), vector_at(policy[EPISODE_STARTS_S], first + n)
+    kept_log_probs = vector_at(policy[LOG_PROBS_S], first + n)
+    for row in range(n):
+        kept_values[first + row], kept_log_probs[first + row] = values[row, 0], log_probs[row]
+        kept_starts[first + row] = _f(1.0) if starts[row] else _ZERO
+    return True
+
+
+@strict_kernel
+def _note_rewards(policy: Array, gamma: Any, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
+    """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
+
+    Truncation is not termination: the rewards of agents that were truncated go on with the values of what they saw
+    last.
+    """
+    n, first = rows.envs.shape[0], step * rows.envs.shape[0]
+    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    paid = vector_at(policy[PAID_S], first + n)
+    starts = carray(pointer(policy[ROW_STARTS_S]), (n,), np.bool_)
+    at_limit = np.empty(n, np.int64)  # rows
+    many = 0
+    for row in range(n):
+        i, a = rows.envs[row], rows.agents[row]
+        paid[first + row] = _ZERO + last.rewards[i, a]
+        starts[row] = terminated[i, a] or truncated[i, a]
+        if truncated[i, a] and not terminated[i, a]:
+            at_limit[many] = row
+            many += 1
+    if many == 0:
+        return True
+    ended = Rows(np.empty(many, np.int64), np.empty(many, np.int64))
+    for k in range(many):
+        ended.envs[k], ended.agents[k] = rows.envs[at_limit[k]], rows.agents[at_limit[k]]
+    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, ended)
+    if not accepted:
+        return False
+    values = _values(policy, _features(policy, inputs))
+    for k in range(many):
+        sum_of_both = last.rewards[ended.envs[k], ended.agents[k]] + gamma * values[k, 0]
+        paid[first + at_limit[k]] = _ZERO + sum_of_both
+    return True
+
+
+@strict_kernel
+def _note_ends(table: Array, sizes: Sizes, running: Running, last: Last) -> tuple[int, int, int]:
+    """Count a step and its rewards, and truncate episodes at the horizon; returns how that ends, an env, an agent."""
+    rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
+    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    for i in range(sizes.envs):
+        running.lengths[i] += 1
+        running.episode_steps[i] += 1
+        ended = 0
+        for a in range(sizes.agents):
+            last.rewards[i, a] = rewards[i, a]
+            if not np.isfinite(last.rewards[i, a]):
+                return WRONG_REWARD, i, a
+            if running.episode_steps[i] >= sizes.horizon and not terminated[i, a]:
+                truncated[i, a] = True
+            ended += terminated[i, a] or truncated[i, a]
+            running.returns[i, a] += np.float64(last.rewards[i, a])
+            running.agent_steps[i, a] += 1
+        if ended not in (0, sizes.agents):
+            return WRONG_ENDS, i, 0
+    return COMPLETE, 0, 0
+
+
+@strict_kernel
+def _note_metrics(running: Running, infos: Array) -> None:
+    for k in range(running.readings.shape[0]):
+        metric, info = running.readings[k, 0], running.readings[k, 1]
+        how = running.reductions[metric]
+        for i in range(infos.shape[0]):
+            new, so_far = infos[i, info], running.metrics[metric, i]
+            if np.isnan(new):
+                continue
+            if np.isnan(so_far) or how == LAST:
+                so_far = new
+            elif how == MIN:
+                so_far = min(so_far, new)
+            elif how == MAX:
+                so_far = max(so_far, new)
+            else:
+                so_far += new
+            running.metrics[metric, i] = so_far
+            running.counts[metric, i] += 1.0
+
+
+@strict_kernel
+def _finish(running: Running, finished: Finished, line: int, step: int, i: int) -> None:
+    """Write an episode that has ended into a line, and begin to count the next one."""
+    finished.places[line, 0], finished.places[line, 1], finished.places[line, 2] = step, i, running.lengths[i]
+    for a in range(running.returns.shape[1]):
+        finished.returns[line, a], finished.agent_steps[line, a] = running.returns[i, a], running.agent_steps[i, a]
+        running.returns[i, a], running.agent_steps[i, a] = 0.0, 0
+    running.lengths[i] = 0
+    for k in range(running.metrics.shape[0]):
+        how, value = running.reductions[k], running.metrics[k, i]
+        finished.metrics[line, k] = value / max(1.0, running.counts[k, i]) if how == MEAN else value
+        running.metrics[k, i], running.counts[k, i] = 0.0 if how == SUM else np.nan, 0.0
+    running.episodes[i] += 1
+    running.episode_steps[i] = 0
+
+
+@strict_kernel
+def _begin(coming: Coming, table: Array, sizes: Sizes, i: int) -> None:
+    """Begin the next episode of an env."""
+    number = coming.used[i]
+    states = carray(pointer(table[STATES]), (sizes.envs, sizes.state_bytes), np.uint8)
+    rngs = carray(pointer(table[RNGS]), (sizes.envs, RNG_WORDS), np.uint64)
+    for k in range(sizes.state_bytes):
+        states[i, k] = coming.states[i, number, k]
+    for k in range(RNG_WORDS):
+        rngs[i, k] = coming.rngs[i, number, k]
+    coming.used[i] = number + 1
+
+
+@strict_kernel
+def _keep_observations(table: Array, sizes: Sizes, last: Last) -> None:
+    n = sizes.envs * sizes.agents
+    if last.numbers.shape[0]:
+        ints = _ints(table[OBSERVATIONS], n, sizes.observation)
+        for k in range(n):
+            for j in range(sizes.observation):
+                last.numbers[k, j] = ints[k, j]
+    else:
+        floats = _floats(table[OBSERVATIONS], n, sizes.observation)
+        for k in range(n):
+            for j in range(sizes.observation):
+                last.observations[k, j] = floats[k, j]
+
+
+@strict_entry
+def collect(
+    function: int,
+    table_at: int,
+    policies: Array,
+    gammas: FloatArray,
+    sizes: Sizes,
+    coming: Coming,
+    running: Running,
+    finished: Finished,
+    last: Last,
+    first_step: int,
+) -> tuple[int, int, int, int, int]:
+    """Take steps until all are taken, or an env has no episode to go on with.
+
+    Args:
+        function: address of what steps the envs, see `marl_sb3.compiling`.
+        table_at: address of its table.
+        policies: (policies, POLICY_FIELDS) int64.
+        gammas: (policies,) float32; the discounts.
+        first_step: the number of the first one, of `sizes.steps`.
+
+    Returns:
+        The number of the next step; the lines of `finished` that are filled; how the call has ended; and the env and
+        the agent of what is wrong.
+    """
+    table = carray(pointer(table_at), (FIELDS,), np.int64)
+    envs = sizes.envs
+    terminated = carray(pointer(table[TERMINATED]), (envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (envs, sizes.agents), np.bool_)
+    infos = carray(pointer(table[INFOS]), (envs, sizes.infos), np.float64)
+    lines = 0
+    for step in range(first_step, sizes.steps):
+        for i in range(envs):
+            if coming.used[i] >= coming.ready[i]:
+                return step, lines, NO_EPISODES, i, 0
+        for p in range(policies.shape[0]):
+            if not _act(policies[p], table, sizes, step, _rows(policies[p], envs)):
+                return step, lines, WRONG_OBSERVATION, 0, 0
+        table[WHAT], table[FIRST], table[END] = STEP, 0, envs
+        call_at(function, table_at)
+        how, i, a = _note_ends(table, sizes, running, last)
+        if how != COMPLETE:
+            return step, lines, how, i, a
+        _note_metrics(running, infos)
+        for p in range(policies.shape[0]):
+            if not _note_rewards(policies[p], gammas[p], table, sizes, step, _rows(policies[p], envs), last):
+                return step, lines, WRONG_OBSERVATION, 0, 0
+        if step == sizes.steps - 1:
+            _keep_observations(table, sizes, last)
+        for i in range(envs):
+            if terminated[i, 0] or truncated[i, 0]:
+                _finish(running, finished, lines, step, i)
+                lines += 1
+                _begin(coming, table, sizes, i)
+                table[WHAT], table[FIRST], table[END] = OBSERVE, i, i + 1
+                call_at(function, table_at)
+    return sizes.steps, lines, COMPLETE, 0, 0
