@@ -92,9 +92,9 @@ class InfoAccumulator(Stateful):
                 raise self._fault(step, lengths, agent) from error
             if new.shape != self.so_far.shape:
                 raise self._fault(step, lengths, agent)
-            total = self._value + new
-            if self._metric.reduce == "sum" and math.isfinite(total.dot(total)):  # no NaN: every env has the info
-                self._value = total
+            total = self.so_far + new
+            if self.metric.reduce == "sum" and math.isfinite(total.dot(total)):  # no NaN: every env has the info
+                self.so_far = total
                 continue
             seen = ~np.isnan(new)
             start = np.isnan(self.so_far)

@@ -1,0 +1,191 @@
+"""Rollouts in one call have the results of those that are taken step by step, to the bit; what is watched is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from compiled_toys import Drifting
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3 import EnvError, MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+from marl_sb3.core.policies import MlpFeatures
+from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
+
+FAST: dict[str, Any] = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
+
+
+def training(env: Any = "arena", n_envs: int = 3, seed: int = 4, **settings: Any) -> MultiAgentAlgorithm:
+    th.manual_seed(0)
+    made = make_vec_env(env, n_envs, seed=1, **settings.pop("env_kwargs", {}))
+    given = {name: value for name, value in {**FAST, **settings}.items() if value is not None}
+    return MultiAgentAlgorithm(made, seed=seed, **given)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on, all steps are taken one by one."""
+    return lambda: monkeypatch.setattr(CompiledRunner, "_why_not", lambda *_: "the test says so")
+
+
+def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
+    episodes = [
+        (e.env_index, e.length, e.agent_returns, e.agent_steps, e.custom, e.policy_of)
+        for e in algorithm.tracker.episodes
+    ]
+    weights = [
+        parameter.detach().numpy().tobytes()
+        for policy in algorithm.policies.values()
+        for parameter in policy.policy.parameters()
+    ]
+    running = [algorithm.tracker.running(index) for index in range(algorithm.env.num_envs)]
+    latest = algorithm.env.latest
+    counts = [algorithm.num_timesteps, *(policy.num_timesteps for policy in algorithm.policies.values())]
+    shown = [latest.observations[0].tobytes(), latest.rewards.tobytes(), latest.episode_done.tolist()]
+    return [episodes, weights, running, counts, shown]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "per agent": {"policies": "per_agent"},
+    "places as coordinates": {"env_kwargs": {"observe": "coordinates", "max_timesteps": 7}},
+    "layers in common": {"policy_kwargs": {"net_arch": [8], "features_extractor_class": MlpFeatures}},
+    "a2c": {"algorithm": "a2c", "batch_size": None, "n_epochs": None},
+    "real numbers": {"env": Drifting},
+    "real numbers, per agent": {"env": Drifting, "policies": "per_agent", "seed": 7},
+    "a horizon": {"env": Drifting, "env_kwargs": {"episode_horizon": 4}},
+    "many short episodes": {"n_envs": 20, "n_steps": 40, "env_kwargs": {"max_timesteps": 1}},
+    "cart pole": {"env": "CartPole-v1", "n_envs": 5},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_results_are_those_of_single_steps(case: str, one_by_one: Callable[[], None]) -> None:
+    settings = CASES[case]
+    steps = 7 * settings.get("n_envs", 3) * settings.get("n_steps", 16)
+    at_once = training(**settings).learn(steps)
+    one_by_one()
+    assert facts(at_once) == facts(training(**settings).learn(steps))
+
+
+def test_steps_may_be_taken_either_way_within_a_run(one_by_one: Callable[[], None]) -> None:
+    class Watches(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 1000
+
+    def trained() -> MultiAgentAlgorithm:
+        algorithm = training(Drifting)
+        for callback in (None, Watches(), None):
+            algorithm.learn(96, callback, reset_num_timesteps=False)
+        return algorithm
+
+    mixed = trained()
+    one_by_one()
+    assert facts(mixed) == facts(trained())
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    whole = training(Drifting).learn(480)
+    part = training(Drifting).learn(240)
+    part.save(tmp_path / "saved")
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", env=make_vec_env(Drifting, 3, seed=1))
+    resumed.learn(240, reset_num_timesteps=False)
+    assert facts(resumed) == facts(whole)
+
+
+class Harder(MultiAgentCallback):
+    """Changes the length of coming episodes."""
+
+    def on_iteration_end(self, result: Any) -> bool:
+        self.algorithm.env.configure([0, 2], max_timesteps=5 + 2 * self.algorithm.iteration)
+        return True
+
+
+def test_settings_that_change_count_from_the_next_episode_on(one_by_one: Callable[[], None]) -> None:
+    changed = training(env_kwargs={"max_timesteps": 10}).learn(480, Harder())
+    one_by_one()
+    assert facts(changed) == facts(training(env_kwargs={"max_timesteps": 10}).learn(480, Harder()))
+    assert {episode.length for episode in changed.tracker.episodes} >= {7, 9, 10, 11}
+
+
+# Who watches
+
+
+class Counts(BaseCallback):
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.calls = self.n_calls, self.num_timesteps
+
+
+class SeesEpisodes(MultiAgentCallback):
+    def on_episode_end(self, episode: Any) -> None:
+        assert len(episode.steps("a").rewards) == episode.length
+
+
+class SeesSteps(BaseCallback):
+    def _on_step(self) -> bool:
+        assert self.locals["step"].rewards.shape == (3, 2)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("callback", "settings", "words"),
+    [
+        (None, {}, "compiled"),
+        (Counts(), {}, "compiled"),
+        (SeesSteps(), {}, "step by step (a callback watches each of them)"),
+        (None, {"update_path": "torch"}, "step by step (policy shared: it does not act by the kernels of networks"),
+        (None, {"normalize_observations": True}, "step by step (policy shared: its observations, rewards or actions"),
+        (None, {"algorithm": "recurrent_ppo"}, "step by step (policy shared: it does not act by the kernels of"),
+    ],
+)
+def test_it_is_said_how_steps_are_taken(
+    callback: BaseCallback | None, settings: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="marl_sb3.extensions.fast.compiled_rollouts")
+    training(Drifting, **settings).learn(96, callback)
+    (message,) = caplog.messages
+    assert message.startswith(f"rollouts: {words}")
+
+
+def test_callbacks_count_the_steps_that_they_do_not_see() -> None:
+    callback = Counts()
+    training().learn(96, callback)
+    assert callback.calls == (32, 96)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("fault", [{"poisoned": 5}, {"blind": 5}], ids=["reward", "observation"])
+def test_what_is_not_finite_is_told_in_the_same_words(fault: dict[str, int], one_by_one: Callable[[], None]) -> None:
+    def words() -> str:
+        with pytest.raises(EnvError) as caught:
+            training(Drifting, env_kwargs=fault).learn(96)
+        return str(caught.value)
+
+    at_once = words()
+    one_by_one()
+    assert at_once == words()
+    assert at_once.startswith("env 0, episode 0, step 5, agent 'a': ")
+
+
+def test_agents_that_do_not_end_together_are_refused() -> None:
+    with pytest.raises(EnvError, match="env 0: some of its agents have ended; compiled rules end all of them at once"):
+        training(Drifting, env_kwargs={"partial": 1}).learn(96)
+
+
+def test_new_episodes_begin_after_a_fault() -> None:
+    algorithm = training(Drifting, env_kwargs={"poisoned": 5})
+    with pytest.raises(EnvError):
+        algorithm.learn(96)
+    algorithm.env.batch.states["poisoned"] = 0  # type: ignore[attr-defined]
+    algorithm.learn(96, reset_num_timesteps=False)
+    assert np.isfinite([sum(e.agent_returns.values()) for e in algorithm.tracker.episodes]).all()
