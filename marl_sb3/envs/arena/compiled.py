@@ -121,6 +121,7 @@ class BatchedArena(CompiledBatch):
 
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:
         super().__init__(num_envs, self._rules(template, template.max_timesteps), template)
+        self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
         self._set_sizes(template.max_timesteps)
 
     @staticmethod
@@ -129,7 +130,7 @@ class BatchedArena(CompiledBatch):
         return compiled_rules(template.height, template.width, most_timesteps, coordinates)
 
     def _set_sizes(self, limits: Any) -> None:
-        self.states.height, self.states.width, self.states.limit = self.template.height, self.template.width, limits
+        self.states.height, self.states.width, self.states.limit = self.height, self.width, limits
 
     def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
         """See `ArenaEnv.configure`; it is called before these envs are reset."""
@@ -169,7 +170,7 @@ class BatchedArena(CompiledBatch):
 
     @override
     def set_state(self, state: StateReader) -> None:
-        size, limit = self.template.height * self.template.width, int(self.states.limit.max())
+        size, limit = self.height * self.width, int(self.states.limit.max())
         cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
         if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
             raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")

@@ -154,9 +154,11 @@ class CompiledBatch(BatchedEnv):
         wrong = (actions < low) | (actions > high)
         if np.count_nonzero(wrong):  # a quarter of the time of `any`
             env_index, column = np.argwhere(wrong)[0][:2].tolist()
-            received = actions[env_index, column].tolist()
-            words = f"{self.possible_agents[column]} must act in {self.action_space}; received {received}"
-            raise EnvError(f"env {env_index}: {words}")
+            received, timestep = actions[env_index, column].tolist(), getattr(self.states, "timestep", None)
+            where = f"env {env_index}" + ("" if timestep is None else f", step {timestep[env_index]}")
+            is_number = isinstance(self.action_space, spaces.Discrete)
+            accepted = f"with an integer in {low}..{high}" if is_number else f"in {self.action_space}"
+            raise EnvError(f"{where}: {self.possible_agents[column]} must act {accepted}; received {received}")
 
     @override
     def observations(self) -> Array:

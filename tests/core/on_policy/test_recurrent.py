@@ -184,7 +184,7 @@ def test_kernels_follow_weights_that_a_callback_sets() -> None:
 )
 def test_what_the_kernels_do_not_cover_is_left_to_pytorch(network: Any, more: Any, reason: str) -> None:
     made = policy_of(network, chosen="forces", **more)
-    assert made._kernels is None
+    assert made.kernels is None
     assert memory_coverage(made.algorithm) == reason
     assert made.algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates
 
