@@ -148,7 +148,7 @@ def policy_of(network: Any, seen: str = "numbers", chosen: str = "category", **m
 def test_kernels_act_as_pytorch_does(network: Any, seen: str, chosen: str) -> None:
     by_kernels = policy_of(network, seen, chosen)
     by_torch = RecurrentRolloutPolicy(by_kernels.algorithm)
-    by_torch._kernels = None
+    by_torch.kernels = None
     rng, states = np.random.default_rng(0), by_kernels.initial_states(6)
     for step in range(4):
         observations = np.stack([SEEN[seen].sample() for _ in range(6)])
