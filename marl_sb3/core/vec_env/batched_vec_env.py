@@ -116,7 +116,7 @@ class BatchedVecEnv(InProcessVecEnv):
         return first_step((self._shown(),), self._masks(to_act), to_act, infos, self._env_state())
 
     def _reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        told = getattr(self._env, "reset_infos", lambda _: dict[int, Any]())(env_indices)
+        told = getattr(self.batch, "reset_infos", lambda _: dict[int, Any]())(env_indices)
         return {index: told.get(index, {agent: {} for agent in self.agents}) for index in env_indices}
 
     def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
