@@ -49,6 +49,7 @@ class CompiledRunner(LocalRunner):
     Args: see `LocalRunner`.
     """
 
+    _coming: _Coming | None = None  # episodes that are prepared; None: none are
     _said: str | None = ""  # why the latest steps were taken one by one; None: they were not
 
     @override
@@ -63,11 +64,17 @@ class CompiledRunner(LocalRunner):
         env: Any = self.env
         self._refresh()
         self._latest, self._failed = None, True
-        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps).run()
+        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come()).run()
         self._latest, self._failed = last, False
         loop.on_steps(env_steps, last, episodes)
         self._complete(last)
         return True
+
+    def _episodes_to_come(self) -> _Coming:
+        env: Any = self.env
+        if self._coming is None or self._coming.made_for != (env.run_seed, env.batch.states.dtype):
+            self._coming = _Coming(env, _LEAST_READY)
+        return self._coming
 
     def _why_not(self, listener: StepListener) -> str | None:
         """Say why steps are taken one by one; None: they need not be."""
@@ -133,14 +140,16 @@ class _Coming:
 class _Rollout:
     """Some steps of all envs: the arguments of the kernel, and what becomes of its results."""
 
-    def __init__(self, env: BatchedVecEnv, pairs: list[tuple[Actor, Any]], tracker: EpisodeTracker, steps: int) -> None:
+    def __init__(
+        self, env: BatchedVecEnv, pairs: list[tuple[Actor, Any]], tracker: EpisodeTracker, steps: int, coming: _Coming
+    ) -> None:
         from marl_sb3.compiling import note_compiling
         from marl_sb3.extensions.fast.kernels import rollouts as kernel
 
         note_compiling(kernel.collect)
         batch: Any = env.batch
         self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
-        self._pairs = pairs
+        self._pairs, self._coming = pairs, coming
         envs, agents = env.num_envs, len(env.agents)
         numbers, is_float = batch.observed.size // (envs * agents), batch.observed.dtype == np.float32
         self._sizes = kernel.Sizes(
@@ -175,7 +184,8 @@ class _Rollout:
         step, began_s = 0, time.perf_counter()
         ends = []
         while step < self._steps:
-            coming = self._coming()
+            coming = self._coming
+            coming.prepare(self._env)
             finished = self._finished(coming.ready.sum() - coming.used.sum())
             prepared = kernel.Coming(self._bytes(coming), coming.rngs, coming.ready, coming.used)
             step, lines, how, index, column = kernel.collect(
@@ -259,14 +269,6 @@ class _Rollout:
             for own, array in zip(fused, noise, strict=True):
                 own.draw(array[step])
         return noise
-
-    def _coming(self) -> _Coming:
-        """Return the prepared episodes, at least one for each env."""
-        coming: _Coming | None = getattr(self._batch, "coming", None)
-        if coming is None or coming.made_for != (self._env.run_seed, self._batch.states.dtype):
-            coming = self._batch.coming = _Coming(self._env, _LEAST_READY)
-        coming.prepare(self._env)
-        return coming
 
     def _bytes(self, coming: _Coming) -> Array:
         return coming.states.view(np.uint8).reshape(self._sizes.envs, -1, self._sizes.state_bytes)
