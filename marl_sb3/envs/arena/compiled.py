@@ -13,7 +13,6 @@ from typing_extensions import override
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled import CompiledBatch, CompiledRules, Outcome
-from marl_sb3.errors import EnvError
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -124,7 +123,6 @@ class BatchedArena(CompiledBatch):
         super().__init__(num_envs, self._rules(template, template.max_timesteps), template)
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
         self._set_sizes(template.max_timesteps)
-        self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
 
     @staticmethod
     def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
@@ -133,14 +131,6 @@ class BatchedArena(CompiledBatch):
 
     def _set_sizes(self, limits: Any) -> None:
         self.states.height, self.states.width, self.states.limit = self.height, self.width, limits
-
-    @override
-    def _check(self, actions: Array) -> None:
-        if np.count_nonzero((actions < 0) | (actions > 3)):
-            env_index, column = np.argwhere((actions < 0) | (actions > 3))[0].tolist()
-            where = f"env {env_index}, step {self.states.timestep[env_index]}"
-            received = actions[env_index, column]
-            raise EnvError(f"{where}: {rules.AGENTS[column]} must act with an integer in 0..3; received {received}")
 
     def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
         """See `ArenaEnv.configure`; it is called before these envs are reset."""
