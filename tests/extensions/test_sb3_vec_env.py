@@ -226,7 +226,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
 def test_gymnasium_env_gives_exactly_what_dummy_vec_env_gives(env_id):
-    ours = make_vec_env(env_id, n_envs=2, seed=3, max_episode_steps=12).as_sb3_vec_env()
+    # In batches, numbers are NumPy's, and not Python's.
+    ours = make_vec_env(env_id, n_envs=2, seed=3, vectorizer="sync", max_episode_steps=12).as_sb3_vec_env()
     theirs = DummyVecEnv(
         [lambda i=i: SeededEpisodes(gymnasium.make(env_id, max_episode_steps=12), 3, i) for i in range(2)]
     )

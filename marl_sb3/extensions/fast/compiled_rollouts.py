@@ -54,6 +54,7 @@ class CompiledRunner(LocalRunner):
 
     @override
     def collect(self, env_steps: int, listener: StepListener) -> bool:
+        self._refresh()  # a changed policy may act without the kernels from now on
         why = self._why_not(listener)
         loop: Any = listener
         if why != self._said:
@@ -62,7 +63,6 @@ class CompiledRunner(LocalRunner):
         if why is not None:
             return super().collect(env_steps, listener)
         env: Any = self.env
-        self._refresh()
         self._latest, self._failed = None, True
         last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come()).run()
         self._latest, self._failed = last, False

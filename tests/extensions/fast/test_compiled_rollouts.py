@@ -98,6 +98,15 @@ def test_a_run_that_is_resumed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     assert facts(resumed) == facts(whole)
 
 
+def test_a_policy_that_the_kernels_cover_no_more_acts_by_itself() -> None:
+    algorithm = training(Drifting).learn(96)
+    seen: list[int] = []
+    actor = algorithm.policies["shared"].policy.mlp_extractor.policy_net
+    actor.register_forward_hook(lambda *_: seen.append(1))
+    algorithm.learn(48, reset_num_timesteps=False)
+    assert len(seen) >= 16
+
+
 class Harder(MultiAgentCallback):
     """Changes the length of coming episodes."""
 
