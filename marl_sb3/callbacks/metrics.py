@@ -76,14 +76,19 @@ class RewardHistogramCallback(MultiAgentCallback):
         if episode.env_index == 0:
             self._length = episode.length
 
+    sees_steps = False
+
     def _on_step(self) -> bool:
         step = self.locals["step"]
-        self._steps.append((step.rewards[0].copy(), step.acted[0].copy()))
-        if step.episode_done[0]:
-            # Skip an episode that began before this training: its first rewards are unknown.
-            if len(self._steps) == self._length:
-                self._finished = self._steps
-            self._steps = []
+        here = step.rewards[:1].copy(), step.episode_done[:1]
+        acted = step.acted[0].copy()
+        for rewards, done in zip(*getattr(step, "first_env", here), strict=True):  # of many steps at once, or one
+            self._steps.append((rewards, acted))
+            if done:
+                # Skip an episode that began before this training: its first rewards are unknown.
+                if len(self._steps) == self._length:
+                    self._finished = self._steps
+                self._steps = []
         return True
 
     def get_state(self) -> State:

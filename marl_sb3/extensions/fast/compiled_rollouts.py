@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,14 @@ class _Coming:
                 self.rngs[index, number] = batch.begin(self.states[index, number], rng)
 
 
+@dataclass(frozen=True)
+class LastStep(VecStep):
+    """The last of many steps that were taken at once."""
+
+    # rewards of the first env in each of the steps, (steps, A) float32, and whether an episode ended there, (steps,)
+    first_env: tuple[Array, Array] = (np.empty((0, 0)), np.empty(0))
+
+
 class _Rollout:
     """Some steps of all envs: the arguments of the kernel, and what becomes of its results."""
 
@@ -166,6 +175,7 @@ class _Rollout:
             np.zeros((envs, agents), np.float32),
             np.zeros(shape if is_float else (0, 0), np.float32),
             np.zeros((0, 0) if is_float else shape, np.int64),
+            np.zeros((steps, agents), np.float32),
         )
         self._kept: list[Array] = []  # what the kernel knows by its address
         self._starts = [actor.starts.copy() for actor, _ in self._pairs]
@@ -208,7 +218,8 @@ class _Rollout:
             episodes += self._episodes(finished, lines, began_s, took_s)
         self._put_counts()
         tracker.episodes.extend(episodes)
-        return self._conclude(), episodes
+        in_first = [f.places[:n, 0][f.places[:n, 1] == 0] for f, n in ends]
+        return self._conclude(np.concatenate(in_first)), episodes
 
     # --- What the kernel gets ----------------------------------------------------------------------------------------
 
@@ -330,8 +341,12 @@ class _Rollout:
             )
             tracker.started_s[index] = now_s
 
-    def _conclude(self) -> VecStep:
-        """Note in env and learners that the steps are taken; returns the last one."""
+    def _conclude(self, ended_at: Array) -> LastStep:
+        """Note in env and learners that the steps are taken; returns the last one.
+
+        Args:
+            ended_at: (n,) the steps in which env 0 has ended an episode.
+        """
         env, batch = self._env, self._batch
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
         ended: BoolArray = terminated | truncated
@@ -340,7 +355,8 @@ class _Rollout:
             batch.observed.shape
         )
         acted = np.ones(ended.shape, np.bool_)
-        step = VecStep(
+        step = LastStep(
+            first_env=(self._last.of_first_env, np.isin(np.arange(self._steps), ended_at)),
             observations=(batch.observed.copy(),),
             action_masks=(None,),
             rewards=self._last.rewards,

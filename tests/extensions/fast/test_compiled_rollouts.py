@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from compiled_toys import Drifting
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3 import EnvError, MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+from marl_sb3.callbacks import RewardHistogramCallback
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
+from marl_sb3.runs import execute, load_config, prepare
 
 FAST: dict[str, Any] = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
 
@@ -162,6 +164,37 @@ def test_it_is_said_how_steps_are_taken(
     training(Drifting, **settings).learn(96, callback)
     (message,) = caplog.messages
     assert message.startswith(f"rollouts: {words}")
+
+
+def test_commands_take_all_steps_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="marl_sb3.extensions.fast.compiled_rollouts")
+    settings = {**FAST, "n_envs": 3, "n_timesteps": 96}
+    execute(prepare(load_config("arena", None, {"arena": settings}, seed=1), tmp_path / "run"))
+    assert caplog.messages == ["rollouts: compiled"]
+
+
+class Histograms(RewardHistogramCallback):
+    """Keeps what it logs."""
+
+    logged: ClassVar[list[tuple[str, list[float]]]] = []
+
+    def _record(self, name: str, rewards: Any) -> None:
+        self.logged.append((name, rewards.tolist()))
+
+
+def test_histograms_are_those_of_single_steps(one_by_one: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def logged() -> tuple[list[Any], Any]:
+        monkeypatch.setattr(Histograms, "logged", [])
+        # In the middle of episodes, a callback sees an episode from its first step on, and only then.
+        algorithm = training(Drifting, n_steps=4).learn(48)
+        algorithm.learn(192, callback := Histograms(), reset_num_timesteps=False)
+        state = callback.get_state()
+        return Histograms.logged, {name: None if array is None else array.tolist() for name, array in state.items()}
+
+    at_once = logged()
+    assert at_once[0]
+    one_by_one()
+    assert at_once == logged()
 
 
 def test_callbacks_count_the_steps_that_they_do_not_see() -> None:

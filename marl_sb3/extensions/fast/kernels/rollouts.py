@@ -133,11 +133,12 @@ class Finished(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What the latest step was, for those who see it."""
+    """What the latest step was, and what is kept of all steps, for those who see it."""
 
     rewards: FloatArray  # (envs, agents) float32
     observations: FloatArray  # (envs, agents, numbers) float32, before envs began new episodes
     numbers: Array  # the same as int64
+    of_first_env: FloatArray  # (steps, agents) float32: the rewards of env 0 in each step
 
 
 @strict_kernel
@@ -314,7 +315,7 @@ def _note_rewards(policy: Array, gamma: Any, table: Array, sizes: Sizes, step: i
 
 
 @strict_kernel
-def _note_ends(table: Array, sizes: Sizes, running: Running, last: Last) -> tuple[int, int, int]:
+def _note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Last) -> tuple[int, int, int]:
     """Count a step and its rewards, and truncate episodes at the horizon; returns how that ends, an env, an agent."""
     rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
     terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
@@ -334,6 +335,8 @@ def _note_ends(table: Array, sizes: Sizes, running: Running, last: Last) -> tupl
             running.agent_steps[i, a] += 1
         if ended not in (0, sizes.agents):
             return WRONG_ENDS, i, 0
+    for a in range(sizes.agents):
+        last.of_first_env[step, a] = last.rewards[0, a]
     return COMPLETE, 0, 0
 
 
@@ -443,7 +446,7 @@ def collect(
                 return step, lines, WRONG_OBSERVATION, 0, 0
         table[WHAT], table[FIRST], table[END] = STEP, 0, envs
         call_at(function, table_at)
-        how, i, a = _note_ends(table, sizes, running, last)
+        how, i, a = _note_ends(table, sizes, step, running, last)
         if how != COMPLETE:
             return step, lines, how, i, a
         _note_metrics(running, infos)
