@@ -9,7 +9,6 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from marl_sb3.types import Array
 
@@ -31,6 +30,13 @@ class SampleStats:
     ci95: tuple[float, float] | None
 
 
+def _t_quantile(freedom: float, share: float) -> float:
+    """Return a quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # takes a seventh of a second to import, which trainings do not need
+
+    return float(stdtrit(freedom, share))
+
+
 def sample_stats(values: Sequence[float]) -> SampleStats:
     """Compute the statistics of a sample."""
     n = len(values)
@@ -40,7 +46,7 @@ def sample_stats(values: Sequence[float]) -> SampleStats:
     if n == 1:
         return SampleStats(1, mean, None, mean, mean, None)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    margin = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
+    margin = _t_quantile(n - 1, 0.975) * sd / math.sqrt(n)
     ci95 = wilson_interval(mean, n) if set(values) == {0.0, 1.0} else (mean - margin, mean + margin)
     return SampleStats(n, mean, sd, min(values), max(values), ci95)
 
@@ -101,7 +107,7 @@ def difference_interval(
         return difference, difference
     share = v1 / (v1 + v2)
     freedom = 1 / (share**2 / (first.n - 1) + (1 - share) ** 2 / (second.n - 1))
-    margin = float(stdtrit(freedom, 1 - (1 - level) / 2 / comparisons)) * math.sqrt(v1 + v2)
+    margin = _t_quantile(freedom, 1 - (1 - level) / 2 / comparisons) * math.sqrt(v1 + v2)
     return difference - margin, difference + margin
 
 
