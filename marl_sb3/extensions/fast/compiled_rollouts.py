@@ -71,6 +71,11 @@ class CompiledRunner(LocalRunner):
         self._complete(last)
         return True
 
+    @override
+    def forget_episodes(self) -> None:
+        super().forget_episodes()
+        self._coming = None  # a state that is read next may have other settings of the envs
+
     def _episodes_to_come(self) -> _Coming:
         env: Any = self.env
         if self._coming is None or self._coming.made_for != (env.run_seed, env.batch.states.dtype):
