@@ -193,16 +193,21 @@ def compiled(function: _Function, **options: Any) -> _Function:
 
 
 @cache
-def note_compiling(function: Any) -> None:
-    """Log that a kernel, and those that it calls, have to be compiled, once; nothing if an earlier process did that."""
+def note_compiling(function: Any, what: str = "the fused update") -> None:
+    """Log that a kernel, and those that it calls, have to be compiled, once; nothing if an earlier process did that.
+
+    Args:
+        what: it computes, in words.
+    """
     folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
     if folder is None:
         _log.warning(
-            "compiling the fused update: takes some seconds in every process, because there is no folder for compiled "
-            "code; NUMBA_CACHE_DIR names one"
+            "compiling %s: takes some seconds in every process, because there is no folder for compiled code; "
+            "NUMBA_CACHE_DIR names one",
+            what,
         )
     elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbc")):
-        _log.warning("compiling the fused update: takes some seconds, once for each algorithm")
+        _log.warning("compiling %s: takes some seconds, once", what)
 
 
 def kernel(function: _Function) -> _Function:

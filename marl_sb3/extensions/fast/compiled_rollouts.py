@@ -160,7 +160,7 @@ class _Rollout:
         from marl_sb3.compiling import note_compiling
         from marl_sb3.extensions.fast.kernels import rollouts as kernel
 
-        note_compiling(kernel.collect)
+        note_compiling(kernel.collect, "rollouts")
         batch: Any = env.batch
         self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
         self._pairs, self._coming = pairs, coming
