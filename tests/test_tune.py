@@ -178,7 +178,8 @@ def test_an_interrupted_search_tells_how_to_go_on(
 def test_a_terminal_sees_what_is_running(in_tmp: Path, server: ForkServer) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
-    arguments = ["--timesteps", "4000", "--evaluations", "2", "--evaluation-episodes", "2", "--trials", "2"]
+    # Long enough that the screen is drawn in between.
+    arguments = ["--timesteps", "16000", "--evaluations", "8", "--evaluation-episodes", "30", "--trials", "2"]
     arguments += ["--set", "n_envs=2", "--set", "batch_size=100", "--no-confirm"]
     search = server.run([*MODULE, *arguments], os.ttyname(theirs), environment=environment)
     os.close(theirs)
