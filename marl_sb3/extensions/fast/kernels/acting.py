@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import kernel, strict_kernel
+from marl_sb3.compiling import kernel, strict_entry
 from marl_sb3.extensions.fast.kernels.distributions import sample
 from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
@@ -62,31 +62,7 @@ def draw(
     return actions, values, log_probs
 
 
-@strict_kernel
-def _estimate(
-    rewards: FloatArray,
-    values: FloatArray,
-    starts: FloatArray,
-    acted: BoolArray,
-    next_values: FloatArray,
-    not_done: FloatArray,
-    gamma: Any,
-    decay: Any,
-    advantages: FloatArray,
-) -> None:
-    steps, rows = rewards.shape
-    advantage = np.zeros(rows, np.float32)
-    for step in range(steps - 1, -1, -1):
-        for i in range(rows):
-            if acted[step, i]:
-                delta = rewards[step, i] + gamma * next_values[i] * not_done[i] - values[step, i]
-                advantage[i] = delta + decay * not_done[i] * advantage[i]
-                next_values[i] = values[step, i]
-                not_done[i] = np.float32(1.0) - starts[step, i]
-            advantages[step, i] = advantage[i]
-
-
-@kernel
+@strict_entry
 def estimate(
     rewards: FloatArray,
     values: FloatArray,
@@ -111,7 +87,16 @@ def estimate(
         decay: the discount times lambda, float32.
         advantages: (steps, rows) float32; filled.
     """
-    _estimate(rewards, values, starts, acted, next_values, not_done, gamma, decay, advantages)
+    steps, rows = rewards.shape
+    advantage = np.zeros(rows, np.float32)
+    for step in range(steps - 1, -1, -1):
+        for i in range(rows):
+            if acted[step, i]:
+                delta = rewards[step, i] + gamma * next_values[i] * not_done[i] - values[step, i]
+                advantage[i] = delta + decay * not_done[i] * advantage[i]
+                next_values[i] = values[step, i]
+                not_done[i] = np.float32(1.0) - starts[step, i]
+            advantages[step, i] = advantage[i]
 
 
 def warm_up() -> None:
