@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from typing_extensions import override
 
 from marl_sb3.core.config import Count, NumberOfEnvs, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument, why_not_batched
+from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env, shard_seed
 from marl_sb3.errors import ConfigError, VecEnvOrderError
@@ -58,8 +58,8 @@ def _with_indices_from(factory: EnvFactory, first: int) -> EnvFactory:
 
     shifted.__qualname__ = getattr(factory, "__qualname__", type(factory).__name__)
     vars(shifted)["__signature__"] = signature(factory)
-    if why_not_batched(factory, {}) is None:
-        vars(shifted)["make_batched"] = cast("Any", factory).make_batched
+    own: Mapping[str, Any] = getattr(factory, "__dict__", {})
+    vars(shifted).update({name: getattr(factory, name) for name in ("make_batched", "why_not_batched") if name in own})
     return shifted
 
 
