@@ -61,6 +61,8 @@ class RewardHistogramCallback(MultiAgentCallback):
         most_agents: of more agents there is one histogram, `env_runners/episode_rewards`; None: one of each agent.
     """
 
+    sees_steps = False  # may be called once for many steps
+
     def __init__(self, most_agents: int | None = None) -> None:
         super().__init__()
         self._most_agents = most_agents
@@ -75,8 +77,6 @@ class RewardHistogramCallback(MultiAgentCallback):
         """Keep the length of the episode."""
         if episode.env_index == 0:
             self._length = episode.length
-
-    sees_steps = False
 
     def _on_step(self) -> bool:
         step = self.locals["step"]

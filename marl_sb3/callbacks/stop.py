@@ -104,6 +104,8 @@ class StopOnSignal(MultiAgentCallback):
     nothing.
     """
 
+    sees_steps = False  # may be called once for many steps
+
     def __init__(self) -> None:
         super().__init__()
         self.received: str | None = None  # name of the received signal; None if there was none
@@ -129,8 +131,6 @@ class StopOnSignal(MultiAgentCallback):
 
     def _on_training_start(self) -> None:
         self._ended_at = self.num_timesteps
-
-    sees_steps = False
 
     def _on_step(self) -> bool:
         if self.received is None:

@@ -203,15 +203,15 @@ class TrainingLoop:
             watcher.finished(episodes, step)
         return self._call_back(step, episodes)
 
-    def on_steps(self, steps: int, last: VecStep, episodes: Sequence[Episode]) -> None:
-        """Note many steps of all envs, in which every agent acted, instead of calling `on_step` for each."""
+    def on_steps(self, steps: int, last: VecStep, episodes: Sequence[Episode]) -> bool:
+        """Note many steps of all envs, in which every agent acted, instead of calling `on_step` for each; see there."""
         counters, envs = self._counters, self._model.env.num_envs
         counters.env_steps += steps * envs
         counters.agent_steps += steps * envs
         counters.episodes += len(episodes)
         for each in all_callbacks(self.callback):
             each.n_calls += steps - 1
-        self._call_back(last, episodes)
+        return self._call_back(last, episodes)
 
     def _call_back(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         for episode in episodes:

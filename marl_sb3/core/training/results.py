@@ -204,6 +204,8 @@ class ShowProgress(TrainingCallback):
         view: what shows it.
     """
 
+    sees_steps = False  # may be called once for many steps
+
     def __init__(self, view: View) -> None:
         super().__init__()
         self._view = view
@@ -211,8 +213,6 @@ class ShowProgress(TrainingCallback):
 
     def _on_training_start(self) -> None:
         self._show(self._view.begin, self.num_timesteps, self.locals["total_timesteps"])
-
-    sees_steps = False
 
     def _on_step(self) -> bool:
         self._show(self._view.advance, self.num_timesteps)

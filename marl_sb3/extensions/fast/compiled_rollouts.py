@@ -67,9 +67,18 @@ class CompiledRunner(LocalRunner):
         self._latest, self._failed = None, True
         last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come()).run()
         self._latest, self._failed = last, False
-        loop.on_steps(env_steps, last, episodes)
-        self._complete(last)
-        return True
+        goes_on = False
+        try:
+            goes_on = bool(loop.on_steps(env_steps, last, episodes))
+        finally:
+            for actor, experience in self._pairs:
+                if not goes_on:
+                    actor.break_off(last)
+                if not goes_on and experience is not None:
+                    experience.break_off()
+        if goes_on:
+            self._complete(last)
+        return goes_on
 
     @override
     def forget_episodes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -201,6 +202,30 @@ def test_callbacks_count_the_steps_that_they_do_not_see() -> None:
     callback = Counts()
     training().learn(96, callback)
     assert callback.calls == (32, 96)
+
+
+@pytest.mark.parametrize("ends", ["returns False", "raises"])
+def test_a_callback_that_is_called_once_for_many_steps_ends_the_training(
+    ends: str, one_by_one: Callable[[], None]
+) -> None:
+    class Ends(BaseCallback):
+        sees_steps = False
+
+        def _on_step(self) -> bool:
+            if ends == "raises" and self.n_calls >= 32:
+                raise KeyboardInterrupt
+            return self.n_calls < 32
+
+    def stopped() -> MultiAgentAlgorithm:
+        algorithm = training(Drifting)
+        with suppress(KeyboardInterrupt):
+            algorithm.learn(480, Ends())
+        assert (algorithm.num_timesteps, algorithm.iteration) == (96, 1)
+        return algorithm.learn(96, reset_num_timesteps=False)
+
+    at_once = stopped()
+    one_by_one()
+    assert facts(at_once) == facts(stopped())
 
 
 # Faults
