@@ -298,10 +298,8 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     """Return the states from what `pack` returned, checked."""
     shape = (num_envs, len(layout.possible_agents))
     if not isinstance(state.value("own"), list):  # a batch saved it: its episodes are not known here
-        nobody, empty = (
-            np.zeros(shape, np.bool_),
-            [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in layout.groups],
-        )
+        nobody = np.zeros(shape, np.bool_)
+        empty = [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in layout.groups]
         log = {"lengths": np.full(num_envs, _LEFT_OUT), "actions": empty}
         unknown = {"in_play": nobody, "ended": nobody, "own": [None] * num_envs, "log": log}
         state = StateReader({**state.values(), **unknown, "steps": state.value("episode_steps")}, state.where)
