@@ -32,7 +32,8 @@ class CompiledRules:
     """
 
     agents: Sequence[AgentID]
-    observation_space: spaces.Space[Any]  # of every agent: a Box, Discrete or MultiDiscrete
+    # of every agent: a Box of float32, or a Discrete or MultiDiscrete of int64
+    observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]  # of every agent: the same
     # of one env, with names: numbers and arrays of numbers; NumPy's `bool` as `uint8`. Settings are numbers of it, too.
     state: np.dtype[Any]
@@ -55,6 +56,10 @@ class CompiledRules:
         for space in (self.observation_space, self.action_space):
             if type(space) not in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete):
                 raise ConfigError(f"compiled rules: the space is {space}; accepted: a Box, Discrete or MultiDiscrete")
+            wanted = np.float32 if isinstance(space, spaces.Box) else np.int64
+            if space.dtype != wanted:
+                words = f"compiled rules: the numbers of {space} are {space.dtype}"
+                raise ConfigError(f"{words}; accepted: float32 in a Box, int64 in a Discrete or MultiDiscrete")
         for function in (self.step, self.observe):
             if function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
