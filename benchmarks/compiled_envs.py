@@ -19,7 +19,7 @@ from measure import Report, Setting
 from marl_sb3 import make_vec_env
 
 IDS = """CartPole-v1 Acrobot-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 FrozenLake-v1 Taxi-v4
-mpe2/simple_spread-v3"""
+mpe2/simple_spread-v3 mpe2/simple_reference-v3"""
 NUM_ENVS = (8, 64)
 SETTING = Setting(
     what="envs of Gymnasium and mpe2, random actions, no training",

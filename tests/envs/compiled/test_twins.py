@@ -49,6 +49,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
 
 if importlib.util.find_spec("mpe2") is not None:
     TWINS["spread"] = ("mpe2/simple_spread-v3", {})
+    TWINS["reference"] = ("mpe2/simple_reference-v3", {"local_ratio": 0.3})
     TWINS["five agents spread"] = ("mpe2/simple_spread-v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60})
 
 
