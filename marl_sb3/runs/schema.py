@@ -214,7 +214,9 @@ class TrainConfig:
     # how often in a row a worker is replaced that does not complete a step; then the run ends
     max_worker_restarts: Count = 5
     vectorizer: str = "auto"  # how envs are stepped: `auto`, `batched`, `sync` or `supersuit`, as in `make_vec_env`
-    device: str = "auto"  # device of the networks: `auto`, `cpu` or `cuda`
+    # device of the networks: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU, if there is one, for convolutions and layers of
+    # 512 units or more
+    device: str = "auto"
     # threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
     n_threads: _Threads = 1
     # threads of updates on the fused path: of several policies at a time, or of one. None: as many as there are cores.

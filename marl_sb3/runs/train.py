@@ -73,7 +73,7 @@ def train(
         stop: values by metric; the training ends when one metric reaches its value.
         n_workers: number of processes that step the envs, with the same results, or `auto`; see `make_vec_env`.
         vectorizer: see `make_vec_env`.
-        device: as in SB3.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA, if there is any, for convolutions and wide layers (512).
         init_from: sources of the initial weights, each as after `--init-from`.
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.

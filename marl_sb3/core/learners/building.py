@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
@@ -43,6 +44,7 @@ def build(
 
     Args:
         processing: of the policy, about which a features extractor may ask; None: there is none.
+        device: as in SB3, but `auto` takes CUDA only for networks that are faster there, see `_suits_gpu`.
         seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
         buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
@@ -65,14 +67,16 @@ def build(
     _check_net_arch(rows, spec, kwargs.get("net_arch"))
     _describe_processing(kwargs, processing)
     env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
-    arguments = {"policy": spec.policy_class, "env": env, "seed": seed, "device": device, **settings}
+    arguments = {"policy": spec.policy_class, "env": env, "seed": seed, **settings}
     with warnings.catch_warnings():
         # `check_rollout` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
-            rolls_out = spec.info.has_memory and not is_off_policy(spec.algorithm)
-            made: Any = _recurrent(spec, arguments) if rolls_out else spec.algorithm(**arguments)
+            make = _recurrent if spec.info.has_memory and not is_off_policy(spec.algorithm) else _plain
+            made: Any = make(spec, {**arguments, "device": "cpu" if device == "auto" else device})
+            if device == "auto" and th.cuda.is_available() and _suits_gpu(made.policy):
+                made = make(spec, {**arguments, "device": "cuda"})
         except ConfigError as error:  # of a features extractor of ours
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -142,6 +146,15 @@ def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
             observed = f"the agents observe {rows.group.observation_space}"
             return f"{words}; accepted by {spec.policy}: {accepted}; {observed}"
     return words
+
+
+def _suits_gpu(policy: th.nn.Module) -> bool:
+    """Whether it has convolutions, or layers from and to 512 units or more: smaller networks are faster on CPUs."""
+    return any(part.dim() > 2 or (part.dim() == 2 and min(part.shape) >= 512) for part in policy.parameters())
+
+
+def _plain(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
+    return spec.algorithm(**arguments)
 
 
 def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:

@@ -103,7 +103,7 @@ HERE: ExperienceMaker = ActsAndLearnsHere()
 class LearnerOptions:
     """What the learners of all policies of a training are made with."""
 
-    device: str  # as in SB3
+    device: str  # see `build`
     n_steps: int | None  # env steps per env in a rollout, if the spec does not set it; A2C has a default of its own
     update_path: str  # see `marl_sb3.PPO`; SB3's own classes have no such choice
     # from 1 at the start of training to 0 at its end, for schedules of exploration

@@ -65,7 +65,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         n_steps: env steps of each env in an iteration, and in a rollout of each PPO policy without its own `n_steps`.
             None: as in the specs of the policies, or SB3's default.
         seed: seed of weights, actions, minibatches and envs; None: not seeded.
-        device: as in SB3.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA, if there is any, for convolutions and wide layers (512).
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         custom_metrics: metrics from the env's infos, in addition to those that the env announces.
         update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.

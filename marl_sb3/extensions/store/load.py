@@ -47,7 +47,7 @@ def load_policies(
             where the sum of returns would decide and the agents' returns oppose each other. `checkpoint_why` of the
             result says in a sentence which one was taken, and why.
         policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
-        device: as in SB3.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA, if there is any, for convolutions and wide layers (512).
         env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
             checkpoint cannot hold.
 

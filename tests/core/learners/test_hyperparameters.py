@@ -10,7 +10,7 @@ import pytest
 import stable_baselines3
 import torch as th
 
-from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
+from marl_sb3 import PPO, ConfigError, MaskablePPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.config import PolicySection, algorithm_info, info_of, takes_integers
 from marl_sb3.core.learners import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.core.state import StateReader
@@ -59,6 +59,31 @@ def test_a_subclass_has_the_table_of_its_base_and_arguments_of_its_own() -> None
     assert resolve_hyperparameters(Own, {"weird": object, "gamma": 1}) == {"weird": object, "gamma": 1}
     with pytest.raises(ConfigError, match="gamma is 2"):
         resolve_hyperparameters(Own, {"gamma": 2})
+
+
+@pytest.mark.parametrize(
+    ("device", "policy_kwargs", "made_on"),
+    [
+        ("auto", {"net_arch": [256, 256]}, ["cpu"]),
+        ("auto", {"net_arch": [512]}, ["cpu"]),  # few numbers are observed: one large dimension is no wide layer
+        ("auto", {"net_arch": [512, 512]}, ["cpu", "cuda"]),
+        ("cuda", {"net_arch": [4]}, ["cuda"]),
+        ("cpu", {"net_arch": [512, 512]}, ["cpu"]),
+    ],
+)
+def test_auto_takes_a_gpu_for_wide_networks_only(
+    device: str, policy_kwargs: dict[str, Any], made_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(PPO):
+        def __init__(self, *arguments: Any, device: str, **more: Any) -> None:
+            devices.append(device)
+            super().__init__(*arguments, device="cpu", **more)
+
+    devices: list[str] = []
+    monkeypatch.setattr(th.cuda, "is_available", lambda: True)
+    spec = PolicySpec(Own, policy_kwargs=policy_kwargs, batch_size=4)
+    MultiAgentAlgorithm(make_vec_env("arena"), {"shared": spec}, n_steps=4, device=device)
+    assert devices == made_on
 
 
 ACCEPTED = {
