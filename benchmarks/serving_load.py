@@ -57,7 +57,7 @@ OURS = """
 import gc
 import sys
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving import Api, Limits, Listening, Predictor, Server
+from marl_sb3.tools.serving import Api, Limits, Listening, Predictor
 
 folder, port, side = sys.argv[1:]
 api = Api(
@@ -67,7 +67,7 @@ api = Api(
     settled=gc.freeze,
     together="alone" not in side,
 )
-Server(api.routes(), Listening(port=int(port)), Limits(), lifespan=api.lifespan).run(print)
+api.server(Listening(port=int(port))).run(print)
 """
 THEIRS = """
 import sys

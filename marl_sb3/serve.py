@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 PORT = 8000
 
 _EPILOG = """\
-GET  /health        whether the server answers
+GET  /health        whether the process lives
+GET  /ready         whether it accepts requests: 503 while it is ending
+GET  /metrics       metrics in Prometheus's text format
 GET  /info          policies, agents, spaces, checkpoint, limits
 POST /predict       {"observations": {AGENT: ...}} -> {"actions": {AGENT: ...}}
 GET  /weights       the policies as a safetensors file
@@ -27,8 +29,8 @@ GET  /openapi.json  all of this, and the fields of /predict
 GET  /              with --ui: a page that shows episodes, and lets you play
 
 The address is printed when the server answers. Ctrl-C and SIGTERM end it after
-the requests in flight. Clients on other machines need a token, and should get
-TLS: otherwise the token can be read on its way.
+the requests in flight. Clients on other machines need a token, except for
+/health and /ready, and should get TLS: otherwise it can be read on its way.
 
 examples
   python -m marl_sb3.serve runs/arena
@@ -76,6 +78,12 @@ class ServeOptions:
         float, Meta(ge=0.1, le=3600), "--timeout-s S", "seconds for a request to arrive; default: 10"
     ] = 10.0
     max_connections: Annotated[PositiveInt, "--max-connections N", "connections at a time; default: 256"] = 256
+    drain_s: Annotated[
+        float,
+        Meta(ge=0, le=3600),
+        "--drain-s S",
+        "seconds for which requests are still answered after SIGTERM, while /ready says no; default: 0",
+    ] = 0.0
     env: Annotated[cli.OfRunForLog, cli.Section("other options")]
 
 
@@ -87,7 +95,7 @@ def main(options: ServeOptions) -> int:
         if given and not options.ui:
             raise ConfigError(f"{option} is for the page; accepted: with --ui", key=option)
     settings = options.server.settings(PORT)
-    from marl_sb3.tools.serving import Limits, Listening, Server
+    from marl_sb3.tools.serving import Limits, Listening
 
     listening = Listening(**settings)
     limits = Limits(options.max_body, options.max_batch, options.timeout_s, options.max_connections)
@@ -98,14 +106,14 @@ def main(options: ServeOptions) -> int:
         run = SavedRun.open(folder, options.env.named(), makes_env=options.ui)
         rivals = [rival_of(who, run, options.env.named()) for who in options.against]
     api = _api(options, run, limits)
-    routes, public = api.routes(), list[str]()
     if options.ui:
         from marl_sb3.tools.serving import PAGE_FILES, ui_routes
 
-        routes, public = [*routes, *ui_routes(run, rivals, options.search)], [*PAGE_FILES]
+        server = api.server(listening, ui_routes(run, rivals, options.search), [*PAGE_FILES])
+    else:
+        server = api.server(listening)
     what = "page and policies" if options.ui else "serving"
-    server = Server(routes, listening, limits, public=public, lifespan=api.lifespan)
-    server.run(lambda address: print(f"{what} on {address}", flush=True))
+    server.run(lambda address: print(f"{what} on {address}", flush=True), options.drain_s)
     return cli.EXIT_DONE
 
 

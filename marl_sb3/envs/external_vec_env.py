@@ -183,6 +183,17 @@ class ExternalVecEnv(SyncVecEnv):
         with self._changed:
             return len(self._by_id)
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of reports whose clients wait for an answer."""
+        with self._changed:
+            return sum(len(seat.reports) + (seat.asked is not None) for seat in self._seats)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training is over, so that clients are refused."""
+        return self._is_closed
+
     def _seat(self, episode_id: str) -> _Seat:
         if episode_id not in self._by_id:
             words = (

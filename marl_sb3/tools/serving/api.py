@@ -1,11 +1,11 @@
-"""The routes of a server of policies: `/health`, `/info`, `/predict`, `/weights`, `/openapi.json`."""
+"""The server of a run's policies: `/health`, `/info`, `/predict`, `/weights`, `/openapi.json`, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,6 @@ from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
-from marl_sb3.errors import ConfigError
 from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import (
@@ -114,7 +113,13 @@ class Health(msgspec.Struct):
     """The server answers."""
 
     status: str
-    checkpoint: str
+    checkpoint: str  # empty if the server has a token and the request has not shown it
+
+
+class Readiness(msgspec.Struct):
+    """The server accepts requests; while it does not, the answer is a `Refusal` with the status 503."""
+
+    status: str
 
 
 class Error(msgspec.Struct, omit_defaults=True):
@@ -330,8 +335,26 @@ class Api:
             Route("/openapi.json", self._openapi),
         ]
 
-    async def _health(self, _: Request) -> Response:
-        return json_response(Health("ok", self._predictor.served.checkpoint))
+    def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
+        """Return a server with these routes and `more`, of which the paths `public` need no token."""
+        routes, life = [*self.routes(), *more], self.lifespan
+        return Server(
+            routes,
+            listening,
+            self._limits,
+            public=public,
+            lifespan=life,
+            measured=lambda: [*self._batcher.families(), *self._predictor.families()],
+            unready=self._unready,
+        )
+
+    def _unready(self, request: Request) -> str | None:
+        """With `/ready?newest`, policies that are older than those asked for do not count."""
+        is_old = "newest" in request.query_params and self._predictor.failing
+        return "the newest checkpoint cannot be loaded; the log of the server says why" if is_old else None
+
+    async def _health(self, request: Request) -> Response:
+        return json_response(Health("ok", self._predictor.served.checkpoint if request.scope["is_trusted"] else ""))
 
     async def _info(self, _: Request) -> Response:
         served = self._predictor.served
@@ -390,13 +413,10 @@ class Api:
             await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
-        try:
-            if self._predictor.reload():
-                served = self._predictor.served
-                self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
-                self._settled()
-        except (ConfigError, OSError) as error:
-            _log.warning("no newer checkpoint: %s", error)
+        if self._predictor.reload():
+            served = self._predictor.served
+            self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
+            self._settled()
 
 
 def _agent_infos(served: Served) -> dict[str, AgentInfo]:
@@ -451,14 +471,15 @@ def policy_server(
     """
     listening = Listening(host, port, token, tls_cert, tls_key)
     predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint, backend)
-    api = Api(predictor, limits, reload_s=reload_s)
-    return Server(api.routes(), listening, limits, lifespan=api.lifespan)
+    return Api(predictor, limits, reload_s=reload_s).server(listening)
 
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
 
 _PATHS: Mapping[str, tuple[str, str, Any]] = {  # path -> method, summary, answer
-    "/health": ("get", "Whether the server answers", Health),
+    "/health": ("get", "Whether the process lives", Health),
+    "/ready": ("get", "Whether it accepts requests; 503: it is ending", Readiness),
+    "/metrics": ("get", "Metrics in Prometheus's text format", None),
     "/info": ("get", "Policies, agents, spaces, checkpoint, limits", Info),
     "/predict": ("post", "Actions for observations", PredictAnswer),
     "/weights": ("get", "The policies as a safetensors file; the ETag is its SHA-256", None),
@@ -482,7 +503,9 @@ def openapi() -> dict[str, Any]:
 
 def _operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    other = binary if path == "/weights" else {"application/json": {"schema": {"type": "object"}}}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    others = {"/weights": binary, "/metrics": text}
+    other = others.get(path, {"application/json": {"schema": {"type": "object"}}})
     responses: dict[str, Any] = {
         "200": {"description": summary, "content": other if answer is None else _json_of(answer)},
         "default": {"description": "The request was refused", "content": _json_of(Refusal)},

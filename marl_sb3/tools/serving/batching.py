@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+
+from marl_sb3.tools.serving.metrics import SECONDS, SIZES, Family, Histogram, gauge
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -38,6 +41,14 @@ class Batcher(Generic[RequestT, ReplyT]):
         self._working: asyncio.Task[None] | None = None
         self.requests = 0  # requests so far
         self.batches = 0  # batches so far
+        self._sizes = Histogram("marl_sb3_batch_requests", "Requests that were answered together.", SIZES)
+        self._rows = Histogram("marl_sb3_batch_rows", "Observations that were answered together.", SIZES)
+        self._seconds = Histogram("marl_sb3_batch_seconds", "Time in which a batch was computed.", SECONDS)
+
+    def families(self) -> list[Family]:
+        """Return the metrics of batches."""
+        queue = gauge("marl_sb3_queue_requests", "Requests that wait for the next batch.", len(self._waiting))
+        return [queue, *(each.family() for each in (self._sizes, self._rows, self._seconds))]
 
     async def submit(self, asked: RequestT) -> ReplyT:
         """Return the answer to a request; raises what the answer is if that is an exception."""
@@ -65,14 +76,19 @@ class Batcher(Generic[RequestT, ReplyT]):
         return batch
 
     def _work_once(self, batch: list[tuple[RequestT, asyncio.Future[ReplyT]]]) -> None:
-        asked = [request for request, _ in batch]
+        if not batch:
+            return
+        asked, begun_s = [request for request, _ in batch], time.perf_counter()
         answers: Sequence[Any]
         try:
             answers = self._answer(asked)
         except Exception as error:
             answers = [error] * len(batch)
+        self._seconds.observe(time.perf_counter() - begun_s)
+        self._sizes.observe(len(batch))
+        self._rows.observe(sum(map(self._rows_of, asked)))
         self.requests += len(batch)
-        self.batches += bool(batch)
+        self.batches += 1
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
                 continue

@@ -1,6 +1,8 @@
 """A training that clients step, over HTTP: episodes are opened, their steps reported, and actions answered.
 
 GET    /health              the server is there
+GET    /ready               the training goes on; 503: it is over
+GET    /metrics             requests, reports, episodes and env steps, for Prometheus
 GET    /info                agents with their spaces and policies, and how many episodes may run at a time
 POST   /episodes            open an episode: its id, and the seed that the simulator should use
 POST   /episodes/ID/step    report a step; the answer has the actions of the agents that act next
@@ -11,6 +13,7 @@ DELETE /episodes/ID         give an episode up
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -33,6 +36,7 @@ from marl_sb3.tools.serving.http import (
     json_response,
     read_message,
 )
+from marl_sb3.tools.serving.metrics import Family, counter, counters, gauge
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.wrappers import policy_actions
@@ -86,6 +90,7 @@ class ExternalApi:
         self._spaces: dict[str, tuple[Any, Any]] = {
             agent: (env.envs[0].observation_space(agent), env.envs[0].action_space(agent)) for agent in env.agents
         }
+        self._reports: Counter[tuple[str, ...]] = Counter()
         self.routes = [
             Route("/health", self._health),
             Route("/info", self._info),
@@ -94,6 +99,20 @@ class ExternalApi:
             Route("/episodes/{episode_id}", self._give_up, methods=["DELETE"]),
             Route("/steps", self._steps, methods=["POST"]),
         ]
+
+    def families(self) -> list[Family]:
+        """Return the metrics of clients, their episodes and reports."""
+        env, words = self._env, "Reports of clients: taken, or why they were refused."
+        return [
+            counters("marl_sb3_reports_total", words, ("result",), self._reports),
+            gauge("marl_sb3_queue_reports", "Reports whose clients wait for an answer.", env.num_waiting),
+            gauge("marl_sb3_open_episodes", "Episodes that clients hold.", env.num_episodes),
+            gauge("marl_sb3_most_open_episodes", "Episodes that clients may hold.", env.num_envs),
+        ]
+
+    def unready(self, _: Request) -> str | None:
+        """Return why clients cannot step the env; None: they can."""
+        return "the training is over" if self._env.is_over else None
 
     async def _health(self, _: Request) -> Response:
         return json_response({"status": "ok"})
@@ -216,11 +235,13 @@ class ExternalApi:
             self._env.report(episode_id, report, answer)
         except EpisodeRefusedError as error:
             if not one_by_one:
+                self._reports[error.reason,] += 1
                 raise _refused(error) from error
             future.set_result(Answered(error=error))
         return future
 
     def _plain(self, answered: Answered, *, in_batch: bool = False) -> dict[str, Any]:
+        self._reports["taken" if answered.error is None else answered.error.reason,] += 1
         if answered.error is not None:
             if not in_batch:
                 raise _refused(answered.error) from answered.error
@@ -252,4 +273,19 @@ def external_server(algorithm: MultiAgentAlgorithm, *, limits: Limits = DEFAULT_
         raise ConfigError(words, key="env")
     learners = algorithm.parts.learners
     on_policy = [policy_id for policy_id, learner in learners.items() if isinstance(learner, OnPolicyLearner)]
-    return Server(ExternalApi(env, algorithm.policy_of, on_policy, limits).routes, Listening(**listening), limits)
+    api = ExternalApi(env, algorithm.policy_of, on_policy, limits)
+
+    def measured() -> list[Family]:
+        return [*api.families(), *_progress(algorithm)]
+
+    return Server(api.routes, Listening(**listening), limits, measured=measured, unready=api.unready)
+
+
+def _progress(algorithm: MultiAgentAlgorithm) -> list[Family]:
+    """Return the metrics of a training, which a resumed one continues."""
+    done = algorithm.parts.counters
+    return [
+        counter("marl_sb3_env_steps_total", "Env steps of the training.", done.env_steps),
+        counter("marl_sb3_episodes_total", "Episodes that have ended.", done.episodes),
+        counter("marl_sb3_iterations_total", "Iterations that are done; policies learn in each.", done.iteration),
+    ]

@@ -13,10 +13,11 @@ import ipaddress
 import logging
 import math
 import re
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,7 +33,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 from typing_extensions import override
@@ -41,6 +42,15 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.extensions.display import one_line
 from marl_sb3.signals import ENDING, handled
+from marl_sb3.tools.serving.metrics import (
+    CONTENT_TYPE,
+    OTHER_ROUTE,
+    Family,
+    RequestMetrics,
+    exposition,
+    gauge,
+    process_families,
+)
 
 T = TypeVar("T")
 
@@ -48,12 +58,15 @@ _log = logging.getLogger(__name__)
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = "*"
+# Whether the process lives, and whether it accepts requests: what starts and routes to servers asks without a token.
+_PROBES = ("/health", "/ready")
 _SUBPROTOCOL = "marl-sb3"  # of a WebSocket that offers its token as another one
 _TOKEN_PREFIX = "token."
 _MOST_SHOWN = 500  # characters of a message about what was sent
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
 _ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
 _TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
+_CLOSING = (b"connection", b"close")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # what HTTP allows in a Bearer token
 
@@ -201,18 +214,76 @@ class Guard:
         app: the app below.
         listening: with its token, and its host, the names of which requests may ask for.
         limits: of a request.
-        public: paths that need no token.
+        public: paths that need no token; `scope["is_trusted"]` says whether the request has shown it.
+        metrics: count requests.
+        paths: of the routes, by which refused requests are counted.
     """
 
-    def __init__(self, app: ASGIApp, *, listening: Listening, limits: Limits, public: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        listening: Listening,
+        limits: Limits,
+        public: Sequence[str],
+        metrics: RequestMetrics,
+        paths: Collection[str],
+    ) -> None:
         self._app, self._token, self._limits, self._public = app, listening.token, limits, public
+        self._metrics, self._paths = metrics, paths
         self._hosts = frozenset(host.lower() for host in served_hosts(listening.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request, WebSocket, or the lifespan of the app."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
+        elif scope["type"] == "http":
+            await self._count_request(scope, receive, send)
+        else:
+            await self._count_websocket(scope, receive, send)
+
+    async def _count_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, begun_s = "gone", time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        self._metrics.in_flight += 1
+        try:
+            await self._check(scope, receive, watched)
+        finally:
+            self._metrics.in_flight -= 1
+            self._metrics.answered(self._route_of(scope), status, time.perf_counter() - begun_s)
+
+    async def _count_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = "403"  # what uvicorn answers if it is closed before it was accepted
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "websocket.accept":
+                status = "101"
+                self._metrics.websockets += 1
+            elif message["type"] == "websocket.http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._check(scope, receive, watched)
+        finally:
+            self._metrics.websockets -= status == "101"
+            self._metrics.requests[self._route_of(scope), status] += 1
+
+    def _route_of(self, scope: Scope) -> str:
+        """Return the path of the route as the app has it: clients choose what is in the place of parameters."""
+        route = scope.get("route")  # of what came as far as the app
+        path: str = scope["path"] if route is None else route.path
+        return path if path in self._paths else OTHER_ROUTE
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or answer."""
         try:
             headers = Headers(scope=scope)
             self._check_host(scope, headers)
@@ -279,7 +350,8 @@ class Guard:
             raise RequestError("the request comes from a page of another server", 403, key="Sec-Fetch-Site")
 
     def _check_token(self, scope: Scope, headers: Headers) -> None:
-        if self._token is None or scope["path"] in self._public:
+        scope["is_trusted"] = self._token is None
+        if self._token is None:
             return
         shown = [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
         accepted = "Authorization: Bearer TOKEN"
@@ -290,7 +362,8 @@ class Guard:
             ]
             accepted += f", ?token=TOKEN, or the subprotocols {_SUBPROTOCOL} and {_TOKEN_PREFIX}TOKEN"
         expected = self._token.encode()
-        if not any(hmac.compare_digest(value.encode(errors="replace"), expected) for value in shown):
+        scope["is_trusted"] = any(hmac.compare_digest(value.encode(errors="replace"), expected) for value in shown)
+        if not scope["is_trusted"] and scope["path"] not in self._public:
             words = "the token is wrong" if shown else "a token is missing"
             raise RequestError(f"{words}; accepted: {accepted}", 401)
 
@@ -353,6 +426,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     limits: ClassVar[Limits]  # of all connections of the server
     # its connections that have not sent the head of a request, the oldest first, with what drops them
     silent: ClassVar[dict[Any, Callable[[], object]]]
+    metrics: ClassVar[RequestMetrics]  # count what is refused before it is a request
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -412,6 +486,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Answer what is no request yet, and close the connection."""
         self._stop()
         if not self.transport.is_closing():
+            self.metrics.refused(status)
             self.transport.write(_refusal(status, message))
             self.transport.close()
 
@@ -431,17 +506,20 @@ class _Uvicorn(uvicorn.Server):
 
     Args:
         limits: of connections, and of the time for their handshake.
+        metrics: count connections that are refused.
     """
 
     on_started: Callable[[], None]
+    drain_s = 0.0  # how long requests are still accepted after SIGTERM
     caught: int | None = None
+    _ends_s = math.inf
     _accepting: asyncio.Task[None]
 
-    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits, metrics: RequestMetrics) -> None:
         super().__init__(config)
-        self._limits = limits
+        self._limits, self._metrics = limits, metrics
         self._silent: dict[Any, Callable[[], object]] = {}
-        kind = {"limits": limits, "silent": self._silent}
+        kind = {"limits": limits, "silent": self._silent, "metrics": metrics}
         self._protocol: Any = type("TimedProtocol", (_TimedProtocol,), kind)
         self._opening: set[asyncio.Task[None]] = set()
         self._warned_s = -math.inf
@@ -516,6 +594,7 @@ class _Uvicorn(uvicorn.Server):
 
     def _refuse(self, connection: socket.socket) -> None:
         """Close a connection for which there is no room."""
+        self._metrics.refused(503)
         with connection, suppress(OSError):
             if self.config.ssl is None:
                 connection.send(_refusal(503, f"all {self._limits.connections} connections are in use"))
@@ -528,9 +607,25 @@ class _Uvicorn(uvicorn.Server):
             _log.warning(message)
 
     def end(self, number: int, _: Any = None) -> None:
-        """End after the requests in flight; the second signal ends at once."""
+        """End after the requests in flight, after SIGTERM not before `drain_s`; the second signal ends at once."""
         self.force_exit = self.caught is not None
-        self.should_exit, self.caught = True, number
+        is_drained = number == signal.SIGTERM and not self.force_exit
+        self._ends_s = time.monotonic() + (self.drain_s if is_drained else 0.0)
+        self.caught = number
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it will end soon, and clients should go elsewhere."""
+        return self.should_exit or self.caught is not None
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        self.should_exit |= time.monotonic() >= self._ends_s
+        ends = await super().on_tick(counter)
+        if self.is_ending and _CLOSING not in self.server_state.default_headers:
+            # A client whose connection stays open could send a request at the moment at which it is closed.
+            self.server_state.default_headers = [*self.server_state.default_headers, _CLOSING]
+        return ends
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -565,14 +660,17 @@ class Server:
 
     Within a context, a thread of this process serves; `run` serves in this thread. A handler that raises a
     `RequestError` or a `ConfigError` answers with JSON, as all refusals do; one that raises another exception answers
-    500, and the log has its traceback.
+    500, and the log has its traceback. Each server has two routes more: `/metrics` in Prometheus's text format, and
+    `/ready`, which answers 503 while requests should go elsewhere.
 
     Args:
         routes: of Starlette.
         listening: where, and for whom.
         limits: of requests, connections and time.
-        public: paths that need no token, such as a page without data.
+        public: paths that need no token, such as a page without data; `/health` and `/ready` never need one.
         lifespan: context of the app: what it needs while it serves.
+        measured: returns further metrics.
+        unready: returns why requests cannot be answered, or None; it is asked until the server begins to end.
 
     Attributes:
         address: such as `http://127.0.0.1:41234`.
@@ -589,8 +687,14 @@ class Server:
         *,
         public: Sequence[str] = (),
         lifespan: Lifespan | None = None,
+        measured: Callable[[], Sequence[Family]] = tuple,
+        unready: Callable[[Request], str | None] = lambda _: None,
     ) -> None:
-        guard = Middleware(Guard, listening=listening, limits=limits, public=public)
+        self._measured, self._unready, self._metrics = measured, unready, RequestMetrics()
+        routes = [*routes, Route("/metrics", self._show_metrics), Route("/ready", self._show_ready)]
+        paths, public = {route.path for route in routes if hasattr(route, "path")}, (*public, *_PROBES)
+        checked: dict[str, Any] = {"listening": listening, "limits": limits, "public": public}
+        guard = Middleware(Guard, **checked, metrics=self._metrics, paths=paths)
         app = Starlette(routes=routes, middleware=[guard], exception_handlers=_HANDLERS, lifespan=lifespan)
         config = uvicorn.Config(
             app,
@@ -612,7 +716,7 @@ class Server:
         except OSError as error:  # of ssl, too
             words = f"--tls-cert {listening.tls_cert} and --tls-key {listening.tls_key} cannot be used: {error}"
             raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
-        self._uvicorn = _Uvicorn(config, limits)
+        self._uvicorn = _Uvicorn(config, limits, self._metrics)
         self._socket = _listen(listening.host, listening.port)
         name = f"[{listening.host}]" if ":" in listening.host else listening.host
         scheme = "https" if listening.tls_cert else "http"
@@ -620,15 +724,35 @@ class Server:
         self._started, self._error = threading.Event(), None
         self._thread = threading.Thread(target=self._serve_in_thread, name="marl_sb3-server", daemon=True)
 
-    def run(self, on_started: Callable[[str], None]) -> None:
+    async def _show_metrics(self, _: Request) -> Response:
+        connections = len(self._uvicorn.server_state.connections)
+        families = [
+            *self._metrics.families(),
+            gauge("marl_sb3_connections", "Open connections.", connections),
+            gauge("marl_sb3_ready", "1: requests are accepted; 0: the server is ending.", not self._uvicorn.is_ending),
+            *self._measured(),
+            *process_families(),
+        ]
+        return Response(exposition(families), media_type=CONTENT_TYPE)
+
+    async def _show_ready(self, request: Request) -> Response:
+        why = "the server is ending" if self._uvicorn.is_ending else self._unready(request)
+        if why is not None:
+            raise RequestError(why, 503)
+        return json_response({"status": "ready"})
+
+    def run(self, on_started: Callable[[str], None], drain_s: float = 0.0) -> None:
         """Serve in this thread until a signal asks for the end; requests in flight are answered first.
 
         Args:
             on_started: gets the address when clients can connect.
+            drain_s: seconds for which requests are still accepted after SIGTERM, while `/ready` answers 503 and each
+                answer closes its connection.
 
         Raises:
             KeyboardInterrupt: a signal has ended the server.
         """
+        self._uvicorn.drain_s = drain_s
         self._uvicorn.on_started = lambda: on_started(self.address)
         with handled(ENDING, self._uvicorn.end):
             self._serve()

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
+import marl_sb3
 from marl_sb3.core.acting import AgentInputs, PolicyAnswer, PolicyBundle, Want
 from marl_sb3.core.sb3 import initial_states, takes_masks
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.vec_env import joined
-from marl_sb3.errors import CheckpointError, ConfigError, ExportError
-from marl_sb3.extensions.store import with_checkpoint
+from marl_sb3.errors import ConfigError, ExportError, described
+from marl_sb3.extensions.store import MANIFEST, with_checkpoint
 from marl_sb3.runs import SavedRun
 from marl_sb3.startup import require_extra
+from marl_sb3.tools.serving.metrics import Family, Sample, counters, gauge
 from marl_sb3.tools.serving.weights import pack_weights
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)
 
 Backend = Literal["torch", "onnx"]  # what computes actions
+_AGAIN_S = 60.0  # after a checkpoint could not be read: the disk may have failed, not the checkpoint
 
 
 class Asked(NamedTuple):
@@ -50,6 +55,8 @@ class Served:
     env_steps: int  # env steps of the training until the checkpoint
     weights: bytes  # the policies as a safetensors file, see `pack_weights`
     weights_sha256: str  # hash of `weights`
+    written_s: float  # when the checkpoint was written, in seconds since 1970
+    loaded_s: float  # when it was loaded
     # of ONNX Runtime, for the policies that it answers deterministic requests of
     sessions: Mapping[PolicyID, Any] = field(default_factory=dict)
     by_torch: Mapping[PolicyID, str] = field(
@@ -91,7 +98,9 @@ class Predictor:
         self._run, self._which, self._backend = run, which, backend
         self._networks = threading.Lock()  # PyTorch's exporter replaces what networks are called by, in all threads
         self.served = self._load()  # what is served now
-        self._tried = self.served.checkpoint
+        self._tried, self._tried_s = self.served.checkpoint, 0.0
+        self.failing = False  # whether the checkpoint that is asked for cannot be loaded, so that another is served
+        self._reloads: dict[tuple[str, ...], float] = {("failed",): 0, ("done",): 0}
 
     @property
     def env(self) -> str:
@@ -106,7 +115,11 @@ class Predictor:
     def _read(self, checkpoint: Checkpoint) -> Served:
         weights = pack_weights(checkpoint)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
-        served = Served(self._run.read(checkpoint), env_steps, weights, sha256(weights).hexdigest())
+        loaded_s = written_s = time.time()
+        with suppress(OSError):  # a running training has removed it
+            written_s = (checkpoint.folder / MANIFEST).stat().st_mtime
+        digest = sha256(weights).hexdigest()
+        served = Served(self._run.read(checkpoint), env_steps, weights, digest, written_s, loaded_s)
         if self._backend == "torch":
             return served
         made = {}
@@ -120,21 +133,55 @@ class Predictor:
     def reload(self) -> bool:
         """Serve a newer checkpoint if there is one that was asked for; returns whether it did.
 
-        A damaged one is passed over with a warning: the one that is served stays.
+        One that cannot be loaded is passed over with a warning, and tried again a minute later: the one that is served
+        stays, or one in between is served. Requests that are being answered are not disturbed.
         """
         try:
             wanted = self._wanted()
-            if wanted in (None, self._tried):
+            self.failing &= wanted != self.served.checkpoint
+            if wanted in (None, self.served.checkpoint) or (wanted == self._tried and not self._is_due):
                 return False
-            self._tried = wanted
+            self._tried, self._tried_s = wanted, time.monotonic()
             served = self._load()
-        except CheckpointError as error:
-            _log.warning("%s; %s is served further", error, self.served.checkpoint)
+        except Exception as error:  # whatever it is: the policies that are served are whole
+            self._failed(described(error))
             return False
-        if served.checkpoint == self.served.checkpoint:
-            return False
+        if served.checkpoint != wanted:  # it is damaged, as a warning has said, and the next best was read
+            self._failed(f"{wanted} is damaged")
+            if served.env_steps <= self.served.env_steps:
+                return False
+        else:
+            self.failing = False
         self.served = served
+        self._reloads["done",] += 1
         return True
+
+    @property
+    def _is_due(self) -> bool:
+        return self.failing and time.monotonic() - self._tried_s >= _AGAIN_S
+
+    def _failed(self, why: str) -> None:
+        self.failing = True
+        self._reloads["failed",] += 1
+        _log.warning("%s; %s is served further", why, self.served.checkpoint)
+
+    def families(self) -> list[Family]:
+        """Return the metrics of what is served."""
+        served, now_s = self.served, time.time()
+        ages = {"written": now_s - served.written_s, "loaded": now_s - served.loaded_s}
+        known = {"env": self.env, "checkpoint": served.checkpoint, "version": marl_sb3.__version__}
+        return [
+            gauge("marl_sb3_policy_info", "What is served.", 1, **known),
+            gauge("marl_sb3_policy_env_steps", "Env steps of the training until the checkpoint.", served.env_steps),
+            Family(
+                "marl_sb3_policy_age_seconds",
+                "gauge",
+                "Time since the checkpoint that is served was written, and since it was loaded.",
+                [Sample(age_s, {"since": since}) for since, age_s in ages.items()],
+            ),
+            counters("marl_sb3_reloads_total", "Newer checkpoints, by what came of them.", ("result",), self._reloads),
+            gauge("marl_sb3_reload_failing", "1: the checkpoint that is asked for cannot be loaded.", self.failing),
+        ]
 
     def _wanted(self) -> str | None:
         """The checkpoint that `load` would try first."""

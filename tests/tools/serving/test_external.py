@@ -23,6 +23,7 @@ import pytest
 from clients import agents_of, external
 from forked import ForkServer
 from gymnasium import spaces
+from scraping import scraped
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 from waiting import wait_for
@@ -177,6 +178,34 @@ def test_requests_that_break_the_rules_are_refused_in_words() -> None:
         assert (status, several["episodes"]["0"]["error"]["status"]) == (200, 404)
         assert post(url, step, {})[0] == 400  # no agent is live: the episode is given up
         assert post(url, step, {})[0] == 404
+
+
+def test_metrics_of_a_training_tell_of_its_clients_and_its_progress() -> None:
+    with training(ScriptedEnv(SCRIPT), 2) as (url, algorithm), PolicyClient(url) as client:
+        env = ScriptedEnv(SCRIPT)
+        episode, other = client.start_episode(), client.start_episode()
+        seen, _ = env.reset()
+        for _ in range(2):
+            seen, rewards, terminated, *_ = env.step(client.get_action(episode, seen))
+            client.log_returns(episode, rewards, multiagent_done_dict=terminated)
+        client.end_episode(episode, seen, truncated=True)
+        wait_for(lambda: bool(algorithm.tracker.episodes))
+        assert post(url, "/episodes/0/step", {})[0] == 404
+        assert post(url, "/steps", {"episodes": {"0": {}, other: {}}})[0] == 200  # in which no agent is live
+        found = scraped(url)
+        assert found["marl_sb3_env_steps_total"] == algorithm.num_timesteps == 2
+        assert found["marl_sb3_episodes_total"] == 1
+        assert found["marl_sb3_iterations_total"] == 0
+        assert found["marl_sb3_open_episodes"] == found["marl_sb3_queue_reports"] == 0
+        assert found["marl_sb3_most_open_episodes"] == 2
+        reports = {
+            result: found[f'marl_sb3_reports_total{{result="{result}"}}'] for result in ("taken", "unknown", "wrong")
+        }
+        assert reports == {"taken": 3, "unknown": 2, "wrong": 1}
+        assert found['marl_sb3_http_requests_total{route="/episodes/{episode_id}/step",status="404"}'] == 1
+        assert httpx.get(f"{url}/ready").status_code == 200
+        algorithm.env.close()
+        assert httpx.get(f"{url}/ready").status_code == 503
 
 
 ODD: tuple[Any, ...] = (None, True, -1, 1e308, math.nan, math.inf, 2**80, 10**400, "x" * 1000, "\ud800", [], {}, [[]])

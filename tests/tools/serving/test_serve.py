@@ -7,7 +7,10 @@ import hashlib
 import json
 import random
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ import numpy as np
 import pytest
 from forked import ForkServer
 from gymnasium import spaces
+from scraping import scraped
 from toy_envs import SampledEnv
+from waiting import wait_for
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
@@ -24,6 +29,7 @@ from marl_sb3.core.acting import AgentInputs, Want
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs import SavedRun
 from marl_sb3.serve import main
+from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.http import Limits
@@ -32,6 +38,7 @@ from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
 VALUES_TOO = Want(actions=True, deterministic=True, values=True)
+VERSION = marl_sb3.__version__
 SMALL = {"n_steps": 6, "batch_size": 6, "policy_kwargs": {"net_arch": [8]}}
 
 
@@ -172,7 +179,15 @@ def test_info_names_policies_agents_spaces_and_checkpoint(client: httpx.Client) 
 def test_openapi_describes_every_route(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert described == json.loads(json.dumps(openapi()))
-    assert set(described["paths"]) == {"/health", "/info", "/predict", "/weights", "/openapi.json"}
+    assert set(described["paths"]) == {
+        "/health",
+        "/ready",
+        "/metrics",
+        "/info",
+        "/predict",
+        "/weights",
+        "/openapi.json",
+    }
     schema = described["components"]["schemas"]["PredictRequest"]["properties"]
     assert set(schema) >= {"observations", "batch", "action_masks", "states", "deterministic"}
 
@@ -303,6 +318,94 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     assert before.answer.values["a"] != after.answer.values["a"]
 
 
+def test_requests_are_answered_while_checkpoints_come_and_a_damaged_one_is_passed_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    copied = shutil.copytree(run, tmp_path / "run")
+    folder, kept = copied / "checkpoints", tmp_path / "kept"
+    sources = sorted(folder.rename(kept).iterdir())
+    values = [load_policies(source).value({"a": np.float32(SEEN["a"])})["a"] for source in sources]
+    assert values[0] != pytest.approx(values[-1], abs=1e-4)
+
+    def publish(number: int, damaged: bool = False) -> None:
+        fresh = shutil.copytree(sources[number % len(sources)], tmp_path / "fresh")
+        if damaged:
+            (fresh / "state.json").write_bytes(b"{}")
+        folder.mkdir(exist_ok=True)
+        fresh.rename(folder / f"ckpt-{number:06}")
+
+    answers: list[dict[str, Any]] = []
+    is_over = threading.Event()
+
+    def ask(address: str) -> None:
+        with httpx.Client(base_url=address) as http:
+            while not is_over.is_set():
+                answers.append(asked(http, observations={"a": SEEN["a"]}, return_values=True))
+
+    def wait_for_answer_of(number: int) -> None:
+        wait_for(lambda: bool(answers) and answers[-1]["checkpoint"] == f"ckpt-{number:06}")
+
+    monkeypatch.setattr(predictor_module, "_AGAIN_S", 0.1)
+    publish(0)
+    with policy_server(copied, "latest", reload_s=0.02) as server, ThreadPoolExecutor() as clients:
+        asking = [clients.submit(ask, server.address) for _ in "123"]
+        with ExitStack() as ends:
+            ends.callback(is_over.set)
+            for number in (1, 2, 3):
+                publish(number)
+                wait_for_answer_of(number)
+            assert httpx.get(f"{server.address}/ready?newest").status_code == 200
+            publish(4, damaged=True)
+            wait_for(lambda: scraped(server.address)["marl_sb3_reload_failing"] == 1)
+            assert answers[-1]["checkpoint"] == "ckpt-000003"
+            assert httpx.get(f"{server.address}/ready").status_code == 200  # the policies answer
+            assert httpx.get(f"{server.address}/ready?newest").status_code == 503
+            shutil.copy(sources[4 % len(sources)] / "state.json", folder / "ckpt-000004")  # it was the disk
+            wait_for_answer_of(4)
+        for each in asking:
+            each.result()  # raises if a request was not answered
+        found = scraped(server.address)
+    for each in answers:
+        number = int(each["checkpoint"].removeprefix("ckpt-"))
+        assert each["values"]["a"] == pytest.approx(float(values[number % len(sources)]), rel=1e-5)
+    assert "ckpt-000004 is damaged; ckpt-000003 is served further" in caplog.text
+    of_predict = [name for name in found if 'route="/predict"' in name and "status=" in name]
+    assert of_predict == ['marl_sb3_http_requests_total{route="/predict",status="200"}']
+    expected = {
+        of_predict[0]: len(answers),
+        "marl_sb3_batch_rows_sum": len(answers),
+        "marl_sb3_batch_requests_sum": len(answers),
+        "marl_sb3_batch_seconds_count": found["marl_sb3_batch_requests_count"],
+        "marl_sb3_queue_requests": 0,
+        'marl_sb3_reloads_total{result="done"}': 4,
+        "marl_sb3_reload_failing": 0,
+        f'marl_sb3_policy_info{{env="toy_envs:ScriptedEnv",checkpoint="ckpt-000004",version="{VERSION}"}}': 1,
+        "marl_sb3_policy_env_steps": 12,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found['marl_sb3_reloads_total{result="failed"}'] >= 1
+    loaded_s, written_s = (found[f'marl_sb3_policy_age_seconds{{since="{since}"}}'] for since in ("loaded", "written"))
+    assert 0 <= loaded_s < written_s < 3600
+
+
+def test_whatever_fails_in_a_reload_the_policies_that_are_served_stay(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = Predictor(SavedRun.open(shutil.copytree(run, tmp_path / "run"), makes_env=False), "latest")
+    before = predictor.served
+    newest = max((tmp_path / "run/checkpoints").iterdir())
+    shutil.copytree(newest, newest.with_name("ckpt-000900"))
+    with monkeypatch.context() as broken:
+        broken.setattr(predictor, "_load", lambda: 1 / 0)
+        assert [predictor.reload() for _ in "12"] == [False, False]
+        assert (predictor.served, predictor.failing) == (before, True)
+    assert caplog.text.count(f"ZeroDivisionError: division by zero; {before.checkpoint} is served further") == 1
+    assert not predictor.reload()  # not before a minute
+    monkeypatch.setattr(predictor_module, "_AGAIN_S", 0.0)
+    assert predictor.reload()
+    assert (predictor.served.checkpoint, predictor.failing) == ("ckpt-000900", False)
+
+
 def test_weights_make_the_same_policies_elsewhere_and_are_sent_once(run: Path, client: httpx.Client) -> None:
     answer = client.get("/weights")
     bundle = unpack_weights(answer.content, json.loads(answer.headers["etag"]))
@@ -339,7 +442,7 @@ def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.Mon
 def test_what_onnx_runtime_does_not_answer_is_said(
     run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marl_sb3.tools.serving.http.Server.run", lambda server, _: server._socket.close())
+    monkeypatch.setattr("marl_sb3.tools.serving.http.Server.run", lambda server, *_: server._socket.close())
     assert main([str(masked), "--backend", "onnx", "--port", "0"]) == 0
     assert "\npolicy 'shared': PyTorch answers; the policy takes action masks\n" in capsys.readouterr().out
     monkeypatch.setattr(Served, "has_memory", lambda *_: True)
@@ -396,12 +499,15 @@ def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
 
 
 def test_the_command_prints_its_address_and_ends_on_sigterm(server: ForkServer, run: Path, tmp_path: Path) -> None:
-    arguments = ["-m", "marl_sb3.serve", str(run), "--port", "0"]
+    arguments = ["-m", "marl_sb3.serve", str(run), "--port", "0", "--drain-s", "0.5"]
     process = server.run(arguments, tmp_path / "out")
     try:
         address = ""
         while not address and process.poll() is None:
             address = process.output.read_text().partition("serving on ")[2].partition("\n")[0]
+        assert httpx.post(f"{address}/predict", json={"observations": SEEN}).status_code == 200
+        process.terminate()
+        wait_for(lambda: httpx.get(f"{address}/ready").status_code == 503)
         assert httpx.post(f"{address}/predict", json={"observations": SEEN}).status_code == 200
     finally:
         process.terminate()

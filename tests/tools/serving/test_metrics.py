@@ -1,0 +1,194 @@
+"""Metrics in Prometheus's format: their text, and what every server counts."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from scraping import samples, scraped
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from waiting import wait_for
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
+from marl_sb3.tools.serving.metrics import Family, Histogram, Sample, counters, exposition, gauge
+
+TOKEN = "0123456789abcdef"
+SHOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def of(name: str) -> str:
+    return f"marl_sb3_http_requests_total{{{name}}}"
+
+
+# --- The text --------------------------------------------------------------------------------------------------------
+
+
+def sizes() -> Histogram:
+    histogram = Histogram("sizes", "Sizes.", (1.0, 2.5), "kind")
+    for value in (0.5, 1.0, 2.0, 7.0):
+        histogram.observe(value, "a")
+    return histogram
+
+
+FAMILIES = [
+    counters("seen_total", "What was\nseen \\ not.", ("route", "status"), {("/b", "200"): 2, ("/a", '4"\\\n4'): 1}),
+    gauge("hot", "Heat.", math.inf),
+    Family("odd", "gauge", "Odd.", [Sample(-math.inf, {"is": "low"}), Sample(math.nan), Sample(0.1 + 0.2)]),
+    sizes().family(),
+]
+TEXT = r"""# HELP seen_total What was\nseen \\ not.
+# TYPE seen_total counter
+seen_total{route="/a",status="4\"\\\n4"} 1.0
+seen_total{route="/b",status="200"} 2.0
+# HELP hot Heat.
+# TYPE hot gauge
+hot +Inf
+# HELP odd Odd.
+# TYPE odd gauge
+odd{is="low"} -Inf
+odd NaN
+odd 0.30000000000000004
+# HELP sizes Sizes.
+# TYPE sizes histogram
+sizes_bucket{kind="a",le="1.0"} 2.0
+sizes_bucket{kind="a",le="2.5"} 3.0
+sizes_bucket{kind="a",le="+Inf"} 4.0
+sizes_sum{kind="a"} 10.5
+sizes_count{kind="a"} 4.0
+"""
+
+
+def test_the_text_is_that_of_the_format() -> None:
+    assert exposition(FAMILIES) == TEXT
+
+
+def test_a_histogram_without_labels_is_there_before_it_has_counted() -> None:
+    assert samples(exposition([Histogram("s", "S.", (1.0,)).family()])) == {
+        's_bucket{le="1.0"}': 0.0,
+        's_bucket{le="+Inf"}': 0.0,
+        "s_sum": 0.0,
+        "s_count": 0.0,
+    }
+
+
+# --- What every server counts ----------------------------------------------------------------------------------------
+
+
+async def answer(request: Request) -> Response:
+    if request.query_params.get("how") == "failing":
+        raise KeyError("secret")
+    if request.query_params.get("how") == "refused":
+        raise RequestError("no", 410)
+    return Response(str(request.scope["is_trusted"]))
+
+
+async def talk(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.receive_text()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    routes = [*(Route(path, answer) for path in ("/health", "/of/{agent}")), WebSocketRoute("/talk", talk)]
+    with Server(routes, Listening(token=TOKEN), Limits(body_bytes=100, seconds=0.2)) as server:
+        yield server.address
+
+
+def test_requests_are_counted_by_route_and_status(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=address, headers=SHOWN) as client:
+        for path in ("/of/a", "/of/b", "/of/a?how=refused", "/of/a?how=failing", "/nowhere", "/nowhere/2"):
+            client.get(path)
+        client.post("/of/a")
+        client.post("/health", content=b"x" * 101)
+    httpx.get(f"{address}/of/a")  # without the token; clients must not make routes, refused or not
+    found = scraped(address, headers=SHOWN)
+    counted = {name: value for name, value in found.items() if name.startswith("marl_sb3_http_requests_total")}
+    assert counted == {
+        of('route="/of/{agent}",status="200"'): 2,
+        of('route="/of/{agent}",status="410"'): 1,
+        of('route="/of/{agent}",status="500"'): 1,
+        of('route="/of/{agent}",status="405"'): 1,
+        of('route="other",status="404"'): 2,
+        of('route="other",status="401"'): 1,
+        of('route="/health",status="413"'): 1,
+    }
+    assert found['marl_sb3_http_request_duration_seconds_count{route="/of/{agent}"}'] == 5
+    assert found["marl_sb3_http_requests_in_flight"] == 1  # this one
+    assert found["process_resident_memory_bytes"] > 1e6
+    assert "secret" in caplog.text
+    with connect(f"{address.replace('http', 'ws')}/talk?token={TOKEN}") as websocket:
+        assert scraped(address, headers=SHOWN)["marl_sb3_websockets"] == 1
+        websocket.send("bye")
+    with pytest.raises(InvalidStatus):
+        connect(f"{address.replace('http', 'ws')}/talk")
+    wait_for(lambda: scraped(address, headers=SHOWN)["marl_sb3_websockets"] == 0)
+    found = scraped(address, headers=SHOWN)
+    assert found[of('route="/talk",status="101"')] == found[of('route="/talk",status="401"')] == 1
+
+
+def test_probes_need_no_token_and_are_told_nothing_else(address: str) -> None:
+    assert httpx.get(f"{address}/ready").json() == {"status": "ready"}
+    assert [httpx.get(f"{address}/health", headers=headers).text for headers in ({}, SHOWN)] == ["False", "True"]
+    assert httpx.get(f"{address}/health", headers={"Host": "evil.example"}).status_code == 403
+    assert httpx.get(f"{address}/metrics").status_code == 401
+
+
+def test_connections_without_a_request_are_counted() -> None:
+    with Server([], Listening(), Limits(seconds=0.05)) as server:
+        port = int(server.address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
+            assert silent.recv(12) == b"HTTP/1.1 408"
+        assert scraped(server.address)[of('route="other",status="408"')] == 1
+
+
+def test_the_parser_of_prometheus_client_reads_the_same(address: str) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    text = TEXT.replace("odd NaN\n", "")  # which is equal to nothing
+    metrics = list(parser.text_string_to_metric_families(text))
+    assert [metric.type for metric in metrics] == ["counter", "gauge", "gauge", "histogram"]
+    assert metrics[0].samples[0].labels == {"route": "/a", "status": '4"\\\n4'}
+    assert metrics[0].documentation == "What was\nseen \\ not."
+    assert metrics[3].samples[2] == ("sizes_bucket", {"kind": "a", "le": "+Inf"}, 4.0, None, None, None)
+    text = httpx.get(f"{address}/metrics", headers=SHOWN).text
+    read: list[Any] = [each for metric in parser.text_string_to_metric_families(text) for each in metric.samples]
+    assert len(read) == len(samples(text))
+
+
+# --- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_drains_goes_on_answering_and_says_that_it_is_not_ready() -> None:
+    routes = [Route("/health", answer)]
+    with Server(routes, Listening(), Limits()) as server, httpx.Client(base_url=server.address) as client:
+        assert "connection" not in client.get("/health").headers
+        server._uvicorn.drain_s = 0.5
+        server._uvicorn.end(15)
+        ends_s = time.monotonic() + 0.5
+        assert client.get("/ready").status_code == 503
+        assert "is ending" in client.get("/ready").json()["error"]["message"]
+        assert scraped(server.address)["marl_sb3_ready"] == 0
+        wait_for(lambda: client.get("/health").headers.get("connection") == "close")  # clients come again elsewhere
+        server._thread.join(5)
+        assert time.monotonic() >= ends_s
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health")
+
+
+@pytest.mark.parametrize("signals", [[2], [15, 15]], ids=["Ctrl-C", "twice"])
+def test_only_a_single_sigterm_waits(signals: list[int]) -> None:
+    with Server([], Listening(), Limits()) as server:
+        server._uvicorn.drain_s = 60.0
+        for number in signals:
+            server._uvicorn.end(number)
+        server._thread.join(5)
+        assert not server._thread.is_alive()
