@@ -34,6 +34,8 @@ from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone
 from .jobs import Pool as Pool
 from .jobs import SeedRuns as SeedRuns
+from .jobs import pipe_that_ends_here as pipe_that_ends_here
+from .jobs import run_command_in_pool as run_command_in_pool
 from .rivals import named_apart as named_apart
 from .rivals import player_at as player_at
 from .rivals import rival_of as rival_of

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,51 @@ class Pool:
         return look
 
 
+@contextmanager
+def pipe_that_ends_here() -> Iterator[int]:
+    """Yield a pipe that only this process can write to: its end tells `run_command_in_pool`'s that this one has ended.
+
+    It has an end also if this process is killed.
+    """
+    pipe, kept_open = os.pipe()
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+        os.close(kept_open)
+
+
+def run_command_in_pool(
+    pool: Pool, name: str, arguments: Sequence[str], log: Path, pipe: int, cores: int, mode: str = "wb"
+) -> int:
+    """Wait for a command in a process of its own, which ends with its pool or with this process; returns its exit code.
+
+    Args:
+        name: of the command, such as `train`.
+        log: gets what it prints; opened with `mode`.
+        pipe: see `pipe_that_ends_here`.
+        cores: threads that it may use.
+    """
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with log.open(mode) as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", f"marl_sb3.{name}", *arguments),
+                *(f"--import={module}" for module in imported_modules()),
+            ],
+            stdout=output,
+            stderr=output,
+            stdin=pipe,
+            env={**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends them
+        )
+    end_if_wanted = pool.ender(lambda kills: process.kill() if kills else process.terminate())
+    while (code := process.poll()) is None:
+        end_if_wanted()
+        time.sleep(POLL_S)
+    return code
+
+
 # --- Seeds ------------------------------------------------------------------------------------------------------------
 
 
@@ -163,9 +208,8 @@ class SeedRuns:
         self.runs = [SeedRun(seed, self.path / f"seed-{seed}", self.shown / f"seed-{seed}") for seed in seeds]
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
-        self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]
-        self._command += ["--env", config.env, "--quiet", "--trust-file", *(["--trust-pickle"] if trust_pickle else [])]
-        self._command += [f"--import={module}" for module in imported_modules()]
+        self._arguments = ["--hparams", str(self.path / SETTINGS_FILE), "--env", config.env, "--quiet", "--trust-file"]
+        self._arguments += ["--trust-pickle"] if trust_pickle else []
         # The processes divide the cores among them, which decides how many policies each updates at a time.
         shared = {"seed": None, "n_parallel_updates": config.n_parallel_updates}
         self._settings = to_yaml(self.config.changed(shared))
@@ -185,34 +229,17 @@ class SeedRuns:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
         pool = Pool()
-        # Only this process can write to this pipe, whose end tells the trainings that it has ended, or was killed.
-        pipe, kept_open = os.pipe()
-        try:
+        with pipe_that_ends_here() as pipe:
             jobs = [partial(self._train, pool, run, pipe, on_end) for run in self.runs]
             pool.run(jobs, self.at_once, watch, POLL_S)
-        finally:
-            os.close(pipe)
-            os.close(kept_open)
 
     def _train(self, pool: Pool, run: SeedRun, pipe: int, on_end: Callable[[SeedRun], None]) -> None:
         """Wait for the training with one seed; it ends as a command does."""
-        paths = os.pathsep.join(path for path in sys.path if path)
-        cores = str(max(1, available_cores() // self.at_once))
-        with run.log.open("wb") as log:
-            process = subprocess.Popen(
-                [*self._command, "--seed", str(run.seed), "--run-dir", str(run.folder)],
-                stdout=log,
-                stderr=log,
-                stdin=pipe,
-                env={**os.environ, "OMP_NUM_THREADS": cores, "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
-                start_new_session=True,  # Ctrl-C reaches only this process, which ends them
-            )
+        cores = max(1, available_cores() // self.at_once)
         run.is_running = True
-        end_if_wanted = pool.ender(lambda kills: process.kill() if kills else process.terminate())
-        while (code := process.poll()) is None:
-            end_if_wanted()
-            time.sleep(POLL_S)
-        run.exit_code, run.is_running = code, False
+        arguments = [*self._arguments, "--seed", str(run.seed), "--run-dir", str(run.folder)]
+        run.exit_code = run_command_in_pool(pool, "train", arguments, run.log, pipe, cores)
+        run.is_running = False
         if run.is_done:
             run.result = last_result(run.folder)
         if run.is_done or run.is_interrupted:
