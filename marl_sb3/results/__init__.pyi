@@ -12,6 +12,7 @@ from .drawing import plot_paths as plot_paths
 from .drawing import plotly_html as plotly_html
 from .drawing import require_drawable as require_drawable
 from .drawing import write_figure as write_figure
+from .exchange import marl_eval_data as marl_eval_data
 from .exchange import write_marl_eval as write_marl_eval
 from .rating import Rating as Rating
 from .rating import ratings as ratings

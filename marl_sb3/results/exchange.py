@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,34 +31,57 @@ _ABSOLUTE = "absolute_metrics"
 _MOST_BYTES = 2**30
 
 
-def marl_eval_data(groups: Groups, metrics: Sequence[str] = ()) -> dict[str, Any]:
+def marl_eval_data(
+    groups: Groups,
+    metrics: Sequence[str] = (),
+    points: int | None = None,
+    absolute: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return runs in the form of marl-eval: an env, a task of the same name, and the groups as algorithms.
 
     Args:
         metrics: further metrics, with our names.
+        points: number of steps of each run, at the same env steps in all, as marl-eval needs them to draw curves; None:
+            all iterations.
+        absolute: run -> their metrics -> values of all episodes of an evaluation; other runs, and runs with nothing,
+            have those of the iteration with the best return.
     """
     data: dict[str, Any] = {}
+    at_steps = None if points is None else _common_steps(groups, points)
     for label, records in groups.runs.items():
         for number, record in enumerate(records):
             name = f"seed_{record.settings.get('seed', number)}"
             runs = data.setdefault(record.env, {}).setdefault(record.env, {}).setdefault(label, {})
-            runs[name if name not in runs else f"{name}_{number}"] = _steps(record, metrics)
+            found = runs[name if name not in runs else f"{name}_{number}"] = _steps(record, metrics, at_steps)
+            if _ABSOLUTE in found and absolute.get(record.name):
+                found[_ABSOLUTE] = {each: list(values) for each, values in absolute[record.name].items()}
     return data
 
 
-def _steps(record: RunRecord, metrics: Sequence[str]) -> dict[str, Any]:
+def _common_steps(groups: Groups, points: int) -> list[int]:
+    """Return env steps that all runs have reached, after the first returns of each."""
+    runs = [record.steps[np.isfinite(record.column(RETURN))] for record in groups.all]
+    runs = [steps for steps in runs if len(steps)]
+    if not runs:
+        return []
+    first, last = max(steps[0] for steps in runs), min(steps[-1] for steps in runs)
+    return sorted({round(step) for step in np.linspace(min(first, last), last, points).tolist()})
+
+
+def _steps(record: RunRecord, metrics: Sequence[str], at_steps: Sequence[int] | None) -> dict[str, Any]:
     names = {RETURN: _THEIRS[RETURN], "env_runners/episode_len_mean": "episode_length"}
     names |= {f"{AGENT_RETURNS}/{agent}": f"return_{agent}" for agent in record.agents}
     names |= {metric: metric for metric in metrics if metric not in names}
     columns = {theirs: record.column(ours) for ours, theirs in names.items()}
     steps = record.progress(STEPS)
     known = [row for row in range(len(steps)) if all(np.isfinite(column[row]) for column in columns.values())]
+    shown = [(int(steps[row]), row) for row in known]
+    if at_steps is not None and known:  # at each, the latest values before it
+        places = np.searchsorted(steps[known], at_steps, side="right") - 1
+        shown = [(step, known[max(0, place)]) for step, place in zip(at_steps, places.tolist(), strict=True)]
     found: dict[str, Any] = {
-        f"step_{place}": {
-            "step_count": int(steps[row]),
-            **{name: [float(column[row])] for name, column in columns.items()},
-        }
-        for place, row in enumerate(known)
+        f"step_{place}": {"step_count": step, **{name: [float(column[row])] for name, column in columns.items()}}
+        for place, (step, row) in enumerate(shown)
     }
     if known:  # of the best policy; here of the iteration with the best return
         best = max(known, key=lambda row: columns["return"][row])

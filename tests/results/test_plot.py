@@ -15,7 +15,17 @@ from written_runs import write_run
 from marl_sb3.core.metrics import bootstrap_interval, mean
 from marl_sb3.errors import ConfigError
 from marl_sb3.plot import main as plot_command
-from marl_sb3.results import RETURN, RunRecord, draw_up, group_by_settings, points_of, read_records
+from marl_sb3.results import (
+    RETURN,
+    STEPS,
+    RunRecord,
+    draw_up,
+    group_by_argument,
+    group_by_settings,
+    marl_eval_data,
+    points_of,
+    read_records,
+)
 from marl_sb3.results.drawing import matplotlib_figure
 
 
@@ -175,3 +185,25 @@ def test_what_cannot_be_plotted_is_refused(runs: Path, tmp_path: Path, capsys: A
     for arguments, words in refused:
         assert plot_command(arguments) == 2
         assert words in capsys.readouterr().err
+
+
+def test_runs_have_values_at_the_same_env_steps_in_marl_evals_form_if_asked() -> None:
+    def record(name: str, steps: list[int]) -> RunRecord:
+        results = [{STEPS: step, RETURN: float(step), "env_runners/episode_len_mean": 5.0} for step in steps]
+        return RunRecord(name, "arena", {"seed": name}, results)
+
+    groups = group_by_argument({"a": [record("1", [40, 80, 120])], "b": [record("2", [60, 120, 180])]})
+    data = marl_eval_data(groups, points=3, absolute={"2": {"return": [7.0, 8.0]}})["arena"]["arena"]
+    a, b = data["a"]["seed_1"], data["b"]["seed_2"]
+    assert [(step["step_count"], step["return"]) for step in [*a.values()][:-1]] == [
+        (60, [40]),
+        (90, [80]),
+        (120, [120]),
+    ]
+    assert [(step["step_count"], step["return"]) for step in [*b.values()][:-1]] == [
+        (60, [60]),
+        (90, [60]),
+        (120, [120]),
+    ]
+    assert a["absolute_metrics"]["return"] == [120.0]
+    assert b["absolute_metrics"] == {"return": [7.0, 8.0]}
