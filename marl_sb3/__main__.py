@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from marl_sb3.cli import CommandParser
 
 COMMANDS = (
-    *("train", "tune", "evaluate", "watch", "plot", "compare", "match", "report"),
+    *("train", "tune", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
     *("export", "imitate", "serve", "doctor"),
 )
 

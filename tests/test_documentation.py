@@ -36,12 +36,10 @@ LATEST_START = 200  # env steps before the first update from a replay buffer
 
 
 class TrainHere:
-    """Takes the place of `subprocess.Popen` in `runs.jobs`: trains in this process."""
+    """Takes the place of `subprocess.Popen` in `runs.jobs`: runs the command in this process."""
 
     def __init__(self, command: list[str], **_: Any) -> None:
-        from marl_sb3.train import main
-
-        self.poll = partial(int, main(command[3:]))
+        self.poll = partial(int, import_module(command[2]).main(command[3:]))
 
 
 def budget(algorithm: Any, env_steps: int) -> int:

@@ -25,6 +25,7 @@ OPTIONS = {
     "match": 14,
     "doctor": 9,
     "tune": 34,
+    "benchmark": 8,
 }
 
 PROGRAM = """

@@ -58,9 +58,9 @@ EXTENSIONS = (
     "extensions.store",
     "extensions.transfer",
 )
-TOOLS = ("tools.checkup", "tools.looking", "tools.serving", "tools.tuning")
+TOOLS = ("tools.benchmarking", "tools.checkup", "tools.looking", "tools.serving", "tools.tuning")
 COMMANDS = (
-    *("train", "evaluate", "watch", "plot", "compare", "match", "report"),
+    *("train", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
     *("export", "imitate", "serve", "tune", "doctor"),
 )
 

@@ -24,6 +24,7 @@ from .shared import CHECKPOINT_EVERY as CHECKPOINT_EVERY
 from .shared import DEVICE as DEVICE
 from .shared import EPISODES_SEED as EPISODES_SEED
 from .shared import HPARAMS as HPARAMS
+from .shared import IMPORT as IMPORT
 from .shared import N_ENVS as N_ENVS
 from .shared import POLICIES as POLICIES
 from .shared import RUN as RUN

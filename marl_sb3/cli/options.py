@@ -273,7 +273,7 @@ def _import_users_modules(arguments: argparse.Namespace) -> None:
         from marl_sb3.core.learners import named_algorithm
 
         named_algorithm(arguments.algo)
-    if getattr(arguments, "trust_file", False) and arguments.hparams is not None:
+    if getattr(arguments, "trust_file", False) and getattr(arguments, "hparams", None) is not None:
         from marl_sb3.runs import import_algorithms
 
         import_algorithms(arguments.hparams, one_env(getattr(arguments, "env", None), arguments.env_option))

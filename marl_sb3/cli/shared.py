@@ -45,17 +45,19 @@ def found_run(path: str) -> Path:
 # --- Of the env ------------------------------------------------------------------------------------------------------
 
 
+IMPORT = (
+    "--import MODULE",
+    "import this module first, such as one of yours that calls register_network or register_env; may be "
+    "repeated; default: none",
+)
+
+
 @record
 class EnvOptions:
     """`--env` and `--import`, which all commands on envs have; `{words}` is the help text of `--env`."""
 
     env_option: Annotated[str | None, "--env ENV", "{words}"]
-    imports: Annotated[
-        Sequence[str],
-        "--import MODULE",
-        "import this module first, such as one of yours that calls register_network or register_env; may be "
-        "repeated; default: none",
-    ]
+    imports: Annotated[Sequence[str], IMPORT]
 
     def named(self, positional: str | None = None) -> str | None:
         """Return the env that the command line names; see `one_env`."""

@@ -25,6 +25,7 @@ from .player import Moment as Moment
 from .player import Player as Player
 from .player import Stage as Stage
 from .player import ViewerLeftError as ViewerLeftError
+from .playing import OUTCOMES as OUTCOMES
 from .playing import Evaluation as Evaluation
 from .playing import EvaluationPlan as EvaluationPlan
 from .playing import SeatEvaluations as SeatEvaluations

@@ -1,0 +1,336 @@
+"""A benchmark's file: which algorithms are trained in which envs, with which settings and seeds.
+
+Keys are those of `_TOP`, `_OF_ENV` and `_OF_ALGO`; whatever else an env or an algorithm has is a setting, as after
+`--set`. The last of these wins: the preset, `settings`, the env's, the algorithm's, the algorithm's in this env.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require, shown
+from marl_sb3.core.metrics import flatten
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
+from marl_sb3.files import as_path, parse_value, path_is_usable, read_yaml, write_whole
+from marl_sb3.runs import (
+    TrainConfig,
+    import_algorithms,
+    load_config,
+    preset_path,
+    require_trusted,
+    resolve,
+    to_yaml,
+)
+
+_TOP = ("algos", "envs", "seeds", "episodes", "checkpoint", "presets", "settings")
+_OF_ENV = ("env", "algos", "seeds", "episodes", "checkpoint", "presets", "against", "metrics", "references")
+_OF_ALGO = ("algo", "presets")
+_SETTINGS_FILE = "settings.yaml"
+_CHECKPOINTS = ("latest", "best")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the policies of an env are evaluated after their training."""
+
+    episodes: int = 100  # complete ones; against opponents for each agent
+    checkpoint: str = "latest"  # or `best`, see `evaluate --checkpoint`
+    against: Sequence[str] = ()  # who plays the other agents, one after the other; none: all are played by the policies
+
+
+@dataclass(frozen=True, eq=False)
+class EnvOfBenchmark:
+    """An env, under its name in the file."""
+
+    name: str
+    folder: Path  # of all trainings in it
+    evaluation: Evaluation
+    metrics: Sequence[str]  # what the table shows; none: the usual ones
+    references: Mapping[str, float]  # name -> value of the first metric, from elsewhere
+
+    @property
+    def random_file(self) -> Path:
+        """What random agents reach."""
+        return self.folder / "random.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A training of a benchmark."""
+
+    env: EnvOfBenchmark
+    algo: str  # the name in the file
+    config: TrainConfig  # with the seed
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        assert self.config.seed is not None
+        return self.config.seed
+
+    def __str__(self) -> str:
+        return f"{self.env.name}, {self.algo}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return self.env.folder / self.algo / f"seed-{self.seed}"
+
+    def beside(self, suffix: str) -> Path:
+        """Return a file beside the run folder, which has to be empty when the run begins."""
+        return self.folder.with_name(f"{self.folder.name}.{suffix}")
+
+    @property
+    def result_file(self) -> Path:
+        """What the policies reached; it exists if the training is done."""
+        return self.beside("result.json")
+
+    @property
+    def failure_file(self) -> Path:
+        """Why it has failed, and where; it exists until the benchmark is continued."""
+        return self.beside("failed")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither done nor failed."""
+        return not (self.result_file.exists() or self.failure_file.exists())
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a file asks for."""
+
+    file: str  # as the user named it
+    folder: Path
+    trainings: Sequence[Training]  # all with the first seed, then with the second, and so on
+
+    @cached_property
+    def pairs(self) -> Mapping[EnvOfBenchmark, Mapping[str, Sequence[Training]]]:
+        """Env -> algorithm -> the trainings with all seeds, in the order of the file."""
+        found: dict[str, tuple[EnvOfBenchmark, dict[str, list[Training]]]] = {}
+        for each in self.trainings:
+            found.setdefault(each.env.name, (each.env, {}))[1].setdefault(each.algo, []).append(each)
+        return dict(found.values())
+
+    def open(self) -> list[Training]:
+        """Return the trainings that are neither done nor failed."""
+        return [training for training in self.trainings if training.is_open]
+
+    def begin(self) -> None:
+        """Check what is not trained yet, write the settings, and forget failures, so that they are tried again.
+
+        Raises:
+            ConfigError: a setting does not fit, or the folder has trainings with other settings.
+        """
+        firsts = [trainings[0] for algos in self.pairs.values() for trainings in algos.values()]
+        for training in firsts:
+            self._require_same(training)
+        for training in firsts:
+            if any(not each.result_file.exists() for each in self.pairs[training.env][training.algo]):
+                try:
+                    resolve(training.config)
+                except ConfigError as error:
+                    raise ConfigError(f"{self.file}: {training.env.name}, {training.algo}: {error}") from error
+        for training in firsts:
+            training.folder.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(training.folder.with_name(_SETTINGS_FILE), _settings(training))
+        for training in self.trainings:
+            training.failure_file.unlink(missing_ok=True)
+
+    def _require_same(self, training: Training) -> None:
+        file = training.folder.with_name(_SETTINGS_FILE)
+        if not file.exists() or not any(training.folder.parent.glob("seed-*")):
+            return
+        before, now = (flatten(each) for each in (read_yaml(file), parse_value(_settings(training))))
+        for key in {**now, **before}:
+            if before.get(key) != now.get(key):
+                name, (old, new) = (
+                    key.partition("/")[2].replace("/", "."),
+                    (shown(each.get(key)) for each in (before, now)),
+                )
+                words = f"{file.parent} has trainings with {name} {old}, and {self.file} now has {new}"
+                raise ConfigError(f"{words}; accepted: the same settings, or another --folder", key="folder")
+
+
+def _settings(training: Training) -> str:
+    return to_yaml(training.config.changed({"seed": None}))
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+
+def read_benchmark(file: str, folder: str | Path | None = None, *, trust_file: bool = False) -> Benchmark:
+    """Read a benchmark's file; nothing is written.
+
+    Args:
+        file: its path, or the name of one in `hparams/benchmarks/`, which is trusted.
+        folder: of the trainings; None: `runs/benchmark-NAME`.
+        trust_file: import the code that the file names.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is not accepted; the message names both.
+    """
+    of_package = preset_path(f"benchmarks/{file}")
+    is_ours = re.fullmatch(r"[\w-]+", file) is not None and of_package.exists()
+    path = of_package if is_ours else Path(file)
+    with path_is_usable("cannot read", path, "FILE"):
+        content = read_yaml(path)
+    own = as_path("folder", folder or f"runs/benchmark-{path.stem}").absolute()
+    return Benchmark(file, own, list(_Reader(file, own, content, is_ours or trust_file).trainings()))
+
+
+class _Reader:
+    """Reads the content of a file.
+
+    Args:
+        trusted: whether code is imported that it names.
+    """
+
+    def __init__(self, file: str, folder: Path, content: Any, trusted: bool) -> None:
+        self.file, self.folder, self.trusted = file, folder, trusted
+        self.top = self._mapping("", content)
+        for key in self.top:
+            if key not in _TOP:
+                raise self._refused(key, f"is no key of a benchmark; accepted: {', '.join(_TOP)}")
+        self.algos = self._entries("algos", self.top.get("algos", {}))
+        self.envs = self._entries("envs", self.top.get("envs"))
+        self.settings = self._mapping("settings", self.top.get("settings") or {})
+
+    def trainings(self) -> Iterator[Training]:
+        """Yield all trainings."""
+        folders: dict[str, str] = {}
+        found: list[tuple[int, Training]] = []
+        for name, of_env in self.envs.items():
+            where = f"envs.{name}"
+            folder = re.sub(r"[^\w.-]+", "_", name)
+            if (other := folders.setdefault(folder, name)) != name:
+                raise self._refused(where, f"has the same folder as {other}, {folder}; accepted: another name")
+            env = self._env(where, name, self.folder / folder, of_env)
+            seeds = self._seeds(where, of_env)
+            for algo, of_pair in self._algos_of(where, of_env).items():
+                config = self._config(name, of_env, algo, of_pair)
+                for place, seed in enumerate(seeds):
+                    found.append((place, Training(env, algo, config.changed({"seed": seed}))))
+        return (training for _, training in sorted(found, key=lambda each: each[0]))
+
+    def _env(self, where: str, name: str, folder: Path, given: Mapping[str, Any]) -> EnvOfBenchmark:
+        def asked(key: str, default: Any) -> Any:
+            return given.get(key, self.top.get(key, default))
+
+        key = f"{where}.episodes"
+        episodes = require(f"{self.file}: {key}", asked("episodes", Evaluation.episodes), PositiveInt, key)
+        checkpoint = asked("checkpoint", Evaluation.checkpoint)
+        if checkpoint not in _CHECKPOINTS:
+            raise self._refused(f"{where}.checkpoint", f"is {shown(checkpoint)}; accepted: {', '.join(_CHECKPOINTS)}")
+        against, metrics = (self._names(f"{where}.{key}", given.get(key) or ()) for key in ("against", "metrics"))
+        if unknown := [who for who in against if not is_code(who)]:
+            accepted = f"a list of {', '.join((RANDOM, *OPPONENTS.names()))} and MODULE:CLASS"
+            raise self._refused(f"{where}.against", f"has {unknown[0]}; accepted: {accepted}")
+        self._require_trusted(f"{where}.against", [who for who in against if ":" in who])
+        references = self._mapping(f"{where}.references", given.get("references") or {})
+        for who, value in references.items():
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise self._refused(f"{where}.references.{who}", f"is {shown(value)}; accepted: a number")
+        return EnvOfBenchmark(name, folder, Evaluation(episodes, checkpoint, against), metrics, references)
+
+    def _seeds(self, where: str, given: Mapping[str, Any]) -> list[int]:
+        where, seeds = (f"{where}.seeds", given["seeds"]) if "seeds" in given else ("seeds", self.top.get("seeds", 1))
+        listed = list(range(seeds)) if accepts(PositiveInt, seeds) else seeds
+        if not isinstance(listed, list) or not listed or len({*map(str, listed)}) < len(listed):
+            accepted = "a number of seeds of at least 1, or a list of different seeds"
+            raise self._refused(where, f"is {shown(seeds)}; accepted: {accepted}")
+        return [require(f"{self.file}: {where}", seed, Count, where) for seed in listed]
+
+    def _algos_of(self, where: str, of_env: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the settings of each algorithm in one env alone."""
+        if "algos" in of_env:
+            found = self._entries(f"{where}.algos", of_env["algos"])
+        else:
+            where, found = "", {name: {} for name in self.algos}
+        if not found:
+            raise self._refused(f"{where}.algos".lstrip("."), f"is missing; {_ENTRIES}")
+        for name in found:
+            if not re.fullmatch(r"[\w.+ -]+", name):
+                words = f"is {shown(name)}; accepted: letters, digits, spaces, and . + - _"
+                raise self._refused(f"{where}.algos".lstrip("."), f"{words}; algo: names the algorithm")
+        return found
+
+    def _config(
+        self, env_name: str, of_env: Mapping[str, Any], algo_name: str, of_pair: Mapping[str, Any]
+    ) -> TrainConfig:
+        places = {  # the last one wins
+            "settings": self.settings,
+            f"envs.{env_name}": {key: value for key, value in of_env.items() if key not in _OF_ENV},
+            f"algos.{algo_name}": self.algos.get(algo_name, {}),
+            f"envs.{env_name}.algos.{algo_name}": of_pair,
+        }
+        settings: dict[str, Any] = {"n_parallel_updates": 1}  # other trainings have the other cores
+        from_place: dict[str, str] = {}
+        for place, given in places.items():
+            settings |= given
+            from_place |= {key: f"{self.file}, {place}.{key}" for key in given}
+        env, algo = of_env.get("env", env_name), settings.pop("algo", algo_name)
+        presets = settings.pop("presets", of_env.get("presets", self.top.get("presets", True)))
+        for key, value, kind, accepted in (
+            ("env", env, str, "the id of an env; its arguments are env.NAME"),
+            ("algo", algo, str, "the name of an algorithm"),
+            ("presets", presets, bool, "true or false"),
+        ):
+            if not isinstance(value, kind):
+                raise self._refused(f"envs.{env_name}, {algo_name}: {key}", f"is {shown(value)}; accepted: {accepted}")
+        if "seed" in settings:
+            raise ConfigError(f"{from_place['seed']}: accepted: seeds, beside envs or in an env", key="seed")
+        self._require_trusted(f"envs.{env_name}", [each for each in (env, algo) if ":" in each])
+        if self.trusted:
+            import_algorithms({env: {"algo": algo, **settings}}, env)
+        try:
+            algorithm_info(algo)
+        except ConfigError as error:
+            raise ConfigError(f"{self.file}, algos.{algo_name}: {error}", key="algo") from error
+        config = load_config(
+            env, algo, None if presets else {env: {}}, settings, label=lambda key: from_place.get(key, self.file)
+        )
+        if not self.trusted:
+            require_trusted(config, ())
+        return config
+
+    # --- Parts of a file ---------------------------------------------------------------------------------------------
+
+    def _refused(self, key: str, words: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {key} {words}", key=key)
+
+    def _mapping(self, key: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise self._refused(key, f"is {shown(value)}; accepted: a mapping")
+        return {str(name): own for name, own in value.items()}
+
+    def _names(self, key: str, value: Any) -> list[str]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+            raise self._refused(key, f"is {shown(value)}; accepted: a list of names")
+        return list(value)
+
+    def _entries(self, key: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+        """Return name -> settings of what may be a list of names, too."""
+        if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+            return {name: {} for name in value}
+        if not isinstance(value, Mapping):
+            raise self._refused(
+                key, f"is {shown(value)}; {_ENTRIES}" if value is not None else f"is missing; {_ENTRIES}"
+            )
+        return {str(name): self._mapping(f"{key}.{name}", own or {}) for name, own in value.items()}
+
+    def _require_trusted(self, key: str, names: Sequence[str]) -> None:
+        if names and not self.trusted:
+            words = (
+                f"wants to import {', '.join(map(shown, names))}; accepted: with --trust-file, if you trust this code"
+            )
+            raise self._refused(key, words)
+
+
+_ENTRIES = "accepted: a list of names, or a mapping from names to settings"

@@ -1,0 +1,113 @@
+"""A benchmark from its start to its end: processes that work on it, and what is shown meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from marl_sb3.core.config import counted
+from marl_sb3.core.learners import available_cores
+from marl_sb3.errors import MarlSb3Error
+from marl_sb3.extensions.display import progress_bars
+from marl_sb3.results import last_result
+from marl_sb3.runs import Pool, pipe_that_ends_here, run_command_in_pool
+from marl_sb3.tools.benchmarking.outcome import how_it_ended
+from marl_sb3.tools.benchmarking.plan import Benchmark, Training
+from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, Claims
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress, TaskID
+
+POLL_S = 0.5  # time between looks at the trainings
+_numbers = itertools.count()  # make the names of all logs of this process unique
+
+
+class WorkersEndError(MarlSb3Error, RuntimeError):
+    """The processes that work on a benchmark end at once, again and again."""
+
+
+def run_benchmark(
+    benchmark: Benchmark, processes: int | None, options: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Have all trainings done, by so many processes of this machine, and by others that work in the same folder.
+
+    Args:
+        processes: None: as many as there are cores.
+        options: of `python -m marl_sb3.benchmark FILE`, for each process.
+        say: prints a line.
+
+    Raises:
+        ConfigError: a setting does not fit; nothing is trained then.
+        WorkersEndError: see there.
+        KeyboardInterrupt: raised again after all trainings of this machine have saved and ended.
+    """
+    benchmark.begin()
+    waiting = benchmark.open()
+    at_once = max(1, min(processes or available_cores(), len(waiting)))
+    done = len(benchmark.trainings) - len(waiting)
+    say(
+        f"{counted(len(benchmark.trainings), 'training')}, {done} done, {at_once} at a time; folder: {benchmark.folder}"
+    )
+    if not waiting:
+        return
+    pool = Pool()
+    with pipe_that_ends_here() as pipe, progress_bars() as bars:
+        look = _Look(benchmark, waiting, bars, say)
+        worker = partial(_keep_working, pool, benchmark, options, pipe, max(1, available_cores() // at_once))
+        pool.run([worker] * at_once, at_once, look, POLL_S)
+        look()
+
+
+def _keep_working(pool: Pool, benchmark: Benchmark, options: Sequence[str], pipe: int, cores: int) -> None:
+    """Have a process work while there is something to do, and wait while only others have something to do."""
+    claims, lost = Claims(), 0
+    logs = benchmark.folder / "workers"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}.log"
+    arguments = [benchmark.file, "--folder", str(benchmark.folder), "--worker", *options]
+    while not pool.is_ending and (before := benchmark.open()):
+        if not any(map(claims.may_claim, before)):
+            time.sleep(POLL_S)
+            continue
+        code = run_command_in_pool(pool, "benchmark", arguments, log, pipe, cores, "ab")
+        lost = lost + 1 if code and len(benchmark.open()) == len(before) else 0
+        if lost > MOST_CLAIMS and not pool.is_ending:
+            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            raise WorkersEndError(f"processes end again and again, the last one saying {last!r}; see {log}")
+
+
+class _Look:
+    """Shows how far the trainings are: a line for each that has ended, and bars on a terminal."""
+
+    def __init__(
+        self, benchmark: Benchmark, waiting: Sequence[Training], bars: Progress, say: Callable[[str], None]
+    ) -> None:
+        self._waiting, self._bars, self._say = list(waiting), bars, say
+        number = len(benchmark.trainings)
+        self._all = bars.add_task("trainings", total=number, completed=number - len(waiting))
+        self._running: dict[Training, TaskID] = {}
+
+    def __call__(self) -> None:
+        """Look once."""
+        for training in [each for each in self._waiting if not each.is_open]:
+            self._waiting.remove(training)
+            if training in self._running:
+                self._bars.remove_task(self._running.pop(training))
+            self._bars.advance(self._all)
+            self._say(how_it_ended(training))
+        if self._bars.disable:
+            return
+        for training in self._waiting:
+            result = last_result(training.folder)
+            if result is not None:
+                steps = result["num_env_steps_sampled_lifetime"]
+                if training not in self._running:
+                    self._running[training] = self._bars.add_task(str(training), total=training.config.n_timesteps)
+                self._bars.update(self._running[training], completed=steps)

@@ -1,0 +1,304 @@
+"""One process that trains what a benchmark has to train: it claims a training, trains, evaluates, and goes on.
+
+Any number of processes and machines may work in one folder. A training belongs to the process that made its newest
+claim, a file that only one process can make, and that shows that it is alive. The claim of a process that has died is
+followed by another one, with the next number, and the run goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+
+from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.metrics import finite_or_none, flatten
+from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.training import TrainingCallback
+from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.errors import ConfigError, described
+from marl_sb3.evaluation import RANDOM, EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
+from marl_sb3.files import remove_folder, write_whole
+from marl_sb3.results import last_result
+from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, resume_run
+from marl_sb3.tools.benchmarking.plan import Benchmark, Training
+
+HEARTBEAT_S = 10.0  # time between the signs of life of a process that trains
+STALE_S = 60.0  # without one, it counts as dead
+_MOST_ENVS = 20  # of random agents
+MOST_CLAIMS = 3  # a training whose processes die so often has failed
+
+
+# --- Claims ----------------------------------------------------------------------------------------------------------
+
+
+class Claims:
+    """Who trains what, as this process sees it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[int, float]] = {}  # the last sign of life of each claim, and when we noticed it
+
+    def may_claim(self, training: Training) -> bool:
+        """Whether nobody who is alive has claimed it."""
+        newest = _newest(training)
+        return newest is None or self._is_stale(newest, training.folder)
+
+    def claim(self, training: Training) -> Path | None:
+        """Claim a training; None if somebody else has it, it has ended, or its processes have died too often."""
+        if not training.is_open or not self.may_claim(training):
+            return None
+        newest = _newest(training)
+        number = 1 if newest is None else int(newest.suffix.rpartition("-")[2]) + 1
+        if number > MOST_CLAIMS:
+            fail(training, f"its process has died {MOST_CLAIMS} times")
+            return None
+        claim = training.beside(f"claim-{number}")
+        claim.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with claim.open("x", encoding="utf-8") as file:
+                json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
+        except FileExistsError:
+            return None
+        if not training.is_open:  # it has ended since we looked
+            release(training)
+            return None
+        return claim
+
+    def _is_stale(self, claim: Path, folder: Path) -> bool:
+        try:
+            alive_ns, text = claim.stat().st_mtime_ns, claim.read_text(encoding="utf-8")
+        except FileNotFoundError:  # it was released
+            return True
+        owner = json.loads(text) if text.endswith("}") else {}  # else it is being written
+        now_s = time.monotonic()  # the clocks of machines differ
+        noticed_ns, since_s = self._seen.get(claim, (-1, now_s))
+        if alive_ns != noticed_ns:
+            since_s = now_s
+        self._seen[claim] = alive_ns, since_s
+        is_here = owner.get("host") == socket.gethostname()
+        is_dead = is_here and not psutil.pid_exists(owner["pid"])
+        return (is_dead or now_s - since_s > STALE_S) and _is_free(folder)
+
+
+def _claims_of(training: Training) -> list[Path]:
+    """Return its claims, the newest last."""
+    return sorted(training.folder.parent.glob(f"{training.folder.name}.claim-*"))
+
+
+def _newest(training: Training) -> Path | None:
+    return next(reversed(_claims_of(training)), None)
+
+
+def release(training: Training) -> None:
+    """Remove all claims of a training, the newest last."""
+    for claim in _claims_of(training):
+        claim.unlink(missing_ok=True)
+
+
+def fail(training: Training, why: str) -> None:
+    """Note that a training has failed; nobody tries it again before the benchmark is continued."""
+    write_whole(training.failure_file, why)
+    release(training)
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process of this machine trains a run any more, as one may whose parent was killed."""
+    files = RunFolder(folder)
+    if not files.config_file.exists():
+        return True
+    try:
+        files.lock()
+    except ConfigError:
+        return False
+    files.unlock()
+    return True
+
+
+@contextmanager
+def _alive(training: Training, claim: Path) -> Iterator[None]:
+    """Show within the context that the process of a claim is alive; if another claim has followed it, the process ends.
+
+    That happens to a process that was stopped for a while, and must not write to the run of another one.
+    """
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            with suppress(FileNotFoundError):
+                os.utime(claim)
+            if _newest(training) not in (claim, None):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=beat, name="sign of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+# --- Work ------------------------------------------------------------------------------------------------------------
+
+
+def work(benchmark: Benchmark, on_end: Callable[[Training], None] = lambda training: None) -> bool:
+    """Train what nobody else trains, until nothing of that kind is left; returns whether it was interrupted.
+
+    A training that fails does not end the others.
+
+    Args:
+        on_end: called when a training has ended.
+    """
+    claims = Claims()
+    while True:
+        for training in benchmark.open():
+            if (claim := claims.claim(training)) is not None:
+                break
+        else:
+            return False
+        with _alive(training, claim):
+            try:
+                interrupted = not _train(training)
+            except Exception as error:
+                fail(training, f"{described(error)}\n{''.join(traceback.format_exception(error))}")
+                interrupted = False
+            except BaseException:
+                release(training)
+                raise
+        release(training)
+        if interrupted:
+            return True
+        on_end(training)
+
+
+def _train(training: Training) -> bool:
+    """Train and evaluate; returns False if it was interrupted."""
+    run = execute(_begun(training), [_ProcessorTime()])
+    if run.interrupted:
+        return False
+    states = run.algorithm.parts.callbacks.get_state()
+    result = last_result(run.folder) or {}
+    saved, of_env = SavedRun.open(run.folder, training.config.env), training.env
+    plan = EvaluationPlan.of_run(saved.config, of_env.evaluation.episodes)
+    with closing(make_envs(saved.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
+        policies = saved.policies(of_env.evaluation.checkpoint, env)
+        found = evaluated(policies, env, plan, of_env.evaluation.against)
+    if not of_env.random_file.exists():  # whoever comes first, it is the same
+        plan = replace(plan, seed=0, n_envs=min(plan.n_episodes, _MOST_ENVS))
+        with closing(make_envs(saved.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
+            at_random = evaluated(policies, env, plan, of_env.evaluation.against, at_random=True)
+        write_whole(of_env.random_file, _json(at_random))
+    about = {
+        "env_steps": run.algorithm.num_timesteps,
+        "seconds": result.get("time_total_s"),
+        "processor_seconds": states[f"{_ProcessorTime.__name__}-0"]["own"]["processor_s"],
+        "checkpoint": policies.checkpoint,
+    }
+    write_whole(training.result_file, _json({**about, **found}))
+    return True
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(finite_or_none(content), allow_nan=False, indent=1)
+
+
+def _begun(training: Training) -> Run:
+    """Begin a run, or go on with it."""
+    config, files = training.config, RunFolder(training.folder)
+    if not files.checkpoints.names():
+        if files.path.exists():  # it was ended before its first checkpoint
+            remove_folder(files.path)
+        return prepare(config, files.path)
+    code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
+    code["league.opponents"] = config.league.opponents
+    settings = {key: value for key, value in code.items() if value is not None}
+    callbacks = [each if isinstance(each, str) else next(iter(each)) for each in config.callbacks or ()]
+    return resume_run(files.path, env=config.env, settings=settings, callbacks=callbacks)
+
+
+class _ProcessorTime(TrainingCallback):
+    """Adds up the processor time of a training, whatever the number of resumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before_s = 0.0
+
+    def _on_training_start(self) -> None:
+        self._before_s, self._start_s = 0.0, time.process_time()
+        self._end_s: float | None = None
+
+    def _on_training_end(self) -> None:
+        self._end_s = time.process_time()
+
+    def get_state(self) -> State:
+        """See `TrainingCallback.get_state`: the time so far."""
+        end_s = time.process_time() if self._end_s is None else self._end_s
+        return {"processor_s": self._before_s + end_s - self._start_s}
+
+    def set_state(self, state: StateReader) -> None:
+        """See `TrainingCallback.set_state`."""
+        self._before_s = state.number("processor_s")
+
+
+# --- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+def evaluated(
+    policies: PolicyBundle,
+    env: MultiAgentVecEnv,
+    plan: EvaluationPlan,
+    against: Sequence[str],
+    *,
+    at_random: bool = False,
+) -> dict[str, Any]:
+    """Let policies play as `python -m marl_sb3.evaluate` does.
+
+    Args:
+        against: see `plan.Evaluation`.
+        at_random: let random agents play in their places.
+
+    Returns:
+        The `metrics` by flat name; `episodes`, lists of what each of them came to, by marl-eval's names, but against
+        opponents; and whether the actions were the most likely ones, `deterministic`.
+    """
+    options: dict[str, Any] = {
+        "n_episodes": plan.n_episodes,
+        "deterministic": plan.deterministic,
+        "seed": plan.seed,
+    }
+    if not against:
+        alone = play_episodes(policies, env, acting=() if at_random else None, **options)
+        of_agents = {agent: alone.agent_returns(agent) for agent in env.agents}
+        metrics = flatten(alone.metrics)
+        if at_random:  # no policy has a metric of its own
+            means = {"agent_episode_returns_mean": {agent: mean(each) for agent, each in of_agents.items() if each}}
+            metrics = {"episode_return_mean": mean(alone.returns()), **flatten(means)}
+        episodes = {"return": alone.returns(), "episode_length": alone.lengths()}
+        episodes |= {f"return_{agent}": returns for agent, returns in of_agents.items()}
+        return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": episodes}
+    metrics = {}
+    for who in against:
+        play = _random_seats if at_random else play_seats
+        played = play(policies, env, who, **options)
+        metrics |= flatten({who: played.metrics()})
+    return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": {}}
+
+
+def _random_seats(policies: PolicyBundle, env: MultiAgentVecEnv, who: str, **options: Any) -> SeatEvaluations:
+    """Let a random agent play in each seat against an opponent."""
+    seats = seats_of(env.agents, None)
+    players = {seat: {agent: RANDOM if agent in seat else who for agent in env.agents} for seat in seats}
+    played = {seat: play_episodes(policies, env, acting=(), against=players[seat], **options) for seat in seats}
+    return SeatEvaluations(who, played)

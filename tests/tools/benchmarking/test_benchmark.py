@@ -1,0 +1,219 @@
+"""Benchmarks: trained by several processes, interrupted and continued, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from forked import ForkServer
+from refusals import refusal
+from small_runs import assert_same_runs, broken
+from waiting import wait_for
+
+from marl_sb3.benchmark import main
+from marl_sb3.evaluate import main as evaluate
+from marl_sb3.results import last_result, read_records, read_results
+from marl_sb3.tools.benchmarking import read_benchmark, work
+from marl_sb3.tools.benchmarking.plan import Training
+from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims
+from marl_sb3.train import main as train
+
+SETTINGS = "{n_timesteps: 320, n_envs: 2, n_steps: 20, batch_size: 20, n_epochs: 1, policy_kwargs.net_arch: [8]}"
+TINY = f"""
+algos: {{ppo: {{learning_rate: lin_3e-4}}, slow: {{algo: ppo, learning_rate: 1.0e-5}}}}
+envs: {{arena: {{env.max_timesteps: 15, checkpoints.every: 2, references: {{known: 12.5}}}}}}
+seeds: [7, 8]
+episodes: 4
+settings: {SETTINGS}
+"""
+RUNS = Path("runs/benchmark-tiny")
+
+
+def one(text: str = TINY) -> Training:
+    """Write a benchmark of a single training."""
+    Path("tiny.yml").write_text(text.replace("[7, 8]", "[7]").replace(", slow: {algo: ppo, learning_rate: 1.0e-5}", ""))
+    return read_benchmark("tiny.yml", trust_file=True).trainings[-1]
+
+
+# --- As a whole ------------------------------------------------------------------------------------------------------
+
+
+def test_processes_share_the_trainings_and_each_is_the_run_that_is_trained_alone(
+    in_tmp: Path, forked_seeds: ForkServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tiny.yml").write_text(TINY)
+    assert main(["tiny.yml", "--processes", "2"]) == 0
+    out = capsys.readouterr().out
+    folders = sorted(RUNS.glob("arena/*/seed-?"))
+    assert [str(folder.relative_to(RUNS / "arena")) for folder in folders] == [
+        *("ppo/seed-7", "ppo/seed-8", "slow/seed-7", "slow/seed-8")
+    ]
+    done = [log.read_text().splitlines() for log in (RUNS / "workers").iterdir()]
+    assert len(done) == 2
+    lines = [line for line in out.splitlines() if line.startswith("arena, ")]
+    assert sorted(line for of_one in done for line in of_one) == sorted(lines)  # none was trained twice
+    assert not list(RUNS.glob("arena/*/*.claim-*"))
+
+    same = RUNS / "arena/slow/seed-8"
+    command = f"--hparams {RUNS}/arena/slow/settings.yaml --seed 8 --run-dir alone --quiet"
+    assert train(command.split()) == 0
+    assert_same_runs("alone", str(same))
+    capsys.readouterr()
+    assert evaluate([str(same), "--checkpoint=latest", "--episodes=4", "--json"]) == 0
+    played = json.loads(capsys.readouterr().out)["env_runners"]
+    result = json.loads((RUNS / "arena/slow/seed-8.result.json").read_text())
+    assert result["metrics"]["episode_return_mean"] == played["episode_return_mean"]
+    assert result["env_steps"] == 320
+
+    finals = [json.loads(file.read_text())["metrics"]["episode_return_mean"] for file in RUNS.glob("arena/ppo/*.json")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (RUNS / "table.md").read_text().splitlines()]
+    assert rows[2][:5] == ["arena", "ppo", "2", "320", "sum of returns, sampled actions"]
+    mean, low, high = sum(finals) / 2, min(finals), max(finals)
+    assert rows[2][5] == f"{mean:.2f} ({low:.2f} to {high:.2f})"
+    random = json.loads((RUNS / "arena/random.json").read_text())["metrics"]["episode_return_mean"]
+    assert rows[2][6] == f"{random:.2f}"
+    assert rows[4][:6] == ["arena", "known", "", "", "sum of returns, sampled actions", "12.50"]
+
+    by_algo = json.loads((RUNS / "marl_eval.json").read_text())["arena"]["arena"]
+    assert {algo: list(runs) for algo, runs in by_algo.items()} == {
+        "ppo": ["seed_7", "seed_8"],
+        "slow": ["seed_7", "seed_8"],
+    }
+    assert by_algo["slow"]["seed_8"]["absolute_metrics"]["return_agent2"] == result["episodes"]["return_agent2"]
+    steps = [
+        [step["step_count"] for name, step in run.items() if name != "absolute_metrics"]
+        for runs in by_algo.values()
+        for run in runs.values()
+    ]
+    assert all(each == steps[0] for each in steps)
+    assert steps[0][-1] == 320
+    assert len(read_records(RUNS)) == 4  # as plot and compare take it
+
+    assert main(["tiny.yml"]) == 0  # all are done
+    assert "4 trainings, 4 done" in capsys.readouterr().out
+    Path("tiny.yml").write_text(TINY.replace("gamma", "").replace("1.0e-5", "2.0e-5"))
+    assert "slow has trainings with hyperparameters.learning_rate 1e-05, and tiny.yml now has 2e-05" in refusal(
+        main, ["tiny.yml"], capsys
+    )
+
+
+FAILS = """
+import pathlib
+from marl_sb3.envs.arena import ArenaEnv
+
+class Env(ArenaEnv):
+    def step(self, actions):
+        if pathlib.Path("fail").exists():
+            raise RuntimeError("it broke")
+        return super().step(actions)
+"""
+
+
+def test_a_training_that_fails_does_not_end_the_others_and_is_tried_again_by_the_next_call(
+    in_tmp: Path, forked_seeds: ForkServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("breaking.py").write_text(FAILS)
+    Path("fail").touch()
+    one(TINY.replace("{arena: {", "{breaking:Env: {env.max_timesteps: 15}, arena: {"))
+    assert main(["tiny.yml", "--trust-file", "--processes", "1"]) == 1
+    out = capsys.readouterr().out
+    failures = [line for line in out.splitlines() if "failed" in line]
+    assert len(failures) == 2  # when it happens, and at the end
+    assert failures[0].startswith("breaking:Env, ppo, seed 7: failed: EnvRaisedError: env 0")
+    file = Path(failures[0].rpartition("; see ")[2])
+    assert "Traceback" in file.read_text()
+    assert "1 training, " not in out
+    assert (RUNS / "arena/ppo/seed-7.result.json").exists()
+    Path("fail").unlink()
+    assert main(["tiny.yml", "--trust-file", "--processes", "1"]) == 0
+    assert "2 trainings, 1 done" in capsys.readouterr().out
+    assert not file.exists()
+
+
+def test_ctrl_c_saves_and_names_the_command_that_goes_on(tmp_path: Path, server: ForkServer) -> None:
+    (tmp_path / "tiny.yml").write_text(TINY.replace("n_timesteps: 320", "n_timesteps: 10000000"))
+    command = ["-m", "marl_sb3.benchmark", "tiny.yml", "--folder", "some where", "--processes", "2"]
+    process = server.run(command, tmp_path / "out", folder=tmp_path)
+    folders = [tmp_path / "some where/arena" / algo / "seed-7" for algo in ("ppo", "slow")]
+    wait_for(lambda: all(folder.exists() and last_result(folder) is not None for folder in folders))
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    again = f"continue with: python -m marl_sb3.benchmark tiny.yml --folder {shlex.quote('some where')}"
+    assert again in (tmp_path / "out").read_text().splitlines()
+    for folder in folders:
+        newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
+        assert newest == f"ckpt-{len(read_results(folder)):06d}"
+        assert not list(folder.parent.glob("*.claim-*"))
+
+
+# --- Claims ----------------------------------------------------------------------------------------------------------
+
+
+def claim_of_the_dead(training: Training, number: int = 1) -> None:
+    dead = os.fork()
+    if dead == 0:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    training.folder.parent.mkdir(parents=True, exist_ok=True)
+    training.beside(f"claim-{number}").write_text(json.dumps({"host": socket.gethostname(), "pid": dead}))
+
+
+@pytest.mark.parametrize("step", [210, 30])
+def test_the_run_of_a_dead_process_goes_on_exactly(in_tmp: Path, step: int) -> None:
+    """After 30 env steps there is no checkpoint yet: it begins anew."""
+    training = one()
+    broken(str(training.folder), step, settings={"learning_rate": "lin_3e-4", "n_parallel_updates": 1})
+    claim_of_the_dead(training)
+    assert not work(read_benchmark("tiny.yml"))
+    assert (training.folder / "resumes.jsonl").exists() == (step > 80)
+    assert (last_result(training.folder) or {})["num_env_steps_sampled_lifetime"] == 320
+    whole = Path("whole")
+    assert not work(read_benchmark("tiny.yml", whole))
+    assert_same_runs(str(training.folder), "whole/arena/ppo/seed-7")
+    cost = [
+        json.loads(file.read_text())["processor_seconds"] for file in (training.result_file, *whole.glob("*/*/*.json"))
+    ]
+    assert all(0 < each < 100 for each in cost)
+
+
+def test_a_training_whose_processes_die_again_and_again_has_failed(in_tmp: Path) -> None:
+    training = one()
+    claim_of_the_dead(training, MOST_CLAIMS)
+    assert not work(read_benchmark("tiny.yml"))
+    assert training.failure_file.read_text() == "its process has died 3 times"
+    assert not training.beside(f"claim-{MOST_CLAIMS}").exists()
+
+
+def test_a_claim_of_another_machine_holds_while_it_shows_that_it_is_alive(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, claims, now_s = one(), Claims(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    training.folder.parent.mkdir(parents=True)
+    theirs = training.beside("claim-1")
+    theirs.write_text('{"host": "elsewhere", "pid": 1}')
+    assert not claims.may_claim(training)
+    now_s += STALE_S + 1
+    os.utime(theirs, (5.0, 5.0))
+    assert claims.claim(training) is None
+    now_s += STALE_S + 1
+    assert (claims.claim(training) or theirs).name == "seed-7.claim-2"
+    assert Claims().claim(training) is None  # this process has it
+
+
+def test_a_claimed_run_that_is_still_written_to_is_left_alone(in_tmp: Path, server: ForkServer) -> None:
+    training = one()
+    command = f"-m marl_sb3.train arena --timesteps 10000000 --run-dir {training.folder}"
+    process = server.run(command.split(), "out")
+    wait_for((training.folder / "config.yaml").exists)
+    claim_of_the_dead(training)
+    assert not Claims().may_claim(training)
+    process.kill()
+    process.wait()
+    assert Claims().may_claim(training)
