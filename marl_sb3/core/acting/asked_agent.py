@@ -239,6 +239,10 @@ class AskedAgent:
         if array.shape[: len(self.shape)] != self.shape or row not in accepted:
             raise self.misfit(f"its shape is {array.shape}")
         rows = array.reshape(self.rows, *row)
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):  # on a GPU, PyTorch would end the process
+            number = getattr(space, "nvec", getattr(space, "n", None))
+            if not np.all((rows >= space.start) & (rows < space.start + number)):
+                raise self.misfit("it has other numbers")
         return rows.astype(space.dtype) if self.processing.processors else rows
 
     def _rewarded(self, memory: Memory, initial: Memory, starts: BoolArray) -> Memory:
