@@ -157,7 +157,7 @@ class NoisyEnv(ScriptedEnv):
         self.plan = plans[env_index]
         script, joins, *_ = self.plan[0]
         super().__init__(script, joins=joins, env_index=env_index, masked=masked)
-        self.action_sum = 0
+        self.action_sum: float = 0
         self.unpicklable = threading.Lock()
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -179,6 +179,22 @@ class NoisyEnv(ScriptedEnv):
 
     def _reward(self, agent: str) -> float:
         return self.rng.normal()
+
+    def state(self) -> np.ndarray:
+        return np.array([self.step_count, self.action_sum], dtype=np.float32)
+
+
+class MovingEnv(NoisyEnv):
+    """A `NoisyEnv` whose agents move: what they see depends on what they did."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._action_space = spaces.Box(-2, 2, (2,), np.float32)
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        returned = super().step(dict.fromkeys(actions, 0))
+        self.action_sum = float(sum(np.sum(action) for action in actions.values()))
+        return returned
 
 
 class SampledEnv(ScriptedEnv):

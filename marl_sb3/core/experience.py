@@ -114,7 +114,3 @@ class Experience(LearnedExperience):
     def held_from(self) -> Array:
         """Return the (rows,) numbers of the first env steps that a hook has yet to see; `NEVER`: it has seen all."""
         return np.full(self.actor.rows.num_rows, NEVER)
-
-    def recorded(self) -> Any:
-        """Return what a shard sends to the learner after a round; see `ShardedExperience.receive`."""
-        raise NotImplementedError

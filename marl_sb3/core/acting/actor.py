@@ -28,6 +28,7 @@ class Acted(NamedTuple):
     inputs: PolicyInputs  # what the policy was shown
     decision: Decision  # what it chose
     actions: Array  # (rows, *action shape), as the env takes them
+    step: VecStep  # the latest one, on whose observations the policy acted
     stepping: BoolArray | None = None  # (rows,) bool; the rows whose env takes a step, where some may not; None: all
 
 
@@ -158,7 +159,7 @@ class Actor(Stateful):
         self.processing.acted(decision.actions, acting)
         actions = env_actions(decision.actions, self.processing.rescale, self.rows.zero_based_actions)
         stepping = step.to_act.any(axis=1).repeat(len(self.rows.agents)) if self.rows.steps_apart else None
-        return Acted(acting, seen, inputs, decision, actions, stepping)
+        return Acted(acting, seen, inputs, decision, actions, step, stepping)
 
     def _with_chosen(self, step: VecStep, inputs: PolicyInputs, decision: Decision) -> Decision:
         """Put the actions that clients have chosen themselves in place of the policy's."""

@@ -17,7 +17,7 @@ import torch as th
 from threadpoolctl import ThreadpoolController
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor
+from marl_sb3.core.acting import ActingWatcher, Actor
 from marl_sb3.core.config import info_of
 from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
@@ -38,7 +38,8 @@ from marl_sb3.core.sb3 import (
     set_up_logging,
     weights,
 )
-from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, Stateful, generators, in_order, part
+from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, State, Stateful, generators, in_order, part
+from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID
@@ -126,6 +127,7 @@ class LearnerPart:
     """
 
     adds_loss: ClassVar[bool] = False  # whether it adds to the loss that the algorithm minimises
+    acts: ClassVar[bool] = False  # whether copies of the policy that act elsewhere have it, too
     # names below `learners/{policy}/` -> the names under which `recorded` returns them
     metrics: Mapping[str, str] = MappingProxyType({})
     states: Mapping[str, Part] = MappingProxyType({})  # parts of checkpoints, by name in the state of the learner
@@ -144,6 +146,16 @@ class LearnerPart:
         Raises:
             ConfigError: the files cannot be read, or do not fit the policy.
         """
+
+    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher | None:
+        """Look at these envs from now on, in which an `ActingPart` each acts; return what is to see all steps."""
+
+    def order(self) -> State:
+        """Return what copies of the policy that act elsewhere need to know of it in the next round."""
+        return {}
+
+    def follow(self, order: State) -> None:
+        """Take over what `order` has returned."""
 
     def before_update(self) -> None:
         """Prepare for an update of the policy, which is about to begin."""
@@ -213,7 +225,7 @@ class Learner(Stateful, ABC):
         processing = processing_of(rows, spec.processing)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
         learns_here = options.experience.learns_here
-        parts = cls._parts_of(rows.policy_id, spec) if trained and learns_here else []
+        parts = [each for each in cls._parts_of(rows.policy_id, spec) if learns_here or each.acts] if trained else []
         if spec.exploration is not None:
             parts.append(LEARNER_PARTS["exploration"])
         engine: Engine | None = None

@@ -65,6 +65,7 @@ class Transitions(NamedTuple):
     rows: Array  # the indices of the rows that they are of, in ascending order
     next_masks: BoolArray | None = None  # which actions the agents may take next; None: their policy takes no masks
     states: Array | None = None  # (n, states, layers, size) recurrent ones before the actions; None: no memory
+    more: Any = None  # arrays by name, (n, ...) each, that a buffer of another kind keeps besides; None: there are none
 
     def at(self, places: slice) -> Transitions:
         """Return some of them."""

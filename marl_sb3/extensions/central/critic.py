@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 from typing_extensions import override
 
@@ -19,13 +18,12 @@ from marl_sb3.core.acting import Decision, Policy, PolicyInputs
 from marl_sb3.core.learners import LearnerOptions, PolicySpec, blas_threads
 from marl_sb3.core.sb3 import States, progress_remaining
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, set_generator_state
-from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart
 from marl_sb3.extensions.central.value_net import ValueNet
-from marl_sb3.types import Array, BoolArray, FloatArray
+from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID
 
 
 class CentralCritic(CentralPart):
@@ -48,8 +46,8 @@ class CentralCritic(CentralPart):
         self._make_room(0)
 
     @override
-    def see(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-        self._env, self._inputs = algorithm.env, CentralInputs(algorithm.env, self._learner.rows)
+    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> None:
+        self._env, self._inputs = env, CentralInputs(env, self._learner.rows)
         self._seen: tuple[VecStep, FloatArray] | None = None  # the latest step, and what the critic sees after it
 
     def _make_room(self, inputs: int) -> None:
@@ -131,17 +129,39 @@ class CentralCritic(CentralPart):
         latest, self._recorded = self._recorded, {}  # an update without transitions has none
         return latest
 
+    # --- Shards ------------------------------------------------------------------------------------------------------
+
+    @override
+    def order(self) -> State:
+        net = None if self._net is None else {"inputs": self._net.inputs, **self._net.values_state()}
+        return {"seed": self._seed, "net": net}
+
+    @override
+    def follow(self, order: State) -> None:
+        self._seed, net = order["seed"], order["net"]
+        if net is None:  # the first input will make the same as beside the learner
+            self._net = None
+            return
+        if self._net is None or self._net.inputs != net["inputs"]:
+            self._net = self._network(net["inputs"])
+        self._net.read_values(StateReader(net, "central critic of the round"))
+
     # --- State -------------------------------------------------------------------------------------------------------
 
     @override
     def get_state(self) -> State:
+        if not self._learns_here:  # the rest is beside the learner
+            return {"inputs": self._learner.buffer.central.shape[2]}
         net = {} if self._net is None else self._net.get_state()
         return {"inputs": self._net.inputs if self._net else 0, "net": net, "random": generator_state(self._rng)}
 
     @override
     def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
-        saved.require_names(["inputs", "net", "random"])
+        saved.require_names(["inputs", "net", "random"] if self._learns_here else ["inputs"])
         inputs, rng = saved.integer("inputs", 0, MOST_INPUTS), np.random.default_rng(0)
+        if not self._learns_here:
+            self._make_room(inputs)  # for the rollout, which is read next
+            return lambda: None
         set_generator_state(rng, saved.fields("random"))
         if not inputs:
             return lambda: self._set(None, rng)

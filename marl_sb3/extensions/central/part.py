@@ -15,7 +15,6 @@ from torch import nn
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.state import SavedPart, State, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.settings import CentralSettings
 from marl_sb3.types import Array
 
@@ -24,17 +23,22 @@ _MOMENTS = {"exp_avg": None, "exp_avg_sq": 0.0}  # what Adam remembers, and the 
 
 
 class CentralPart(LearnerPart):
-    """A critic of a policy that sees the whole env; see `EitherCritic` for which."""
+    """A critic of a policy that sees the whole env; see `EitherCritic` for which.
+
+    In shards, copies of it see the envs, and note what the critic learns from.
+    """
+
+    acts = True
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         self._learner, self._settings = learner, vars(spec)["central"]
         assert isinstance(self._settings, CentralSettings)
         self._seed = 0 if seed is None else seed
+        self.acts_here, self._learns_here = options.experience.acts_here, options.experience.learns_here
         self.states = {"central_critic": self}
 
-    @abstractmethod
-    def see(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-        """Take what the critic sees from the envs of this training from now on."""
+    def check_training(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+        """Raise `ConfigError` if the critic cannot learn in a training."""
 
     @abstractmethod
     def get_state(self) -> State:
@@ -59,19 +63,14 @@ class CentralPart(LearnerPart):
 
 
 def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-    """Show the envs of a training to its central critics; a `WatcherMaker` that needs no watcher.
-
-    Raises:
-        ConfigError: the envs are rolled out in shards, which do not know the critics.
-    """
-    for learner in algorithm.parts.learners.values():
-        for each in learner.parts:
-            if isinstance(each, CentralPart):
-                try:
-                    algorithm.require_watchable()
-                except ConfigError as error:
-                    raise ConfigError(f"central_critic: {error}", key="central_critic") from error
-                each.see(algorithm, callback)
+    """Show the envs of a training to its central critics; a `WatcherMaker` that adds the watchers itself."""
+    learners = algorithm.parts.learners
+    for each in (part for learner in learners.values() for part in learner.parts if isinstance(part, CentralPart)):
+        each.check_training(algorithm, callback)
+        watcher = each.see(algorithm.env, learners)
+        if watcher is not None and each.acts_here:  # else shards have shown the envs to its copies
+            algorithm.remove_watcher(watcher)
+            algorithm.add_watcher(watcher)
 
 
 # --- State -----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from marl_sb3.core.acting import Acted, PolicyInputs
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import VecStep
+from marl_sb3.core.acting import Acted, Actor, PolicyInputs
+from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import flat
 from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID
@@ -25,7 +24,8 @@ NextActions = Callable[[Any], th.Tensor]
 class Member:
     """One policy of a team, and its places in the arrays of all: its agents follow one another."""
 
-    learner: Any
+    policy_id: PolicyID
+    acting: Any  # an `ActingPart`: its learner, or a copy in a shard
     agents: int
     first_agent: int  # among the agents of all policies, in this order
     seen_width: int  # of what one agent observes, as its learner keeps it
@@ -36,7 +36,7 @@ class Member:
     def seen_at(self, seen: th.Tensor) -> Any:
         """Return what its agents observe, (n * agents, *shape), from (n, ...) of all policies."""
         block = seen[:, self.first_seen : self.first_seen + self.agents * self.seen_width]
-        flat_rows, space = block.reshape(-1, self.seen_width), stored_space_of(self.learner)
+        flat_rows, space = block.reshape(-1, self.seen_width), stored_space_of(self.acting.actor)
         if not isinstance(space, spaces.Dict):
             return flat_rows.reshape(len(flat_rows), *(space.shape or ()))
         widths = [_width(part) for part in space.spaces.values()]
@@ -48,24 +48,25 @@ class Team:
     """Collects what all agents of a training observe and do, as their policies keep it.
 
     Args:
-        algorithm: the training.
+        env: the envs.
+        acting: policy id -> what acts for its rows in them, or elsewhere.
 
     Attributes:
         members: its policies; arrays hold their blocks in this order.
     """
 
-    def __init__(self, algorithm: MultiAgentAlgorithm) -> None:
-        self.env, learners = algorithm.env, list(algorithm.parts.learners.values())
-        agents = [len(learner.rows.agents) for learner in learners]
-        seen = [_width(stored_space_of(learner)) for learner in learners]
-        done = [flat(space, _zeros(space)).size for space in (each.algorithm.action_space for each in learners)]
+    def __init__(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> None:
+        self.env, actors = env, [each.actor for each in acting.values()]
+        agents = [len(actor.rows.agents) for actor in actors]
+        seen = [_width(stored_space_of(actor)) for actor in actors]
+        done = [flat(space, _zeros(space)).size for space in map(action_space_of, actors)]
         firsts = [
             [0, *accumulate(number * width for number, width in zip(agents, widths, strict=True))]
             for widths in ([1] * len(agents), seen, done)
         ]
         self.members = [
-            Member(learner, agents[k], firsts[0][k], seen[k], firsts[1][k], done[k], firsts[2][k])
-            for k, learner in enumerate(learners)
+            Member(*each, agents[k], firsts[0][k], seen[k], firsts[1][k], done[k], firsts[2][k])
+            for k, each in enumerate(acting.items())
         ]
         self.agents, self.seen_width, self.action_width = (first[-1] for first in firsts)
         self._latest: tuple[VecStep, FloatArray] | None = None
@@ -74,9 +75,9 @@ class Team:
         """Return (E, actions): what all agents do next, as their policies learn it; zeros of those that wait."""
         blocks = []
         for member in self.members:
-            own = acted[member.learner.policy_id]
+            own = acted[member.policy_id]
             learned = own.decision.actions if own.decision.learned is None else own.decision.learned
-            codes = flat(member.learner.algorithm.action_space, learned)
+            codes = flat(action_space_of(member.acting.actor), learned)
             blocks.append((codes * own.acting[:, None]).reshape(self.env.num_envs, -1))
         return np.concatenate(blocks, axis=1)
 
@@ -97,8 +98,8 @@ class Team:
         there = step.to_act if ended is None else step.to_act & ~step.episode_done[:, None]
         blocks, flags = [], []
         for member in self.members:
-            rows, actor = member.learner.rows, member.learner.actor
-            own, space = rows.of_agents(there).astype(np.float32), stored_space_of(member.learner)
+            actor, rows = member.acting.actor, member.acting.actor.rows
+            own, space = rows.of_agents(there).astype(np.float32), stored_space_of(actor)
             block = _raw(space, actor.observations(step)) * own[:, None]
             if ended is not None and (wanted := ended & rows.mine).any():
                 chosen = rows.of_agents(wanted)
@@ -108,11 +109,16 @@ class Team:
         return np.concatenate([*blocks, *flags], axis=1)
 
 
-def stored_space_of(learner: Any) -> spaces.Space[Any]:
+def stored_space_of(actor: Actor) -> spaces.Space[Any]:
     """Return the space of observations as the learner of a policy keeps them."""
-    late = learner.actor.processing.late_normalizer
-    space: spaces.Space[Any] = learner.algorithm.observation_space if late is None else late.before
+    late = actor.processing.late_normalizer
+    space: spaces.Space[Any] = actor.policy.algorithm.observation_space if late is None else late.before
     return space
+
+
+def action_space_of(actor: Actor) -> spaces.Space[Any]:
+    """Return the space in which a policy acts."""
+    return actor.policy.algorithm.action_space  # type: ignore[no-any-return]
 
 
 def _width(space: spaces.Space[Any]) -> int:
@@ -165,7 +171,7 @@ def next_actions(learner: Any) -> NextActions:
     def acted(seen: Any) -> th.Tensor:
         policy = learner.actor.policy
         policy.refresh()
-        observations, rows = _numpy(normal(seen), stored_space_of(learner))
+        observations, rows = _numpy(normal(seen), stored_space_of(learner.actor))
         decision = policy.act(PolicyInputs(observations, np.zeros(rows, np.bool_)))
         learned = decision.actions if decision.learned is None else decision.learned
         return th.as_tensor(flat(algorithm.action_space, learned), device=algorithm.device)

@@ -30,7 +30,7 @@ from marl_sb3.core.off_policy import (
     Transitions,
     replay_buffer,
 )
-from marl_sb3.core.state import SavedPart, State, StateReader
+from marl_sb3.core.state import SavedPart, State, StateReader, in_order
 from marl_sb3.core.training import MultiAgentAlgorithm, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
@@ -38,7 +38,7 @@ from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, saved_net
 from marl_sb3.extensions.central.team import Team, next_actions
-from marl_sb3.types import Array, PolicyID
+from marl_sb3.types import Array, FloatArray, PolicyID
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
 
@@ -56,16 +56,26 @@ class _JointLines(Lines):
     """Mixin for a replay buffer with the columns of `Joint`, which have room for no numbers until `make_room`.
 
     Attributes:
-        added: of the transitions that are added next.
+        widths: of the columns; 0 before the first transitions are added.
         drawn: of the latest minibatch, as tensors.
     """
 
-    added: Joint
+    widths: Joint
     drawn: Joint
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.make_room(Joint(0, 0, 0, 0))
+
+    def add_transitions(self, added: Transitions) -> None:
+        """See `Lines.add_transitions`; `more` of them is what `Joint` names."""
+        widths = Joint(*(added.more[name].shape[1] for name in Joint._fields))
+        if not self.widths.central:
+            self.make_room(widths)
+        if self.widths != widths:
+            words = f"central_critic: it has learned from {self.widths}, the envs show {widths}"
+            raise ConfigError(f"{words}; accepted: envs with the same agents, spaces and state", key="central_critic")
+        super().add_transitions(added)
 
     def make_room(self, widths: Joint) -> None:
         """Make columns of these widths.
@@ -82,12 +92,13 @@ class _JointLines(Lines):
             )
         for name, width in widths._asdict().items():
             setattr(self, name, np.zeros((self.buffer_size, self.n_envs, width), np.float32))
+        self.widths = widths
 
     @override
     def _put_observations(self, places: Any, added: Transitions) -> None:
         super()._put_observations(places, added)
-        for name, array in self.added._asdict().items():
-            getattr(self, name)[places] = array
+        for name in Joint._fields:
+            getattr(self, name)[places] = added.more[name]
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
         before = np.random.get_state()  # noqa: NPY002 - SB3 draws the same rows once more
@@ -128,6 +139,7 @@ class Critics(nn.Module):
     def __init__(self, nets: Sequence[nn.Module], joined: Callable[[th.Tensor], th.Tensor]) -> None:
         super().__init__()
         self.nets, self._joined = nn.ModuleList(nets), joined
+        self.optimizer: Any = None  # of those that are trained
 
     def forward(self, _observations: Any, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         """Return the (n, 1) estimates of own actions, (n, width)."""
@@ -145,30 +157,41 @@ class TwinCritics(CentralPart, ActingWatcher):
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         super().__init__(learner, spec, seed, options)
-        _check(learner, spec, options)
-        algorithm = learner.algorithm
-        if hasattr(algorithm, "update_path"):
-            algorithm.update_path = "torch"  # the kernels do not have these critics
+        self._env: MultiAgentVecEnv | None = None
+        self._before = self._done = np.zeros((0, 0), np.float32)  # what was seen and done in open transitions
+        if hasattr(learner.algorithm, "update_path"):
+            learner.algorithm.update_path = "torch"  # the kernels do not have these critics
+        if self.acts_here:
+            learner.experience.record = self.record
+        if self._learns_here:
+            _check(learner, spec, options)
+            self._prepare_to_learn(spec, options)
+
+    def _prepare_to_learn(self, spec: PolicySpec, options: LearnerOptions) -> None:
+        learner, algorithm = self._learner, self._learner.algorithm
         assert options.goal_rewards is not None
         stored, rows = stored_space(learner.processing, algorithm), policy_rows(learner.rows, learner.processing)
         algorithm.replay_buffers = _BUFFERS
         algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored, options.goal_rewards)
         del algorithm.replay_buffers
-        self._widths: Joint | None = None
-        self._env: MultiAgentVecEnv | None = None
-        learner.trains, learner.experience.record = self.train, self.record
+        self._has_nets = False
+        self.critics: Critics
+        self.targets: Critics
+        learner.trains = self.train
 
     # --- What they see -----------------------------------------------------------------------------------------------
 
     @override
-    def see(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+    def check_training(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
         _check_training(algorithm, callback)
-        self._env, self._inputs = algorithm.env, CentralInputs(algorithm.env, self._learner.rows)
-        self._team = Team(algorithm)
-        self._next_actions = [next_actions(member.learner) for member in self._team.members]
-        (self._own,) = (member for member in self._team.members if member.learner is self._learner)
-        algorithm.remove_watcher(self)
-        algorithm.add_watcher(self)
+
+    @override
+    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher:
+        self._env, self._inputs, self._team = env, CentralInputs(env, self._learner.rows), Team(env, acting)
+        if self._learns_here:
+            self._next_actions = [next_actions(member.acting) for member in self._team.members]
+            (self._own,) = (member for member in self._team.members if member.policy_id == self._learner.policy_id)
+        return self
 
     @override
     def begin_episodes(self, step: VecStep) -> None:
@@ -184,21 +207,17 @@ class TwinCritics(CentralPart, ActingWatcher):
 
     @override
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
-        seen, done = self._inputs.of_rows(step), self._team.acted(acted)
-        inputs = seen.shape[1]
-        widths = Joint(inputs, done.shape[1], inputs, self._team.seen_width + self._team.agents)
-        if self._widths is None:
-            self._learner.buffer.make_room(widths)
-            self._set(widths, self._networks(widths))
-        if self._widths != widths:
-            words = f"central_critic: it has learned from {self._widths}, the envs show {widths}"
-            raise ConfigError(f"{words}; accepted: envs with the same agents, spaces and state", key="central_critic")
+        seen, done = self._inputs.of_rows(step), self._team.acted(acted).repeat(self._places, axis=0)
+        if (self._before.shape, self._done.shape) != (seen.shape, done.shape):  # it is the first step
+            self._before, self._done = np.zeros_like(seen), np.zeros_like(done)
         rows = acted[self._learner.policy_id].acting
-        self._before[rows] = seen[rows]
-        self._done[rows] = done.repeat(self._places, axis=0)[rows]
+        self._before[rows], self._done[rows] = seen[rows], done[rows]
 
     def record(self, transitions: Transitions) -> None:
-        """Add transitions that are over with the latest step to the replay buffer; see `ReplayExperience.record`."""
+        """Add transitions that are over with the latest step, with what is known of them besides.
+
+        See `ReplayExperience.record`.
+        """
         assert self._env is not None
         step, rows = self._env.latest, transitions.rows
         envs, ended = rows // self._places, np.zeros(self._learner.rows.num_rows, np.bool_)
@@ -207,9 +226,8 @@ class TwinCritics(CentralPart, ActingWatcher):
         if ended.any():
             after[ended] = self._inputs.of_final(step, ended)
             seen = np.where(ended[rows, None], self._team.final(step)[envs], seen)
-        buffer = self._learner.buffer
-        buffer.added = Joint(self._before[rows], self._done[rows], after[rows], seen)
-        buffer.add_transitions(transitions)
+        joint = Joint(self._before[rows], self._done[rows], after[rows], seen)
+        self._learner.buffer.add_transitions(transitions._replace(more=joint._asdict()))
 
     # --- Networks ----------------------------------------------------------------------------------------------------
 
@@ -226,13 +244,15 @@ class TwinCritics(CentralPart, ActingWatcher):
         after: Critics = self.seeded(lambda: critics(self.afterwards))
         return now, after, th.optim.Adam(now.parameters(), lr=algorithm.lr_schedule(1), foreach=False)
 
-    def _set(self, widths: Joint | None, nets: Any = None, open_now: Any = None) -> None:
-        """Take critics, and what was seen and done in the transitions that are not over."""
-        self._widths = widths
-        if widths is not None:
-            rows = self._learner.rows.num_rows
+    def _take(self, nets: tuple[Critics, Critics, th.optim.Adam] | None) -> None:
+        self._has_nets = nets is not None
+        if nets is not None:
             self.critics, self.targets, self.critics.optimizer = nets
-            self._before, self._done = open_now or (np.zeros((rows, width), np.float32) for width in widths[:2])
+
+    def _make(self) -> None:
+        """Make the critics, if there are none."""
+        if not self._has_nets:
+            self._take(self._networks(self._learner.buffer.widths))
 
     @property
     def _places(self) -> int:
@@ -269,6 +289,7 @@ class TwinCritics(CentralPart, ActingWatcher):
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """Update by the algorithm's `train()`, with these critics in the places of the policy's."""
+        self._make()
         algorithm = self._learner.algorithm
         of_policy = algorithm.critic, algorithm.critic_target
         algorithm.critic, algorithm.critic_target = self.critics, self.targets
@@ -281,33 +302,53 @@ class TwinCritics(CentralPart, ActingWatcher):
 
     @override
     def get_state(self) -> State:
-        if self._widths is None:
-            return {"widths": [0, 0, 0, 0], "rows": 0, "critics": {}, "targets": {}, "before": None, "done": None}
-        nets = {"critics": saved_net(self.critics, self.critics.optimizer), "targets": saved_net(self.targets)}
-        open_now = {"before": self._before.copy(), "done": self._done.copy()}
-        return {"widths": list(self._widths), "rows": len(self._before), **nets, **open_now}
+        open_now = {"rows": len(self._before), "before": self._before.copy(), "done": self._done.copy()}
+        if not self._learns_here:  # the rest is beside the learner
+            return open_now
+        of_learner: State = {"widths": list(self._learner.buffer.widths), "critics": {}, "targets": {}}
+        if self._learner.buffer.widths.central:
+            self._make()
+            of_learner["critics"] = saved_net(self.critics, self.critics.optimizer)
+            of_learner["targets"] = saved_net(self.targets)
+        return {**of_learner, **open_now}
 
     @override
     def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
-        saved.require_names(["widths", "rows", "critics", "targets", "before", "done"])
+        of_learner = ["widths", "critics", "targets"] if self._learns_here else []
+        saved.require_names([*of_learner, "rows", "before", "done"])
+        put_open = self._read_open(saved)
+        return in_order([put_open, self._read_critics(saved)]) if self._learns_here else put_open
+
+    def _read_open(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+        rows = saved.integer("rows", 0)
+        if not rows:
+            return lambda: self._set_open(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+        before, done = (saved.array(name, np.float32, (rows, None)) for name in ("before", "done"))
+        return lambda: self._set_open(before, done)
+
+    def _set_open(self, before: FloatArray, done: FloatArray) -> None:
+        self._before, self._done = before, done
+
+    def _read_critics(self, saved: StateReader | SavedPart) -> Callable[[], None]:
         items = saved.listed("widths", len(Joint._fields))
         widths = Joint(*(items.integer(str(number), 0, MOST_INPUTS) for number in range(len(Joint._fields))))
         if not widths.central:
-            return lambda: self._set(None)
-        rows = saved.integer("rows", 1)
-        before = saved.array("before", np.float32, (rows, widths.central))  # a file so large has so many inputs
-        done = saved.array("done", np.float32, (rows, widths.joint_actions))
+            return lambda: self._take(None)
+        for name in ("critics", "targets"):  # a file so large has so many inputs
+            first = self._settings.central_critic_net[0], widths.central + widths.joint_actions
+            saved.fields(name).fields("weights").array("nets.0.0.weight", np.float32, first)
         self._learner.buffer.make_room(widths)  # for the transitions, which are read next
         critics, targets, optimizer = nets = self._networks(widths)
         for name, net, of_net in (("critics", critics, optimizer), ("targets", targets, None)):
             saved.fields(name).require_names([*SAVED_NET])
             read_net(saved.fields(name), net, of_net)
-        goes_on = rows == self._learner.rows.num_rows  # else other episodes begin
-        return lambda: self._set(widths, nets, (before, done) if goes_on else None)
+        return lambda: self._take(nets)
 
 
 class EitherCritic(LearnerPart):
     """Makes the central critic that goes with the algorithm of a policy."""
+
+    acts = True
 
     def __new__(cls, learner: Any, *arguments: Any) -> Any:
         """Return critics of actions for an algorithm with a replay buffer, else a critic of values."""

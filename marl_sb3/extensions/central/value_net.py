@@ -165,10 +165,20 @@ class ValueNet:
 
     # --- State -------------------------------------------------------------------------------------------------------
 
+    def values_state(self) -> State:
+        """Return weights and units, from which its values follow, as plain data and arrays."""
+        units = {"units": self.units.get_state(), "returns": self.of_returns.get_state()}
+        return {**units, "parameters": self.parameters.copy()}
+
+    def read_values(self, saved: StateReader | SavedPart) -> None:
+        """Take over what `values_state` returned."""
+        self.units.read_state(saved.fields("units"))
+        self.of_returns.read_state(saved.fields("returns"))
+        self.parameters = saved.array("parameters", np.float32, self.parameters.shape)
+
     def get_state(self) -> State:
         """Return weights, units and what Adam remembers as plain data and arrays."""
-        units = {"units": self.units.get_state(), "returns": self.of_returns.get_state()}
-        return {**units, "parameters": self.parameters.copy(), "moments": self.moments.copy(), "steps": self.steps}
+        return {**self.values_state(), "moments": self.moments.copy(), "steps": self.steps}
 
     def read_state(self, saved: StateReader | SavedPart) -> None:
         """Take over what `get_state` returned.
@@ -177,9 +187,7 @@ class ValueNet:
             CheckpointError: it is of another network.
         """
         saved.require_names(["units", "returns", "parameters", "moments", "steps"])
-        self.units.read_state(saved.fields("units"))
-        self.of_returns.read_state(saved.fields("returns"))
-        self.parameters = saved.array("parameters", np.float32, self.parameters.shape)
+        self.read_values(saved)
         moments = saved.array("moments", np.float32, self.moments.shape)
         if (moments[1] < 0).any():
             raise saved.error("moments", moments[1].min(), "squares that are not negative")

@@ -95,6 +95,9 @@ class TeamQLearning(MaskedQLearning, DQN):
 
     # --- Learning ----------------------------------------------------------------------------------------------------
 
+    def make_mixing(self, state_size: int) -> None:
+        """Make what mixes the values of the agents, if there is something and none is there; see `QMIX.make_mixing`."""
+
     def whole(self, values: th.Tensor, there: th.Tensor, observations: Any, states: th.Tensor, *, target: bool) -> Any:
         """Return the (B,) values of teams.
 
@@ -250,6 +253,7 @@ class QMIX(TeamQLearning):
         self.mixing_embed_dim, self.hypernet_embed = mixing_embed_dim, hypernet_embed
         super().__init__(policy, env, **settings)
 
+    @override
     def make_mixing(self, state_size: int) -> None:
         """Make the mixer, if there is none.
 

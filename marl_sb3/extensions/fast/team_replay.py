@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
@@ -27,8 +26,7 @@ from marl_sb3.core.off_policy import (
     Transitions,
 )
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
+from marl_sb3.core.vec_env import VecStep, map_arrays
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks
 from marl_sb3.types import Array, FloatArray
@@ -63,14 +61,19 @@ class _OfTeams(WithMasks):
 
     team_size: int = 1
     state_size: int = 0
+    _about_states: Callable[[int], None]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.present = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
 
-    def hold_teams(self, team_size: int) -> None:
-        """Hold the transitions of teams of so many agents."""
-        self.team_size = team_size
+    def hold_teams(self, team_size: int, about_states: Callable[[int], None]) -> None:
+        """Hold the transitions of teams of so many agents.
+
+        Args:
+            about_states: is told the `state_size` of all transitions before they are added.
+        """
+        self.team_size, self._about_states = team_size, about_states
 
     def hold_states(self, state_size: int) -> None:
         """Hold the env's state before and after each transition, too; the buffer is empty.
@@ -91,15 +94,15 @@ class _OfTeams(WithMasks):
         self.state_size = state_size
         self.names = (*self.names, "states", "next_states")  # type: ignore[misc]
 
-    def add_of_teams(self, added: Transitions, states: FloatArray | None, next_states: FloatArray | None) -> None:
+    @override
+    def add_transitions(self, added: Transitions) -> None:
         """Add transitions, one of each agent of a team that was there.
 
         Args:
-            added: in ascending order of the rows.
-            states: (E, d) of all envs, before; None: none are kept.
-            next_states: (E, d), after.
+            added: in ascending order of the rows; `more` of them are `states` of their envs and `next_states`.
         """
-        envs, place_of = np.unique(added.rows // self.team_size, return_inverse=True)
+        more = added.more or {}
+        envs, firsts, place_of = np.unique(added.rows // self.team_size, return_index=True, return_inverse=True)
         index = place_of * self.team_size + added.rows % self.team_size
         count = len(envs) * self.team_size
 
@@ -108,16 +111,19 @@ class _OfTeams(WithMasks):
             whole[index] = array
             return whole
 
-        parts: list[Any] = [None if part is None else map_arrays(dense, part) for part in added]
+        parts: list[Any] = [None if part is None else map_arrays(dense, part) for part in added._replace(more=None)]
         whole = Transitions(*parts)
         is_there = dense(np.ones(len(added.rows), np.bool_))
         rows = (envs[:, None] * self.team_size + np.arange(self.team_size)).reshape(-1)
         masks = whole.next_masks if whole.next_masks is None else whole.next_masks | ~is_there[:, None]
         places = self._places_for(rows)
         self.present[places] = is_there
-        if states is not None and next_states is not None:
-            self.states[places], self.next_states[places] = self._shared(states[envs]), self._shared(next_states[envs])
-        self.add_transitions(whole._replace(rows=rows, next_masks=masks))
+        state_size = more["states"].shape[1] if more else 0
+        self._about_states(state_size)
+        self.hold_states(state_size)
+        for name, states in more.items():
+            getattr(self, name)[places] = self._shared(states[firsts])
+        super().add_transitions(whole._replace(rows=rows, next_masks=masks))
 
     def _shared(self, states: FloatArray) -> FloatArray:
         """Share the numbers of (n, d) states among the rows of a team: (n * N, numbers of a row)."""
@@ -183,19 +189,12 @@ class TeamDictReplayBuffer(_OfTeams, TransitionDictReplayBuffer):
 class TeamExperience(ReplayExperience):
     """See `ReplayExperience`; the transitions of a step are added by team, with the env's state if a mixer sees it."""
 
-    env: MultiAgentVecEnv | None = None  # of the training
     _states: FloatArray | None = None  # (E, d) before the latest step
 
     @override
     def begin(self, acted: Acted) -> None:
         super().begin(acted)
-        if self.env is None:
-            raise ConfigError(f"policy {self.actor.rows.policy_id!r} acts outside of a training", key="algo")
-        if self.algorithm.mixes:
-            self._states = _flat(self.env.latest.env_state)
-            size = 0 if self._states is None else self._states.shape[1]
-            self.algorithm.make_mixing(size)
-            self.algorithm.replay_buffer.hold_states(size)
+        self._states = _flat(acted.step.env_state) if self.algorithm.mixes else None
 
     @override
     def add(self, observed: Observed) -> None:
@@ -238,7 +237,11 @@ class TeamExperience(ReplayExperience):
     def record(self, transitions: Transitions) -> None:
         if self.algorithm.team_reward == "shared":
             self._require_shared(transitions)
-        self.algorithm.replay_buffer.add_of_teams(transitions, self._states, self._next_states)
+        if self._states is not None and self._next_states is not None:
+            envs = transitions.rows // len(self.actor.rows.agents)
+            more = {"states": self._states[envs], "next_states": self._next_states[envs]}
+            transitions = transitions._replace(more=more)
+        super().record(transitions)
 
     def _require_shared(self, transitions: Transitions) -> None:
         rows = self.actor.rows
@@ -266,13 +269,6 @@ def _flat(states: Array | None) -> FloatArray | None:
     return None if states is None else np.array(states, np.float32).reshape(len(states), -1)
 
 
-def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-    """Show the envs of a training to what its teams experience; a `WatcherMaker` that needs no watcher."""
-    for learner in algorithm.parts.learners.values():
-        if isinstance(learner.experience, TeamExperience):
-            learner.experience.env = algorithm.env
-
-
 # --- The learner -----------------------------------------------------------------------------------------------------
 
 
@@ -292,9 +288,10 @@ class TeamLearner(OffPolicyLearner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
-        _check(rows, spec, options)
+        _check(rows, spec)
         algorithm: Any = super()._build(rows, spec, seed, options, processing)
-        algorithm.replay_buffer.hold_teams(len(rows.agents))
+        if options.experience.learns_here:
+            algorithm.replay_buffer.hold_teams(len(rows.agents), algorithm.make_mixing)
         return algorithm  # type: ignore[no-any-return]
 
     @override
@@ -308,16 +305,13 @@ class TeamLearner(OffPolicyLearner):
         return {**metrics, "num_module_steps_trained": trained}
 
 
-def _check(rows: PolicyRows, spec: PolicySpec, options: LearnerOptions) -> None:
+def _check(rows: PolicyRows, spec: PolicySpec) -> None:
     """Refuse what does not go with teams.
 
     Raises:
         ConfigError: names the policy and the setting.
     """
     where, name, values = f"policy {rows.policy_id!r}", spec.algorithm.__name__, spec.values
-    if not (options.experience.acts_here and options.experience.learns_here):
-        words = f"{name} learns from whole teams, which shards do not send"
-        raise ConfigError(f"{where}: {words}; accepted: n_shards=0, without runners and Ray", key="n_shards")
     refused: Mapping[str, tuple[bool, str]] = {
         "n_steps": (values["n_steps"] > 1, "1"),
         "replay_buffer_class": (values["replay_buffer_class"] == "HerReplayBuffer", "null"),

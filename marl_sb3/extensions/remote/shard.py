@@ -139,6 +139,8 @@ class Shard:
         mapping, first_env = replace(plan.mapping, assignment=self._assignment), plan.envs.envs_of(index)[0]
         given = self._env, self._policies, self._tracker
         self._runner = local_runner(mapping, *given, warns=index == 0, first_env=first_env)
+        watchers = [each.see(self._env, self._policies) for own in self._policies.values() for each in own.parts]
+        self._runner.watchers += [watcher for watcher in watchers if watcher is not None]
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
@@ -146,7 +148,7 @@ class Shard:
         copies = OfCopy(plan.envs.n_shards)
         options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, copies)
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
-        return ShardPolicy(learner.actor, learner.experience, learner.processing)
+        return ShardPolicy(learner)
 
     def _progress_remaining(self) -> Progress:
         return self._order.progress[len(self._recorder.episodes)]

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor
 from marl_sb3.core.experience import Experience, LearnedExperience
-from marl_sb3.core.learners import Learner, stored_space
+from marl_sb3.core.learners import Learner
 from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.core.processing import Processing, recent_state
+from marl_sb3.core.processing import recent_state
 from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, weights
-from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part
+from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part, parts
 from marl_sb3.types import Array, BoolArray
 
 
@@ -34,6 +32,7 @@ class PolicyOrder:
     weights: Mapping[str, Array]  # by name, as a checkpoint holds them
     statistics: State  # of the processing, as plain data
     exploration_rate: float  # DQN's probability of random actions; 0 for other algorithms
+    parts: Sequence[State]  # what `LearnerPart.order` returned, of those that the copies of the policy have
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class ShardPolicy(Stateful):
     """A copy of a policy that acts for the rows of one shard.
 
     Args:
-        actor: acts for the rows.
-        experience: what it records; None for a policy that is not trained.
-        processing: of the policy.
+        copy: the learner of the copy, which only acts.
     """
 
     fields: ClassVar[Fields] = {
@@ -62,10 +59,15 @@ class ShardPolicy(Stateful):
         "num_timesteps": integer("algorithm.num_timesteps"),
     }
 
-    def __init__(self, actor: Actor, experience: Experience | None, processing: Processing) -> None:
-        self.actor, self.experience = actor, experience
-        self.algorithm: Any = actor.policy.algorithm
-        self.processing = processing
+    def __init__(self, copy: Learner) -> None:
+        self.actor, self.processing, self.parts = copy.actor, copy.processing, copy.parts
+        self.algorithm: Any = copy.algorithm
+        self.experience = copy.experience  # what it records; None for a policy that is not trained
+        self.states = {name: state for each in copy.parts for name, state in each.states.items()}
+
+    @override
+    def all_fields(self) -> Fields:
+        return {"parts": parts("states"), **self.fields} if self.states else self.fields
 
     def begin_round(self, order: PolicyOrder, seed: int) -> None:
         """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
@@ -75,11 +77,14 @@ class ShardPolicy(Stateful):
         for running in self.processing.statistics.values():
             running.begin_recent()
         self.actor.processing.invalidate()
+        for each, of_round in zip(self.parts, order.parts, strict=True):
+            each.follow(of_round)
         algorithm.action_space.seed(seed)
         if isinstance(algorithm, OffPolicyAlgorithm):  # a round is a rollout
             if hasattr(algorithm, "exploration_rate"):
                 algorithm.exploration_rate = order.exploration_rate
             if self.experience is not None:
+                self.algorithm.replay_buffer.reset()
                 self.experience.begin_rollout()
             self.actor.begin_rollout()
 
@@ -111,27 +116,30 @@ class RecordedTransitions:
         return ended._replace(rows=first_row + ended.rows)
 
 
-class RecordingExperience(ReplayExperience):
-    """A `ReplayExperience` in a shard, which keeps the transitions of one round. A round is a rollout."""
+class TransitionsOfRound:
+    """Keeps the transitions of one round, in the place of the replay buffer of a copy. A round is a rollout.
 
-    def __init__(self, actor: Actor, stored: spaces.Space[Any], progress_remaining: Callable[[], float]) -> None:
-        super().__init__(actor, stored, progress_remaining)
+    Args:
+        experience: adds them.
+    """
+
+    def __init__(self, experience: ReplayExperience) -> None:
+        self._experience = experience
+        self._broken_off = np.zeros(experience.actor.rows.num_rows, dtype=np.bool_)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the transitions."""
         self._transitions: list[Transitions] = []
         self._steps: list[Array] = []
-        self._broken_off = np.zeros(actor.rows.num_rows, dtype=np.bool_)
 
-    @override
-    def begin_rollout(self) -> None:
-        super().begin_rollout()
-        self._transitions, self._steps = [], []
+    def add_transitions(self, added: Transitions) -> None:
+        """See `Lines.add_transitions`."""
+        self._transitions.append(added)
+        self._steps.append(np.full(len(added.rows), self._experience.steps - 1))
 
-    @override
-    def record(self, transitions: Transitions) -> None:
-        self._transitions.append(transitions)
-        self._steps.append(np.full(len(transitions.rows), self.steps - 1))
-
-    @override
-    def break_returns(self, rows: BoolArray) -> None:
+    def break_off(self, rows: BoolArray) -> None:
+        """See `Lines.break_off`."""
         self._broken_off = self._broken_off | rows
 
     def recorded(self) -> RecordedTransitions:
@@ -149,21 +157,21 @@ class ShardedExperience(LearnedExperience):
     """The experience of a learner whose policy acts in shards. This one is of a policy that is not trained.
 
     Args:
-        actor: says what depends on the policy alone.
-        processing: of the policy.
+        learner: of the policy.
     """
 
     records: ClassVar[bool] = False  # whether the policy is trained
 
-    def __init__(self, actor: Actor, processing: Processing) -> None:
-        self.rows = actor.rows  # the rows of the policy in all shards
-        self.algorithm: Any = actor.policy.algorithm
-        self.processing = processing
+    def __init__(self, learner: Learner) -> None:
+        self.rows = learner.actor.rows  # the rows of the policy in all shards
+        self.algorithm: Any = learner.algorithm
+        self.processing, self._learner = learner.processing, learner
 
     def order(self) -> PolicyOrder:
         """Return what the shards need to know in the next round."""
         epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
-        return PolicyOrder(weights(self.algorithm), self.processing.get_state(), epsilon)
+        of_parts = [each.order() for each in self._learner.parts if each.acts]
+        return PolicyOrder(weights(self.algorithm), self.processing.get_state(), epsilon, of_parts)
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
         """Take in one round.
@@ -225,12 +233,13 @@ class ShardedRollout(ShardedExperience):
         complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
         buffer = self.algorithm.rollout_buffer
         for name in complete[0] if complete else ():
-            array, parts = getattr(buffer, name), [each[name] for each in complete]
-            if array is None:  # `breaks`
-                array = np.empty_like(buffer.acted)
+            array, given = getattr(buffer, name), [each[name] for each in complete]
+            # `breaks` are not there at first, and what parts of learners keep is as wide as what comes.
+            if array is None or (not isinstance(array, dict) and array.shape[2:] != given[0].shape[2:]):
+                array = np.empty((*buffer.acted.shape, *given[0].shape[2:]), given[0].dtype)
                 setattr(buffer, name, array)
             for key in array if isinstance(array, dict) else [...]:  # of an array, the whole
-                np.concatenate([part[key] for part in parts], axis=1, out=array[key])
+                np.concatenate([part[key] for part in given], axis=1, out=array[key])
         if complete:
             buffer.pos, buffer.full = buffer.buffer_size, True
 
@@ -254,8 +263,8 @@ class ShardedReplay(ShardedExperience):
     records: ClassVar[bool] = True
     fields: ClassVar[Fields] = {name: integer(name) for name in ("steps", "episodes", "agent_steps")}
 
-    def __init__(self, actor: Actor, processing: Processing) -> None:
-        super().__init__(actor, processing)
+    def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         self.begin_episodes()
 
     def due_in(self) -> int:
@@ -315,7 +324,7 @@ class OfLearner:
         """See `ExperienceMaker.make`."""
         replays = isinstance(learner.algorithm, OffPolicyAlgorithm)
         kind = ShardedExperience if not learner.trained else ShardedReplay if replays else ShardedRollout
-        return kind(learner.actor, learner.processing)
+        return kind(learner)
 
     def prepare_copy(self, algorithm: Any) -> None:
         """See `ExperienceMaker.prepare_copy`: the copies are in the shards."""
@@ -340,10 +349,11 @@ class OfCopy:
         """See `ExperienceMaker.make`."""
         if not learner.trained:
             return None
-        if not isinstance(learner.algorithm, OffPolicyAlgorithm):
-            return learner.make_experience()
-        stored = stored_space(learner.processing, learner.algorithm)
-        return RecordingExperience(learner.actor, stored, learner.progress_remaining)
+        experience: Any = learner.make_experience()
+        if isinstance(learner.algorithm, OffPolicyAlgorithm):
+            kept = TransitionsOfRound(experience)
+            learner.algorithm.replay_buffer, experience.recorded = kept, kept.recorded  # type: ignore[assignment]
+        return experience  # type: ignore[no-any-return]
 
     def prepare_copy(self, algorithm: Any) -> None:
         """See `ExperienceMaker.prepare_copy`; the random actions before `learning_starts` are shared out."""

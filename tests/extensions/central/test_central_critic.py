@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssign
 from marl_sb3.extensions.central import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.value_net import ValueNet
+from marl_sb3.extensions.remote import make_sharded_vec_env
 
 SMALL: dict[str, Any] = {"n_steps": 6, "learning_rate": 0.01, "policy_kwargs": {"net_arch": [8]}}
 MINIBATCHES: dict[str, Any] = {"batch_size": 8, "n_epochs": 2}
@@ -26,8 +28,9 @@ SCRIPT = {"a": (7, "truncated"), "b": (5, "terminated")}
 PLANS = [[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 2
 
 
-def made(algo: str = "ppo", **settings: Any) -> MultiAgentAlgorithm:
-    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS, masked="maskable" in algo)
+def made(algo: str = "ppo", n_shards: int = 0, **settings: Any) -> MultiAgentAlgorithm:
+    make: Any = partial(make_sharded_vec_env, n_shards=n_shards) if n_shards else make_vec_env
+    env = make(NoisyEnv, n_envs=2, seed=0, plans=PLANS, masked="maskable" in algo)
     minibatches = {} if "a2c" in algo else MINIBATCHES
     if "trpo" in algo:
         minibatches = {"batch_size": 8}
@@ -161,9 +164,10 @@ class AtUpdates(marl_sb3.MultiAgentCallback):
         self.found.append((critic_of(algorithm, policy_id).values(buffer.central[acted]), buffer.values[acted].copy()))
 
 
-def test_its_values_are_those_of_the_rollout() -> None:
+@pytest.mark.parametrize("n_shards", [0, 2])
+def test_its_values_are_those_of_the_rollout(n_shards: int) -> None:
     look = AtUpdates()
-    made().learn(24, callback=look)
+    made(n_shards=n_shards).learn(24, callback=look)
     assert len(look.found) > 1
     for values, kept in look.found:
         np.testing.assert_allclose(values, kept, atol=1e-5)

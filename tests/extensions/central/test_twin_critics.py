@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch as th
-from gymnasium import spaces
-from toy_envs import NoisyEnv
+from toy_envs import MovingEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
@@ -21,6 +19,7 @@ from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.central import TwinCritics
 from marl_sb3.extensions.central.part import CentralPart
+from marl_sb3.extensions.remote import make_sharded_vec_env
 
 SMALL: dict[str, Any] = {
     "learning_rate": 0.01,
@@ -36,24 +35,13 @@ PLAN = ({"a": (7, "truncated"), "b": (5, "terminated"), "c": (6, "truncated")}, 
 PLANS = [[PLAN]] * 2
 
 
-class Moving(NoisyEnv):
-    """A `NoisyEnv` whose agents move: what they see depends on what they did."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._action_space = spaces.Box(-2, 2, (2,), np.float32)
-
-    def step(self, actions: Mapping[str, Any]) -> Any:
-        returned = super().step(dict.fromkeys(actions, 0))
-        self.action_sum = float(sum(np.sum(action) for action in actions.values()))
-        return returned
-
-    def state(self) -> Any:
-        return np.array([self.step_count, self.action_sum], np.float32)
-
-
 def made(algo: str, policies: str = "shared", *, n_workers: int = 0, env_state: bool = False, **settings: Any) -> Any:
-    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS, n_workers=n_workers, env_state=env_state)
+    return made_in(
+        make_vec_env(MovingEnv, 2, 0, plans=PLANS, n_workers=n_workers, env_state=env_state), algo, policies, **settings
+    )
+
+
+def made_in(env: Any, algo: str, policies: str = "shared", **settings: Any) -> Any:
     ids = ["shared"] if policies == "shared" else [*"abc"]
     specs = {policy_id: PolicySpec(algo, **{**SMALL, **settings}) for policy_id in ids}
     return MultiAgentAlgorithm(env, specs, n_steps=4, seed=0, device="cpu")
@@ -126,6 +114,23 @@ def test_the_replay_buffer_holds_what_all_saw_and_did(env_state: bool) -> None:
                 final = [*end.final_observations[0, 0], *np.zeros(6), 1, 0, 0]
                 np.testing.assert_allclose(following[number], final)
                 np.testing.assert_allclose(after[number], [*(end.final_env_states[0] if env_state else final), *code])
+
+
+def test_shards_tell_of_each_transition_what_all_agents_of_its_env_saw_and_did() -> None:
+    env = make_sharded_vec_env(MovingEnv, 2, 2, plans=PLANS)
+    algorithm = made_in(env, "sac").learn(2 * 24)
+    buffer: Any = algorithm.policies["shared"].replay_buffer
+    places = slice(None, buffer.pos)
+    agents = buffer.central[places, :, -3:].argmax(2)[..., None]
+
+    def own(column: Any, width: int) -> Any:
+        return np.take_along_axis(column[places], agents * width + np.arange(width), 2)
+
+    np.testing.assert_array_equal(own(buffer.central, 3), buffer.observations[places])
+    np.testing.assert_array_equal(own(buffer.joint_actions, 2), buffer.actions[places])
+    goes_on = (buffer.dones[places] == 0) | (buffer.timeouts[places] > 0)
+    np.testing.assert_array_equal(own(buffer.next_seen, 3)[goes_on], buffer.next_observations[places][goes_on])
+    assert 0 < goes_on.mean() < 1
 
 
 # --- Targets, by hand ------------------------------------------------------------------------------------------------
@@ -247,7 +252,7 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
 @pytest.mark.parametrize("algo", ["sac", "ppo"])
 def test_a_checkpoint_in_which_adam_remembers_negative_squares_is_refused(algo: str) -> None:
     kept = SMALL if algo == "sac" else {"n_steps": 4, "batch_size": 4, "central_critic": True}
-    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    env = make_vec_env(MovingEnv, n_envs=2, seed=0, plans=PLANS)
     algorithm = MultiAgentAlgorithm(env, {"shared": PolicySpec(algo, **kept)}, n_steps=4, device="cpu").learn(48)
     (part,) = algorithm.parts.learners["shared"].parts
     assert isinstance(part, CentralPart)
@@ -279,7 +284,7 @@ def test_actors_stay_as_they_were(tmp_path: Path) -> None:
 
 def test_a_training_goes_on_with_another_number_of_envs(tmp_path: Path) -> None:
     made("sac").learn(48).save(tmp_path / "saved")
-    env = make_vec_env(Moving, n_envs=1, seed=0, plans=PLANS)
+    env = make_vec_env(MovingEnv, n_envs=1, seed=0, plans=PLANS)
     resumed = MultiAgentAlgorithm.load(tmp_path / "saved", env)
     critics = critics_of(resumed)
     before = [parameter.clone() for parameter in critics.critics.parameters()]
@@ -288,7 +293,7 @@ def test_a_training_goes_on_with_another_number_of_envs(tmp_path: Path) -> None:
 
 
 def test_other_algorithms_of_the_team_act_as_they_are() -> None:
-    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    env = make_vec_env(MovingEnv, n_envs=2, seed=0, plans=PLANS)
     ppo = PolicySpec("ppo", n_steps=4, batch_size=4, policy_kwargs={"net_arch": [8]})
     td3 = PolicySpec("td3", **{**SMALL, "central_critic": False, "central_critic_net": (128, 128)})
     specs = {"a": PolicySpec("sac", **SMALL), "b": ppo, "c": td3}
@@ -344,7 +349,7 @@ class Rewrites(marl_sb3.MultiAgentCallback):
 def test_trainings_in_which_others_are_not_seen_are_refused() -> None:
     with pytest.raises(ConfigError, match="on_trajectory holds transitions back; accepted: no such hook"):
         made("sac").learn(8, callback=Rewrites())
-    env = make_vec_env(Moving, n_envs=2, seed=0, plans=PLANS)
+    env = make_vec_env(MovingEnv, n_envs=2, seed=0, plans=PLANS)
     mapping = SwappedAssignment(dict(zip("abc", "xyx", strict=True)))
     specs = {name: PolicySpec("sac", **SMALL) for name in "xy"}
     with pytest.raises(ConfigError, match="other policies play the agents in turn; accepted: a mapping that stays"):

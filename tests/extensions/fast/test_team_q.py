@@ -75,6 +75,19 @@ def test_a_transition_is_of_the_whole_team_until_its_last_agent_has_ended(algo: 
         assert buffer.batch_of(np.array([5]), np.array([0])).states.tolist() == [[0, 0, 2]]
 
 
+@pytest.mark.parametrize("env_state", [False, True])
+def test_shards_send_whole_teams(env_state: bool) -> None:
+    env = make_sharded_vec_env(Shown, 2, 2, script=SCRIPT, env_state=env_state)
+    here = made("qmix", make_vec_env(Shown, 2, script=SCRIPT, env_state=env_state), learning_starts=999)
+    apart = made("qmix", env, learning_starts=999)
+    for algorithm in (here, apart):
+        algorithm.train_iteration()
+    buffers = [team_of(algorithm).replay_buffer for algorithm in (here, apart)]
+    for name, column in buffers[0].tensors().items():
+        if name != "actions":
+            np.testing.assert_array_equal(buffers[1].tensors()[name], column, name)
+
+
 def test_agents_that_come_later_take_part_from_then_on() -> None:
     env = make_vec_env(ScriptedEnv, script={"a": (4, "truncated"), "b": (4, "truncated")}, joins={"b": 2})
     algorithm = made("vdn", env, learning_starts=99)
@@ -270,20 +283,13 @@ class Growing(ScriptedEnv):
         return np.zeros(1 + self.step_count, np.float32)
 
 
-class ShownNoise(NoisyEnv):
-    """With a state that depends on the actions."""
-
-    def state(self) -> Any:
-        return np.array([self.action_sum, self.step_count], np.float32)
-
-
 PLANS = [[(SCRIPT, {})]] * 2
 
 
 @pytest.mark.parametrize("env_state", [True, False])
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(env_state: bool, tmp_path: Path) -> None:
     def begun() -> MultiAgentAlgorithm:
-        return made("qmix", make_vec_env(ShownNoise, n_envs=2, seed=1, plans=PLANS, env_state=env_state))
+        return made("qmix", make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=env_state))
 
     whole = begun().learn(40)
     whole.save(tmp_path / "saved")
@@ -336,9 +342,9 @@ def test_a_checkpoint_goes_on_with_more_envs(tmp_path: Path) -> None:
 
 
 def test_workers_give_the_same_weights() -> None:
-    env = make_vec_env(ShownNoise, n_envs=2, seed=1, plans=PLANS, env_state=True)
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=True)
     here = made("qmix", env).learn(40)
-    with_workers = make_vec_env(ShownNoise, n_envs=2, seed=1, plans=PLANS, env_state=True, n_workers=2)
+    with_workers = make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=True, n_workers=2)
     assert same_weights(here, made("qmix", with_workers).learn(40))
     with_workers.close()
 
@@ -362,10 +368,6 @@ REFUSED: Mapping[str, tuple[str, Callable[[], Any]]] = {
         lambda: made("vdn", replay_data="x"),
     ),
     "critic": ("central_critic is set, and QMIX", lambda: made("qmix", central_critic=True)),
-    "shards": (
-        "VDN learns from whole teams, which shards do not send; accepted: n_shards=0",
-        lambda: made("vdn", make_sharded_vec_env(ScriptedEnv, n_envs=2, n_shards=2)),
-    ),
     "hooks": ("VDN learns from whole teams, and on_trajectory", lambda: made("vdn").learn(8, callback=Rewrites())),
     "turns": (
         "agent 'b' waits in env 0, and VDN learns from simultaneous moves",

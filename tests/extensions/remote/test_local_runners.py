@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crashing_envs import Talking
-from test_shards import PLANS, POLICIES, SHARDS, SMALL, STEPS, Breaks, Curriculum, E, Watches, digest
+from test_shards import ENVS, PLANS, POLICIES, SHARDS, SMALL, STEPS, Breaks, Curriculum, E, Watches, digest
 from toy_envs import NoisyEnv, ScriptedEnv
 from waiting import is_running, wait_for
 
@@ -23,7 +23,8 @@ from marl_sb3.train import main
 
 def made(runners: Any, kind: str = "ppo", env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
     if env is NoisyEnv:
-        env_kwargs = {"plans": PLANS, **env_kwargs}
+        env, of_kind = ENVS.get(kind, (env, {"plans": PLANS}))
+        env_kwargs = {**of_kind, **env_kwargs}
     vec = make_sharded_vec_env(env, E, SHARDS, seed=1, runners=runners, **env_kwargs)
     return MultiAgentAlgorithm(vec, seed=3, **{**SMALL, **POLICIES[kind]})
 
@@ -55,7 +56,7 @@ class Disturbs(MultiAgentCallback):
         return True
 
 
-@pytest.mark.parametrize("kind", ["lengths", "normalized_replay", "lstm"])
+@pytest.mark.parametrize("kind", ["lengths", "central critic of a memory", "central critics of actions", "qmix"])
 def test_any_number_of_runners_gives_the_same_bits(kind: str) -> None:
     numbers = (None, 1, 2) if kind == "lengths" else (None, 2)
     assert len({trained(made(runners, kind)) for runners in numbers}) == 1

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch as th
 from fake_pool import FakePool, in_fake_pool
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
-from toy_envs import NoisyEnv, ScriptedEnv
+from toy_envs import MovingEnv, NoisyEnv, ScriptedEnv
 
 from marl_sb3 import (
     PPO,
@@ -29,6 +31,7 @@ from marl_sb3 import (
 from marl_sb3.core.metrics import Episode
 from marl_sb3.core.processing import recent_state
 from marl_sb3.core.processing.processing import RunningStatistics
+from marl_sb3.core.vec_env import shard_seed
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.extensions.remote import make_sharded_vec_env, sharded
 from marl_sb3.extensions.remote.processes.pool import InProcessPool
@@ -43,6 +46,9 @@ SMALL: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}, "device": "cpu",
 PPO_SMALL: Mapping[str, Any] = {"batch_size": 8, "n_epochs": 2}
 SCRIPT = {"a": (7, "truncated"), "b": (5, "terminated")}
 PLANS = [[(SCRIPT, {}, {"b": [1, 3]})]] * E  # b waits in some steps; episodes end within rollouts
+REPLAY: Mapping[str, Any] = {"learning_starts": 20, "batch_size": 4, "buffer_size": 500}
+CENTRAL: Mapping[str, Any] = {"central_critic": True, "central_critic_net": [4]}
+CONTINUOUS: Mapping[str, Any] = {**REPLAY, **CENTRAL, "policy_kwargs": {"net_arch": [4]}, "train_freq": STEPS}
 
 POLICIES: Mapping[str, Any] = {
     "ppo": {"policies": "shared", **PPO_SMALL},
@@ -90,6 +96,45 @@ POLICIES: Mapping[str, Any] = {
             "b": PolicySpec(PPO, **PPO_SMALL),
         }
     },
+    "central critic": {
+        "policies": {
+            "a": PolicySpec(PPO, **{**PPO_SMALL, **CENTRAL, "n_steps": 6}),
+            "b": PolicySpec(A2C, **CENTRAL, n_steps=4),
+        }
+    },
+    "central critic of a memory": {
+        "policies": {
+            "shared": PolicySpec(
+                "maskable_recurrent_ppo",
+                **{**PPO_SMALL, **CENTRAL, "policy_kwargs": {"lstm_hidden_size": 4, "net_arch": [4]}},
+            )
+        }
+    },
+    "central critics of actions": {
+        "policies": {
+            "a": PolicySpec("sac", normalize_observations=True, **CONTINUOUS),
+            "b": PolicySpec("td3", action_noise={"normal": 0.1}, **CONTINUOUS),
+        }
+    },
+    "qmix": {
+        "policies": {
+            "shared": PolicySpec(
+                "qmix",
+                mixing_embed_dim=3,
+                hypernet_embed=4,
+                tau=0.5,
+                target_update_interval=8,
+                train_freq=STEPS,
+                **REPLAY,
+            )
+        }
+    },
+}
+# The envs of a kind, where they are not those with `PLANS`.
+ENVS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "central critic of a memory": (NoisyEnv, {"plans": PLANS, "masked": True, "env_state": True}),
+    "central critics of actions": (MovingEnv, {"plans": PLANS}),
+    "qmix": (NoisyEnv, {"plans": [[(SCRIPT, {"b": 1})]] * E, "env_state": True}),
 }
 each_kind = pytest.mark.parametrize("kind", POLICIES)
 
@@ -102,7 +147,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MultiAgentAlgorithm]:
         monkeypatch.setattr(
             sharded, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
         )
-        settings = env_kwargs or {"plans": PLANS}
+        env, settings = (env, env_kwargs) if env_kwargs else ENVS.get(kind, (env, {"plans": PLANS}))
         return MultiAgentAlgorithm(
             make_sharded_vec_env(env, E, SHARDS, seed=1, **settings), seed=3, **{**SMALL, **POLICIES[kind]}
         )
@@ -202,6 +247,50 @@ def test_resume_with_other_runners_is_exact(
     assert resumed.set_state(read_checkpoint(tmp_path / "saved")) == {}
     resumed.learn(2 * STEPS * E, reset_num_timesteps=False)
     assert digest(resumed) == digest(whole)
+
+
+def seed_rounds(algorithm: MultiAgentAlgorithm) -> None:
+    """Seed all that is drawn in a training as its first shard does in each round."""
+    runner: Any = algorithm.parts.runner
+    collect, rounds = runner.collect, count(1)
+
+    def seeded(env_steps: int, listener: Any) -> bool:
+        np.random.seed(next(rounds))  # noqa: NPY002
+        if algorithm.env.stepped_by != "shards":  # which seed themselves
+            of_round = np.random.SeedSequence(int(np.random.randint(2**31)), spawn_key=(0,))  # noqa: NPY002
+            of_policies, of_torch, of_numpy, _ = of_round.generate_state(4).tolist()
+            for number, policy in enumerate(algorithm.policies.values()):
+                policy.action_space.seed((of_policies + number) % 2**32)
+            th.default_generator.manual_seed(of_torch)
+            np.random.seed(of_numpy)  # noqa: NPY002
+        return bool(collect(env_steps, listener))
+
+    runner.collect = seeded
+
+
+class SeedUpdates(MultiAgentCallback):
+    """Seeds what updates draw."""
+
+    def on_update_start(self, policy_id: str, batch: Any) -> None:
+        np.random.seed(0)  # noqa: NPY002
+        th.manual_seed(0)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "lengths", *[kind for kind in POLICIES if "central" in kind], "qmix"])
+def test_one_shard_learns_what_a_training_without_shards_does(kind: str) -> None:
+    """To the bit, if both draw the same random numbers: also values, ends, states and what other agents do."""
+    env, settings = ENVS.get(kind, (NoisyEnv, {"plans": PLANS}))
+    envs = make_sharded_vec_env(env, 2, 1, **settings), make_vec_env(env, 2, **settings)
+    digests = []
+    for each, seed in zip(envs, [3, shard_seed(3, 0)], strict=True):
+        algorithm = MultiAgentAlgorithm(each, seed=3, **{**SMALL, **POLICIES[kind]})
+        each.seed(seed)
+        seed_rounds(algorithm)
+        first = digest(algorithm)
+        algorithm.learn(6 * STEPS * 2, callback=SeedUpdates())
+        digests.append((first, digest(algorithm)))
+    assert digests[0] == digests[1]
+    assert digests[0][0] != digests[0][1]
 
 
 def test_the_global_generators_and_other_shards_do_not_matter(make: Callable[..., MultiAgentAlgorithm]) -> None:
