@@ -26,7 +26,7 @@ from marl_sb3.results import (
 )
 from marl_sb3.tools.benchmarking.plan import Benchmark, EnvOfBenchmark, Training
 
-HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU seconds")
+HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s")
 POINTS = 20  # evaluations of a run in marl-eval's form
 
 Result = Mapping[str, Any]  # what `working` has written of a training
