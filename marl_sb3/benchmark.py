@@ -22,10 +22,10 @@ FILE is YAML: what is trained where, with how many seeds.
   seeds: 5                            # or a list of seeds
   settings: {n_envs: 8}               # of all trainings, as after --set
   episodes: 100                       # of the evaluation after a training
-FILE may be the name of a benchmark of the package: quick, teams. The folder
-has a run folder for each training, which all other commands take, table.md,
-and marl_eval.json. The same command goes on after an interruption, and may
-run on several machines at once, in a folder that they share.
+FILE may be the name of a benchmark of the package: quick, presets or teams.
+The folder has a run folder for each training, which all other commands take,
+table.md and marl_eval.json. The same command goes on after an interruption,
+and may run on several machines at once, in a folder that they share.
 
 examples
   python -m marl_sb3.benchmark quick
@@ -111,6 +111,7 @@ def _say(line: str) -> None:
 def _print_table(benchmark: "Benchmark") -> None:
     """Print a table for each env, and what has failed."""
     from rich.table import Table
+    from rich.text import Text
 
     from marl_sb3.extensions.display import standard_console
     from marl_sb3.tools.benchmarking import HEAD, how_it_ended, rows
@@ -118,14 +119,15 @@ def _print_table(benchmark: "Benchmark") -> None:
     place = HEAD.index("measured")
     for env, of_env in groupby(rows(benchmark), key=lambda row: row[0]):
         lines = list(of_env)
-        measured = {line[place] for line in lines}
+        measured = {line[place] for line in lines} - {"-"}
         one = measured.pop() if len(measured) == 1 else None
-        columns = [each for each in range(1, len(HEAD)) if one is None or each != place]
+        several = ("algorithm", "measured", "IQM (95 %)", "random")  # the rest of those is in table.md
+        columns = [at for at, name in enumerate(HEAD) if (name in several if one is None else at not in (0, place))]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(HEAD[column], overflow="fold")  # a number that is cut is another number
         for line in lines:
-            table.add_row(*(line[column] for column in columns))
+            table.add_row(*(Text(line[column]) for column in columns))
         _say(f"\n{env}" if one is None else f"\n{env}: {one}")
         standard_console().print(table)
     for training in benchmark.trainings:

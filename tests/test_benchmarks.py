@@ -27,7 +27,7 @@ from marl_sb3.tools.serving import policy_server
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
 SHARED |= {"reach", "timed_cases", "sb3_sides", "jax_side"}
-SHARED |= {"games", "preset_curves", "preset_jobs", "external_client"}
+SHARED |= {"external_client"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
 # which these tests replace
@@ -121,10 +121,9 @@ RUNS = {
         },
     ),
     "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),
-    "presets": Small("--presets ppo:arena --seeds 3 --timesteps 2000 --episodes 2", {"ppo:arena"}),
 }
 
-NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "presets"}
+NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset"}
 NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning", "team_task"}
 NO_SPEEDS |= {"references", "search_errors", "platform_task"}
 
@@ -258,35 +257,6 @@ def test_many_agents_batched_and_single_agree(load: Load) -> None:
         assert rewards == {"agent0": 1.0, "agent1": 1.0, "agent2": 0.0}
         np.testing.assert_array_equal(outcome.rewards[1], [1.0, 1.0, 0.0])
         assert set(truncated.values()) == {bool(outcome.truncated[1, 0])} == {step + 1 == module.EPISODE_STEPS}
-
-
-# --- presets ---------------------------------------------------------------------------------------------------------
-
-TINY_GAMES = """
-maskable_ppo:classic/tictactoe-v3:
-  tiny: {n_timesteps: 32, n_envs: 2, n_steps: 8, batch_size: 16, n_epochs: 1, policy_kwargs.net_arch: [4]}
-"""
-
-
-def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tiny.yml").write_text(TINY_GAMES)
-    arguments = ["--variants", "tiny.yml", "--seeds", "0", "--episodes", "1", "--folder", "kept"]
-    for limit in ("0", "60", "60"):
-        load("presets").main([*arguments, "--limit-s", limit])
-    early, complete = map(json.loads, Path("kept/results.jsonl").read_text().splitlines())
-    assert early["error"] == "not begun: the time limit was reached"
-    assert [point[0] for point in complete["curve"]] == [16, 32]
-    played = complete["evaluation"]["games"]
-    assert list(played) == ["random", "greedy", "minimax2", "perfect"]
-    for shares in (shares for sides in played.values() for shares in sides.values()):
-        assert set(shares) == {"won", "drawn", "lost"}
-        assert sum(shares.values()) == pytest.approx(1.0)
-    assert "tiny` | 32 |" in capsys.readouterr().out.splitlines()[-8]
-
-
-def test_curves_are_drawn_over_seeds(load: Load) -> None:
-    curves = [([10.0, 20.0], [1.0, 3.0]), ([10.0, 20.0, 30.0], [3.0, 4.0, 5.0])]
-    assert load("preset_curves").over_seeds(curves) == ([10.0, 20.0], [1.0, 3.0], [2.0, 3.5], [3.0, 4.0])
 
 
 # --- references ------------------------------------------------------------------------------------------------------

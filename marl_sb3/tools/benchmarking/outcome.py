@@ -59,7 +59,11 @@ def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
 
 def _words(name: str, result: Result) -> str:
     several = sum(each.startswith("agent_episode_returns_mean/") for each in result["metrics"]) > 1
-    words = {"episode_return_mean": "sum of returns" if several else "return", "episode_len_mean": "episode length"}
+    words = {
+        "episode_return_mean": "sum of returns" if several else "return",
+        "return_per_agent_mean": "mean return of an agent",
+        "episode_len_mean": "episode length",
+    }
     what = words.get(name, name.replace("agent_episode_returns_mean/", "return of "))
     opponent, _, rest = name.partition("/")
     for outcome in OUTCOMES:

@@ -281,10 +281,11 @@ def evaluated(
     if not against:
         alone = play_episodes(policies, env, acting=() if at_random else None, **options)
         of_agents = {agent: alone.agent_returns(agent) for agent in env.agents}
+        means = {agent: mean(each) for agent, each in of_agents.items() if each}
         metrics = flatten(alone.metrics)
         if at_random:  # no policy has a metric of its own
-            means = {"agent_episode_returns_mean": {agent: mean(each) for agent, each in of_agents.items() if each}}
-            metrics = {"episode_return_mean": mean(alone.returns()), **flatten(means)}
+            metrics = {"episode_return_mean": mean(alone.returns()), **flatten({"agent_episode_returns_mean": means})}
+        metrics["return_per_agent_mean"] = mean(means.values()) if means else None
         episodes = {"return": alone.returns(), "episode_length": alone.lengths()}
         episodes |= {f"return_{agent}": returns for agent, returns in of_agents.items()}
         return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": episodes}

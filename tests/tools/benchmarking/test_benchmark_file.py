@@ -43,7 +43,7 @@ def test_the_last_of_all_settings_wins_and_each_seed_waits_for_the_one_before(in
     assert benchmark.trainings[2].folder == benchmark.folder / "small" / "ppo" / "seed-7"
 
 
-@pytest.mark.parametrize("name", ["quick", "teams"])
+@pytest.mark.parametrize("name", ["quick", "presets", "teams"])
 def test_those_of_the_package_are_accepted_without_their_envs(name: str) -> None:
     assert len(read_benchmark(name).trainings) >= 12
 
