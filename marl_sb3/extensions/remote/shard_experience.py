@@ -161,6 +161,7 @@ class ShardedExperience(LearnedExperience):
     """
 
     records: ClassVar[bool] = False  # whether the policy is trained
+    each_round: ClassVar[bool] = False  # whether each round is a rollout
 
     def __init__(self, learner: Learner) -> None:
         self.rows = learner.actor.rows  # the rows of the policy in all shards
@@ -260,7 +261,7 @@ class ShardedReplay(ShardedExperience):
         steps: since the latest update; the same for `episodes` of agents that ended, and `agent_steps`.
     """
 
-    records: ClassVar[bool] = True
+    records = each_round = True
     fields: ClassVar[Fields] = {name: integer(name) for name in ("steps", "episodes", "agent_steps")}
 
     def __init__(self, learner: Learner) -> None:

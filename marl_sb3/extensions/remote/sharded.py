@@ -94,7 +94,7 @@ class ShardedRunner(Runner):
         self.start()
         self._anew = self._anew or self._new_episodes
         sources = self._sources.values()
-        due = [source for source in sources if self._anew or source.due_in() == 0]
+        due = [source for source in sources if self._anew or source.each_round or source.due_in() == 0]
         for source in due:
             if self._new_episodes:
                 source.begin_episodes()

@@ -354,6 +354,24 @@ def test_callbacks_hear_of_every_step_of_every_env(make: Callable[..., MultiAgen
         watches.locals["step"].observations[0]
 
 
+class Rollouts(MultiAgentCallback):
+    def _on_training_start(self) -> None:
+        self.begun = self.over = 0
+
+    def _on_rollout_start(self) -> None:
+        self.begun += 1
+
+    def _on_rollout_end(self) -> None:
+        self.over += 1
+
+
+@pytest.mark.parametrize("kind", ["ppo", "normalized_replay"])
+def test_callbacks_hear_when_each_round_begins_and_is_over(kind: str, make: Callable[..., MultiAgentAlgorithm]) -> None:
+    rollouts = Rollouts()
+    make(kind).learn(3 * STEPS * E, callback=rollouts)
+    assert (rollouts.begun, rollouts.over) == (3, 3)
+
+
 def test_rows_of_all_shards_stand_side_by_side(make: Callable[..., MultiAgentAlgorithm]) -> None:
     algorithm = make(env=IndexedEnv, script=None)
     algorithm.train_iteration()
