@@ -37,7 +37,7 @@ def weights(algorithm: MultiAgentAlgorithm) -> bytes:
         ("ppo", ArenaEnv, {"n_steps": 32}),
         ("ppo", lambda **_: ScriptedEnv(**WAITING), {"n_steps": 16}),
         ("maskable_ppo", lambda **_: ScriptedEnv(masked=True), {"n_steps": 16}),
-        ("recurrent_ppo", lambda **_: ScriptedEnv(**WAITING), {"n_steps": 16}),
+        ("recurrent_ppo", lambda **_: ScriptedEnv(**WAITING), {"n_steps": 16, "central_critic": True}),
         ("dqn", lambda **_: ScriptedEnv(**WAITING), {"learning_starts": 8, "train_freq": 2, "buffer_size": 100}),
     ],
 )
