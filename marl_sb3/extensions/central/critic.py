@@ -21,7 +21,7 @@ from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, 
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
-from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart
+from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart, read_seed
 from marl_sb3.extensions.central.value_net import ValueNet
 from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID
 
@@ -152,7 +152,7 @@ class CentralCritic(CentralPart):
     def get_state(self) -> State:
         if not self._learns_here:  # the rest is beside the learner
             return {"inputs": self._learner.buffer.central.shape[2]}
-        net = {} if self._net is None else self._net.get_state()
+        net = {"seed": self._seed} if self._net is None else self._net.get_state()
         return {"inputs": self._net.inputs if self._net else 0, "net": net, "random": generator_state(self._rng)}
 
     @override
@@ -164,16 +164,17 @@ class CentralCritic(CentralPart):
             return lambda: None
         set_generator_state(rng, saved.fields("random"))
         if not inputs:
-            return lambda: self._set(None, rng)
+            seed = read_seed(saved.fields("net"), self._seed)
+            return lambda: self._set(None, rng, seed)
         # A file that is so large has so many inputs.
         saved.fields("net").fields("units").array("sums", np.float64, (2, inputs))
         net = self._network(inputs)
         self._make_room(inputs)  # for the rollout, which is read next
         net.read_state(saved.fields("net"))
-        return lambda: self._set(net, rng)
+        return lambda: self._set(net, rng, self._seed)
 
-    def _set(self, net: ValueNet | None, rng: np.random.Generator) -> None:
-        self._net, self._rng = net, rng
+    def _set(self, net: ValueNet | None, rng: np.random.Generator, seed: int) -> None:
+        self._net, self._rng, self._seed = net, rng, seed
 
 
 class CentralValues(Policy):

@@ -76,6 +76,11 @@ def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
 # --- State -----------------------------------------------------------------------------------------------------------
 
 
+def read_seed(saved: StateReader, own: int) -> int:
+    """Return the seed of a network that is not made yet, from what there is in its place; older files have none."""
+    return saved.integer("seed") if "seed" in saved else own
+
+
 def saved_net(net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> State:
     """Return the weights of a network, and what its optimizer remembers, as plain data and arrays."""
     moments, steps = dict[str, Array](), 0

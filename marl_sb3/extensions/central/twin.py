@@ -36,7 +36,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
-from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, saved_net
+from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, read_seed, saved_net
 from marl_sb3.extensions.central.team import Team, next_actions
 from marl_sb3.types import Array, FloatArray, PolicyID
 
@@ -244,15 +244,15 @@ class TwinCritics(CentralPart, ActingWatcher):
         after: Critics = self.seeded(lambda: critics(self.afterwards))
         return now, after, th.optim.Adam(now.parameters(), lr=algorithm.lr_schedule(1), foreach=False)
 
-    def _take(self, nets: tuple[Critics, Critics, th.optim.Adam] | None) -> None:
-        self._has_nets = nets is not None
+    def _take(self, nets: tuple[Critics, Critics, th.optim.Adam] | None, seed: int) -> None:
+        self._has_nets, self._seed = nets is not None, seed
         if nets is not None:
             self.critics, self.targets, self.critics.optimizer = nets
 
     def _make(self) -> None:
         """Make the critics, if there are none."""
         if not self._has_nets:
-            self._take(self._networks(self._learner.buffer.widths))
+            self._take(self._networks(self._learner.buffer.widths), self._seed)
 
     @property
     def _places(self) -> int:
@@ -305,7 +305,11 @@ class TwinCritics(CentralPart, ActingWatcher):
         open_now = {"rows": len(self._before), "before": self._before.copy(), "done": self._done.copy()}
         if not self._learns_here:  # the rest is beside the learner
             return open_now
-        of_learner: State = {"widths": list(self._learner.buffer.widths), "critics": {}, "targets": {}}
+        of_learner: State = {
+            "widths": list(self._learner.buffer.widths),
+            "critics": {"seed": self._seed},
+            "targets": {},
+        }
         if self._learner.buffer.widths.central:
             self._make()
             of_learner["critics"] = saved_net(self.critics, self.critics.optimizer)
@@ -333,7 +337,8 @@ class TwinCritics(CentralPart, ActingWatcher):
         items = saved.listed("widths", len(Joint._fields))
         widths = Joint(*(items.integer(str(number), 0, MOST_INPUTS) for number in range(len(Joint._fields))))
         if not widths.central:
-            return lambda: self._take(None)
+            seed = read_seed(saved.fields("critics"), self._seed)
+            return lambda: self._take(None, seed)
         for name in ("critics", "targets"):  # a file so large has so many inputs
             first = self._settings.central_critic_net[0], widths.central + widths.joint_actions
             saved.fields(name).fields("weights").array("nets.0.0.weight", np.float32, first)
@@ -342,7 +347,7 @@ class TwinCritics(CentralPart, ActingWatcher):
         for name, net, of_net in (("critics", critics, optimizer), ("targets", targets, None)):
             saved.fields(name).require_names([*SAVED_NET])
             read_net(saved.fields(name), net, of_net)
-        return lambda: self._take(nets)
+        return lambda: self._take(nets, self._seed)
 
 
 class EitherCritic(LearnerPart):

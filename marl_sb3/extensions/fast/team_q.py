@@ -346,7 +346,8 @@ class MixingPart:
         """See `Part.get_state`."""
         mixing: Any = self._algorithm.mixing
         if mixing is None:
-            return {"by_state": False, "weights": {}, "moments": {}, "settings": {}}
+            seed = {"seed": self._algorithm.seed or 0}  # of the one that will be made
+            return {"by_state": False, "weights": {}, "moments": {}, "settings": seed}
         return {
             "by_state": mixing.by_state,
             "weights": weights(mixing),
@@ -359,7 +360,9 @@ class MixingPart:
         saved.require_names(["by_state", "weights", "moments", "settings"])
         by_state, of_weights = saved.boolean("by_state"), saved.fields("weights")
         if not of_weights.values():
-            return lambda: setattr(self._algorithm, "mixing", None)
+            settings = saved.fields("settings")  # older files have no seed
+            seed = settings.integer("seed") if "seed" in settings else self._algorithm.seed
+            return lambda: vars(self._algorithm).update(mixing=None, seed=seed)
         inputs = of_weights.array(_FIRST, np.float32, (self._algorithm.mixing_embed_dim, None)).shape[1]
         if not inputs:
             raise of_weights.error(_FIRST, 0, "at least one input")

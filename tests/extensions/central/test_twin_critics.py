@@ -250,6 +250,17 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
 
 
 @pytest.mark.parametrize("algo", ["sac", "ppo"])
+def test_a_checkpoint_from_before_the_first_step_tells_what_critics_will_be_made(algo: str, tmp_path: Path) -> None:
+    env = make_vec_env(MovingEnv, n_envs=2, seed=0, plans=PLANS)
+    kept = SMALL if algo == "sac" else {"n_steps": 4, "batch_size": 4, "central_critic": True}
+    whole = MultiAgentAlgorithm(env, {"shared": PolicySpec(algo, **kept)}, n_steps=4, seed=5, device="cpu")
+    whole.save(tmp_path / "saved")
+    whole.learn(40)
+    env = make_vec_env(MovingEnv, n_envs=2, seed=5, plans=PLANS)
+    assert same_weights(whole, MultiAgentAlgorithm.load(tmp_path / "saved", env, device="cpu").learn(40))
+
+
+@pytest.mark.parametrize("algo", ["sac", "ppo"])
 def test_a_checkpoint_in_which_adam_remembers_negative_squares_is_refused(algo: str) -> None:
     kept = SMALL if algo == "sac" else {"n_steps": 4, "batch_size": 4, "central_critic": True}
     env = make_vec_env(MovingEnv, n_envs=2, seed=0, plans=PLANS)
