@@ -107,7 +107,7 @@ class CentralCritic(CentralPart):
     @override
     def before_update(self) -> None:
         algorithm, buffer = self._learner.algorithm, self._learner.buffer
-        if hasattr(algorithm, "vf_coef"):
+        if hasattr(algorithm, "vf_coef") and self._vf_coef is None:  # else the latest update failed
             # The policy's own value network would only take part in the norm of the gradients.
             self._vf_coef, algorithm.vf_coef = algorithm.vf_coef, 0.0
         inputs, returns = buffer.central[buffer.acted], buffer.returns[buffer.acted]

@@ -256,6 +256,21 @@ def test_actors_stay_as_they_were(tmp_path: Path) -> None:
     assert actions[0] == actions[1]
 
 
+def test_after_an_update_that_failed_the_value_network_has_its_share_of_the_loss_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    algorithm = made(n_shards=0)
+    policy: Any = algorithm.policies["shared"]
+    policy.update_path, share = "torch", policy.vf_coef
+    algorithm.parts.learners["shared"].engine = None
+    with monkeypatch.context() as failing:
+        failing.setattr(policy, "train", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            algorithm.learn(24)
+    algorithm.learn(24, reset_num_timesteps=False)
+    assert policy.vf_coef == share > 0
+
+
 def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
     own, others = (each.policies["shared"].policy.state_dict() for each in (one, other))
     return all(th.equal(own[name], others[name]) for name in own)
