@@ -93,8 +93,8 @@ def main(
     if not quiet:
         _print_table(benchmark)
         for path in files:
-            say(str(path))
-    print(benchmark.folder, flush=True)
+            say(str(benchmark.shown / path.relative_to(benchmark.folder)))
+    print(benchmark.shown, flush=True)
     return _exit_code(benchmark)
 
 

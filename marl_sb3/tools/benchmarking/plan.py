@@ -107,7 +107,8 @@ class Benchmark:
     """What a file asks for."""
 
     file: str  # as the user named it
-    folder: Path
+    folder: Path  # absolute: an env may change the working folder
+    shown: Path  # the same for messages
     trainings: Sequence[Training]  # all with the first seed, then with the second, and so on
 
     @cached_property
@@ -181,8 +182,10 @@ def read_benchmark(file: str, folder: str | Path | None = None, *, trust_file: b
     path = of_package if is_ours else Path(file)
     with path_is_usable("cannot read", path, "FILE"):
         content = read_yaml(path)
-    own = as_path("folder", folder or f"runs/benchmark-{path.stem}").absolute()
-    return Benchmark(file, own, list(_Reader(file, own, content, is_ours or trust_file).trainings()))
+    own = as_path("folder", folder or f"runs/benchmark-{path.stem}")
+    return Benchmark(
+        file, own.absolute(), own, list(_Reader(file, own.absolute(), content, is_ours or trust_file).trainings())
+    )
 
 
 class _Reader:

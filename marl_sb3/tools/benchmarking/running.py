@@ -52,9 +52,7 @@ def run_benchmark(
     waiting = benchmark.open()
     at_once = max(1, min(processes or available_cores(), len(waiting)))
     done = len(benchmark.trainings) - len(waiting)
-    say(
-        f"{counted(len(benchmark.trainings), 'training')}, {done} done, {at_once} at a time; folder: {benchmark.folder}"
-    )
+    say(f"{counted(len(benchmark.trainings), 'training')}, {done} done, {at_once} at a time; folder: {benchmark.shown}")
     if not waiting:
         return
     pool = Pool()

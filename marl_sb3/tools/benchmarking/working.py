@@ -37,6 +37,9 @@ from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 
 HEARTBEAT_S = 10.0  # time between the signs of life of a process that trains
 STALE_S = 60.0  # without one, it counts as dead
+_SETTLE_S = (
+    0.2  # after a claim that follows another one: whoever has looked for the lock of its run has let it go by then
+)
 _MOST_ENVS = 20  # of random agents
 MOST_CLAIMS = 3  # a training whose processes die so often has failed
 
@@ -60,9 +63,9 @@ class Claims:
         if not training.is_open or not self.may_claim(training):
             return None
         newest = _newest(training)
-        number = 1 if newest is None else int(newest.suffix.rpartition("-")[2]) + 1
-        if number > MOST_CLAIMS:
-            fail(training, f"its process has died {MOST_CLAIMS} times")
+        number = 1 if newest is None else _number(newest) + 1
+        if newest is not None and number > MOST_CLAIMS:
+            _fail(training, newest, f"its process has died {MOST_CLAIMS} times")
             return None
         claim = training.beside(f"claim-{number}")
         claim.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +75,10 @@ class Claims:
         except FileExistsError:
             return None
         if not training.is_open:  # it has ended since we looked
-            release(training)
+            _release(training, claim)
             return None
+        if number > 1:
+            time.sleep(_SETTLE_S)
         return claim
 
     def _is_stale(self, claim: Path, folder: Path) -> bool:
@@ -101,16 +106,21 @@ def _newest(training: Training) -> Path | None:
     return next(reversed(_claims_of(training)), None)
 
 
-def release(training: Training) -> None:
-    """Remove all claims of a training, the newest last."""
-    for claim in _claims_of(training):
-        claim.unlink(missing_ok=True)
+def _number(claim: Path) -> int:
+    return int(claim.suffix.rpartition("-")[2])
 
 
-def fail(training: Training, why: str) -> None:
+def _release(training: Training, claim: Path) -> None:
+    """Remove a claim and those before it; it goes last, and later ones are of others."""
+    for each in _claims_of(training):
+        if _number(each) <= _number(claim):
+            each.unlink(missing_ok=True)
+
+
+def _fail(training: Training, claim: Path, why: str) -> None:
     """Note that a training has failed; nobody tries it again before the benchmark is continued."""
     write_whole(training.failure_file, why)
-    release(training)
+    _release(training, claim)
 
 
 def _is_free(folder: Path) -> bool:
@@ -172,12 +182,12 @@ def work(benchmark: Benchmark, on_end: Callable[[Training], None] = lambda train
             try:
                 interrupted = not _train(training)
             except Exception as error:
-                fail(training, f"{described(error)}\n{''.join(traceback.format_exception(error))}")
+                _fail(training, claim, f"{described(error)}\n{''.join(traceback.format_exception(error))}")
                 interrupted = False
             except BaseException:
-                release(training)
+                _release(training, claim)
                 raise
-        release(training)
+        _release(training, claim)
         if interrupted:
             return True
         on_end(training)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refusal
 
+from marl_sb3 import startup
 from marl_sb3.benchmark import main
 from marl_sb3.tools.benchmarking import Benchmark, read_benchmark
 
@@ -88,3 +89,13 @@ def test_what_is_wrong_is_refused_with_file_and_key_before_anything_is_written(
     Path("some.yml").write_text(text)
     assert message in refusal(main, ["some.yml"], capsys)
     assert [path.name for path in in_tmp.iterdir()] == ["some.yml"]
+
+
+def test_curves_name_the_extra_that_is_missing(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "find_spec", lambda name: None)
+    Path("some.yml").write_text("{algos: [ppo], envs: [arena]}")
+    assert "--curves png needs matplotlib, which is not installed" in refusal(
+        main, ["some.yml", "--curves=png"], capsys
+    )
