@@ -65,6 +65,7 @@ _TOKEN_PREFIX = "token."
 _MOST_SHOWN = 500  # characters of a message about what was sent
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
 _ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
+_LAST_REQUESTS_S = 0.2  # at the end, for the requests of connections that have sent none yet
 _TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
 _CLOSING = (b"connection", b"close")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -537,15 +538,21 @@ class _Uvicorn(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        tasks = [self._accepting, *self._opening]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled([self._accepting])
+        (listening,) = sockets or []
+        with suppress(OSError):  # until none waits
+            while not self.force_exit:
+                self._admit(listening.accept()[0])
+        listening.close()
+        ends_s = time.monotonic() + _LAST_REQUESTS_S
+        await asyncio.sleep(0)  # connections begin to open: see `_accept`
+        while self._silent and not self.force_exit and time.monotonic() < ends_s:
+            await asyncio.sleep(_ACCEPT_AGAIN_S / 5)
+        await _cancelled(list(self._opening))
         await super().shutdown(sockets)
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Accept connections as long as there is room; a new one takes the place of the oldest silent one."""
-        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
             try:
@@ -555,17 +562,22 @@ class _Uvicorn(uvicorn.Server):
                 self._drop_oldest_silent()
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(connections) >= self._limits.connections and not self._drop_oldest_silent():
-                self._refuse(connection)
-                continue
-            state, shared = self.lifespan.state, self.server_state
-            protocol = self._protocol(config=self.config, server_state=shared, app_state=state)
-            connections.add(protocol)
-            task = asyncio.create_task(self._open(connection, protocol))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-            self._silent[protocol] = task.cancel
+            self._admit(connection)
             await asyncio.sleep(0)  # it begins now: one that is cancelled before would not close the connection
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Serve a connection if there is room; a new one takes the place of the oldest silent one."""
+        connections = self.server_state.connections
+        if len(connections) >= self._limits.connections and not self._drop_oldest_silent():
+            self._refuse(connection)
+            return
+        state, shared = self.lifespan.state, self.server_state
+        protocol = self._protocol(config=self.config, server_state=shared, app_state=state)
+        connections.add(protocol)
+        task = asyncio.create_task(self._open(connection, protocol))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        self._silent[protocol] = task.cancel
 
     async def _open(self, connection: socket.socket, protocol: Any) -> None:
         """Give a connection to its protocol, after the TLS handshake if there is one."""
@@ -626,6 +638,12 @@ class _Uvicorn(uvicorn.Server):
             # A client whose connection stays open could send a request at the moment at which it is closed.
             self.server_state.default_headers = [*self.server_state.default_headers, _CLOSING]
         return ends
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _listen(host: str, port: int) -> socket.socket:

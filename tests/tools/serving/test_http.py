@@ -378,6 +378,30 @@ def test_requests_in_flight_are_answered_when_the_server_ends() -> None:
     assert answers == ["done"]
 
 
+def test_requests_that_come_just_before_the_end_are_answered() -> None:
+    """The server's loop is busy while their clients connect: some connections are accepted, and some wait for that."""
+    is_blocked, goes_on = threading.Event(), threading.Event()
+
+    async def blocking(_: Request) -> Response:
+        is_blocked.set()
+        goes_on.wait(30)
+        return json_response("done")
+
+    with Server([Route("/blocking", blocking), *ROUTES], Listening(), LIMITS) as server, ExitStack() as held:
+        blocked = held.enter_context(connected(server.address))
+        blocked.sendall(b"GET /blocking HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert is_blocked.wait(30)
+        late = [held.enter_context(connected(server.address)) for _ in "123"]
+        for connection in late:
+            connection.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        server._uvicorn.end(signal.SIGINT)
+        time.sleep(0.2)  # uvicorn looks every 0.1 s whether it is to end: the time has come when it goes on
+        goes_on.set()
+        for connection in (blocked, *late):
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert server._error is None
+
+
 _PROGRAM = """
 import asyncio, sys
 from starlette.routing import Route
