@@ -135,12 +135,16 @@ def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
         reload_s=options.reload_s,
         say=lambda line: print(line, flush=True),
         settled=_without_scans,
+        replaced=gc.collect,
     )
 
 
 def _without_scans() -> None:
-    """Free what a newer checkpoint has replaced, and exempt the rest from collections: they would stop all requests."""
-    gc.unfreeze()
+    """Exempt what is there from collections, which stop all requests: of all imports, for a third of a second.
+
+    The first policies are exempt as well, and stay. Those that replace them are not, and are freed when newer ones
+    have replaced them; there is little else then that a collection looks through.
+    """
     gc.collect()
     gc.freeze()
 

@@ -302,7 +302,8 @@ class Api:
         limits: of a request.
         reload_s: time between two looks for a newer checkpoint, in seconds; 0: none.
         say: gets a line about what happens, such as a newer checkpoint.
-        settled: is called, in a thread, when policies have been loaded and all that was to be imported is.
+        settled: is called once, in a thread, when the policies have been loaded and all that was to be imported is.
+        replaced: is called in a thread when newer policies have replaced others.
         together: see `Batcher`.
     """
 
@@ -313,14 +314,15 @@ class Api:
         *,
         reload_s: float = 5.0,
         say: Callable[[str], None] = _log.info,
-        settled: Callable[[], None] = lambda: None,
+        settled: Callable[[], object] = lambda: None,
+        replaced: Callable[[], object] = lambda: None,
         together: bool = True,
     ) -> None:
         self._predictor = predictor
         self._limits = limits
         self._reload_s = reload_s
         self._say = say
-        self._settled = settled
+        self._settled, self._replaced = settled, replaced
         self._batcher: Batcher[Asked, Predicted] = Batcher(
             predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
         )
@@ -416,7 +418,7 @@ class Api:
         if self._predictor.reload():
             served = self._predictor.served
             self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
-            self._settled()
+            self._replaced()
 
 
 def _agent_infos(served: Served) -> dict[str, AgentInfo]:
