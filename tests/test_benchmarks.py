@@ -32,6 +32,7 @@ SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_si
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
 # which these tests replace
 WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "against_jax", "waterworld_vs_pettingzoo", "serving_load")
+WITH_A_RUN = {"serving_soak"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def written(path: str = "figures.json") -> dict[str, Any]:
 
 
 def test_every_benchmark_has_a_run() -> None:
-    tested = {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON, "arena_cross_play"}
+    tested = {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON, *WITH_A_RUN, "arena_cross_play"}
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == tested
 
 
@@ -443,3 +444,36 @@ def test_servers_are_measured_by_their_clients(
         assert found["requests_per_s"] > 0
         assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert "torch, 2 x 1" in capsys.readouterr().out
+
+
+# --- serving_soak ----------------------------------------------------------------------------------------------------
+
+
+def test_a_soak_loses_nothing_while_checkpoints_come_and_the_server_ends(
+    load: Load, in_tmp: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("serving_soak")
+    put(module, {"RELOAD_S": 0.05, "DRAIN_S": 0.3, "DAMAGED": 3, "SAMPLES": 4, "QUESTIONS": 4}, monkeypatch)
+    monkeypatch.setattr(module, "subprocess", forked_subprocess(server))
+    settings = {"n_steps": 4, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "checkpoints.every": 1}
+    marl_sb3.train("arena", timesteps=8, n_envs=1, seed=1, settings=settings, run_dir=in_tmp / "run")
+    options = ["--minutes", "0.02", "--every", "0.25", "--rate", "200", "--json", "figures.json"]
+    assert module.main([str(in_tmp / "run"), *options]) == 0
+    found = written()["results"]["soak"]
+    assert all(math.isfinite(figure) for figure in numbers(found))
+    assert found["answers"] > 20
+    assert found["lost"] == found["wrong"] == 0
+    assert found["reloads"]["done"] >= 2
+    assert found["reloads"]["failed"] >= 1
+    assert found["damaged"] >= 1
+    assert "exit_code" in capsys.readouterr().out
+
+
+def test_a_soak_sees_answers_of_another_checkpoint(load: Load, in_tmp: Path) -> None:
+    module = load("serving_soak")
+    publisher = module.Publisher([in_tmp, in_tmp], in_tmp)
+    soak = module.Soak(0, [b""], [[1.0], [2.0]], publisher, rate=1.0)
+    soak.check(0, {"checkpoint": "ckpt-000003", "values": {"a": 2.00001}})
+    assert not soak.wrong
+    soak.check(0, {"checkpoint": "ckpt-000004", "values": {"a": 2.0}})
+    assert soak.wrong == ["ckpt-000004: 2.0, not 1.0"]
