@@ -16,6 +16,8 @@ import torch
 from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
+from marl_sb3.signals import ENDING
+
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
 
 
@@ -34,9 +36,9 @@ def _one_torch_thread() -> None:
 
 def no_signals_are_ignored() -> None:
     """As they are where tests run in the background or under `nohup`; processes that tests start inherit it."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    for number in ENDING:
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
