@@ -533,6 +533,7 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         (listening,) = sockets or []
+        listening.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listening))
         self.on_started()
 
@@ -540,8 +541,8 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await _cancelled([self._accepting])
         (listening,) = sockets or []
-        with suppress(OSError):  # until none waits
-            while not self.force_exit:
+        with suppress(OSError):  # until none waits; others may go on coming
+            for _ in range(0 if self.force_exit else self._limits.connections):
                 self._admit(listening.accept()[0])
         listening.close()
         ends_s = time.monotonic() + _LAST_REQUESTS_S
@@ -553,7 +554,6 @@ class _Uvicorn(uvicorn.Server):
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        listening.setblocking(False)
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)

@@ -402,6 +402,14 @@ def test_requests_that_come_just_before_the_end_are_answered() -> None:
     assert server._error is None
 
 
+def test_a_server_that_is_to_end_before_it_has_begun_ends() -> None:
+    server = served()
+    server._uvicorn.should_exit = True
+    server._thread.start()
+    server._thread.join(5)
+    assert not server._thread.is_alive()
+
+
 _PROGRAM = """
 import asyncio, sys
 from starlette.routing import Route
