@@ -83,7 +83,7 @@ def main(
     say = (lambda line: None) if quiet else _say
     options = ["--trust-file"] if trust_file else []
     try:
-        run_benchmark(benchmark, processes, options, say)
+        run_benchmark(benchmark, processes, options, say, quiet=quiet)
     except KeyboardInterrupt:
         options = [*(["--folder", str(folder)] if folder else []), *options]
         options += [f"--import={module}" for module in imports]

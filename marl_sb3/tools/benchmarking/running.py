@@ -34,7 +34,7 @@ class WorkersEndError(MarlSb3Error, RuntimeError):
 
 
 def run_benchmark(
-    benchmark: Benchmark, processes: int | None, options: Sequence[str], say: Callable[[str], None]
+    benchmark: Benchmark, processes: int | None, options: Sequence[str], say: Callable[[str], None], *, quiet: bool
 ) -> None:
     """Have all trainings done, by so many processes of this machine, and by others that work in the same folder.
 
@@ -42,6 +42,7 @@ def run_benchmark(
         processes: None: as many as there are cores.
         options: of `python -m marl_sb3.benchmark FILE`, for each process.
         say: prints a line.
+        quiet: show no bars.
 
     Raises:
         ConfigError: a setting does not fit; nothing is trained then.
@@ -56,8 +57,11 @@ def run_benchmark(
     if not waiting:
         return
     pool = Pool()
-    with pipe_that_ends_here() as pipe, progress_bars() as bars:
-        look = _Look(benchmark, waiting, bars, say)
+    bars = progress_bars()
+    bars.disable = bars.disable or quiet
+    with pipe_that_ends_here() as pipe, bars:
+        # Bars would draw over lines that go another way.
+        look = _Look(benchmark, waiting, bars, say if bars.disable else partial(bars.console.print, soft_wrap=True))
         worker = partial(_keep_working, pool, benchmark, options, pipe, max(1, available_cores() // at_once))
         pool.run([worker] * at_once, at_once, look, POLL_S)
         look()

@@ -55,14 +55,16 @@ class Claims:
 
     def may_claim(self, training: Training) -> bool:
         """Whether nobody who is alive has claimed it."""
-        newest = _newest(training)
+        return self._may_follow(_newest(training), training)
+
+    def _may_follow(self, newest: Path | None, training: Training) -> bool:
         return newest is None or self._is_stale(newest, training.folder)
 
     def claim(self, training: Training) -> Path | None:
         """Claim a training; None if somebody else has it, it has ended, or its processes have died too often."""
-        if not training.is_open or not self.may_claim(training):
+        newest = _newest(training)  # looked up once: a claim that is made from now on is not ours to follow
+        if not training.is_open or not self._may_follow(newest, training):
             return None
-        newest = _newest(training)
         number = 1 if newest is None else _number(newest) + 1
         if newest is not None and number > MOST_CLAIMS:
             _fail(training, newest, f"its process has died {MOST_CLAIMS} times")
@@ -84,8 +86,8 @@ class Claims:
     def _is_stale(self, claim: Path, folder: Path) -> bool:
         try:
             alive_ns, text = claim.stat().st_mtime_ns, claim.read_text(encoding="utf-8")
-        except FileNotFoundError:  # it was released
-            return True
+        except FileNotFoundError:  # it was just released, and perhaps there is already another one of this number
+            return False
         owner = json.loads(text) if text.endswith("}") else {}  # else it is being written
         now_s = time.monotonic()  # the clocks of machines differ
         noticed_ns, since_s = self._seen.get(claim, (-1, now_s))

@@ -7,7 +7,10 @@ import os
 import shlex
 import signal
 import socket
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -217,3 +220,27 @@ def test_a_claimed_run_that_is_still_written_to_is_left_alone(in_tmp: Path, serv
     process.kill()
     process.wait()
     assert Claims().may_claim(training)
+
+
+def test_of_all_who_claim_at_the_same_time_one_has_it(in_tmp: Path) -> None:
+    one()
+    text = Path("tiny.yml").read_text().replace("seeds: [7]", "seeds: 100")
+    Path("tiny.yml").write_text(text)
+    benchmark = read_benchmark("tiny.yml")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            all_at_once = threading.Barrier(4)
+
+            def claim_all() -> list[bool]:
+                claims, got = Claims(), []
+                for training in benchmark.trainings:
+                    all_at_once.wait()
+                    got.append(claims.claim(training) is not None)
+                return got
+
+            found = [each.result() for each in [threads.submit(claim_all) for _ in range(4)]]
+    finally:
+        sys.setswitchinterval(before)
+    assert [sum(got) for got in zip(*found, strict=True)] == [1] * 100
