@@ -15,6 +15,8 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
+from marl_sb3.core.acting import ActingWatcher
+from marl_sb3.core.vec_env import VecStep
 from marl_sb3.extensions.central import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.value_net import ValueNet
@@ -174,6 +176,78 @@ def test_its_values_are_those_of_the_rollout(n_shards: int) -> None:
         assert np.ptp(kept) > 0
 
 
+class Steps(ActingWatcher):
+    """Keeps the steps of a training, each with the one before."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[VecStep, VecStep]] = []
+
+    def begin_episodes(self, step: VecStep) -> None:
+        """The first `before_step` keeps it."""
+
+    def before_step(self, step: VecStep, acted: Any, actions: Any) -> None:
+        self.before = step.copy()
+
+    def after_step(self, step: VecStep) -> None:
+        self.pairs.append((self.before, step.copy()))
+
+    def restart_envs(self, env_indices: Any) -> None:
+        raise AssertionError
+
+
+class Worked(marl_sb3.MultiAgentCallback):
+    """Works out the advantages of the first rollout from the steps, by the definition of GAE."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self.steps, self.found = steps.pairs, list[tuple[float, float]]()
+
+    def on_update_start(self, policy_id: str, batch: Any) -> None:
+        algorithm: Any = self.model
+        self.value = lambda *seen: float(critic_of(algorithm, policy_id).values(np.array([seen], np.float32))[0])
+        for env, column in np.ndindex(2, 2) if not self.found else ():
+            advantage = 0.0
+            for first, (before, _) in reversed([*enumerate(self.steps)]):
+                if before.to_act[env, column] and (of_turn := self.turn(env, column, first)) is not None:
+                    paid, after, ended = of_turn
+                    delta = paid + 0.9 * after - self.value(*self.seen(before, env, column))
+                    advantage = delta + (0 if ended else 0.9 * 0.8 * advantage)
+                    self.found.append((advantage, float(batch.advantages[first, 2 * env + column])))
+
+    def seen(self, step: VecStep, env: int, column: int, final: bool = False) -> list[float]:
+        there = (step.to_act[env] & ~(final and step.episode_done[env])).astype(float)
+        shown: Any = np.array(step.observations[0][env])  # type: ignore[index]
+        for agent in (0, 1) if final else ():
+            if step.truncated[env, agent] and not step.terminated[env, agent]:
+                shown[agent], there[agent] = step.final_observations[env, agent], 1
+        return [*(shown * there[:, None]).reshape(-1), *there, *np.eye(2)[column]]
+
+    def turn(self, env: int, column: int, first: int) -> tuple[float, float, bool] | None:
+        """What an agent is paid until its next turn or its end, what follows, and whether it has ended."""
+        paid = 0.0
+        for _, step in self.steps[first:]:
+            paid += float(step.rewards[env, column])
+            terminated, truncated = step.terminated[env, column], step.truncated[env, column]
+            if terminated or truncated:
+                return paid, 0.0 if terminated else self.value(*self.seen(step, env, column, final=True)), True
+            if step.to_act[env, column]:
+                return paid, self.value(*self.seen(step, env, column)), False
+        return None  # the turn goes on into the next rollout
+
+
+def test_advantages_are_those_that_follow_from_its_values_by_hand() -> None:
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=0, plans=PLANS)
+    spec = PolicySpec(**{**SMALL, **MINIBATCHES, **CENTRAL, "n_steps": 20}, gamma=0.9, gae_lambda=0.8)
+    algorithm = MultiAgentAlgorithm(env, {"shared": spec}, seed=0, device="cpu")
+    steps = Steps()
+    algorithm.add_watcher(steps)
+    worked = Worked(steps)
+    algorithm.learn(40, callback=worked)
+    expected, found = np.array(worked.found).T
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert len(found) > 50
+
+
 class Keep(marl_sb3.MultiAgentCallback):
     def __init__(self, results: list[Any]) -> None:
         super().__init__()
@@ -309,9 +383,11 @@ def test_what_does_not_go_with_it_is_refused(make: Any, message: str) -> None:
         MultiAgentAlgorithm(made().env, {"shared": make()})
 
 
-def test_policies_may_take_turns() -> None:
+@pytest.mark.parametrize("n_shards", [0, 3])
+def test_policies_may_take_turns(n_shards: int) -> None:
     """Each critic estimates for the rows that its policy plays, also at the end of agents that are truncated."""
-    env = make_vec_env(NoisyEnv, n_envs=3, seed=0, plans=[[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 3)
+    make: Any = partial(make_sharded_vec_env, n_shards=n_shards) if n_shards else make_vec_env
+    env = make(NoisyEnv, n_envs=3, seed=0, plans=[[(SCRIPT, {}, {"b": [1, 3, 4]})]] * 3)
     specs = {name: PolicySpec(**SMALL, **MINIBATCHES, **CENTRAL) for name in "xy"}
     mapping = SwappedAssignment({"a": "x", "b": "y"})
     look = AtUpdates()
