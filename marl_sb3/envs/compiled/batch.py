@@ -88,6 +88,7 @@ class CompiledBatch(BatchedEnv):
     def use(self, rules: CompiledRules) -> None:
         """Take rules with other sizes of the fields of the state; all states are zeros after that."""
         self.rules, self._columns = rules, rules.columns
+        self._is_observed = False  # the latest step has observed them, and nothing has changed since
         self._kinds = {kind for *_, kind in rules.infos}
         self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
         self._bind()
@@ -123,6 +124,7 @@ class CompiledBatch(BatchedEnv):
 
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
+        self._is_observed = False
         for env_index, seed in zip(env_indices, seeds, strict=True):
             self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
 
@@ -131,6 +133,7 @@ class CompiledBatch(BatchedEnv):
         self._check(actions)
         self.actions[...] = actions
         self.run(STEP)
+        self._is_observed = True
         return BatchedStep(
             rewards=self.rewards,
             terminated=self.terminated.copy(),
@@ -162,7 +165,9 @@ class CompiledBatch(BatchedEnv):
 
     @override
     def observations(self) -> Array:
-        self.run(OBSERVE)
+        if not self._is_observed:
+            self.run(OBSERVE)
+        self._is_observed = False  # once: whoever has seen them may change the states
         return self.observed.copy()
 
     @override
@@ -183,6 +188,7 @@ class CompiledBatch(BatchedEnv):
         own = {name: np.asarray(self.states[name]) for name in self.rules.saved}
         read = {name: state.array(name, a.dtype, a.shape, *bounds.get(name, (None, None))) for name, a in own.items()}
         rngs = state.array("rngs", np.uint64, self.rngs.shape)
+        self._is_observed = False
         for name, values in read.items():
             self.states[name] = values
         self.rngs[...] = rngs

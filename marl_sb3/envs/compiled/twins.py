@@ -142,6 +142,7 @@ class TwinBatch(CompiledBatch):
         if options is None:
             super().reset(env_indices, seeds)
             return
+        self._is_observed = False
         for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
             self.original.reset(seed=seed, options=given or None)
             state = self.states[env_index]
