@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from typing_extensions import override
 
 from marl_sb3.core.config import shown
-from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.types import AgentID, Array
 
@@ -232,30 +230,3 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         if not self.agents:  # as also before the first reset
             self._require_reset("step()")
             raise EnvError(f"{self.title}: step() after the end of the episode; call reset() first")
-
-
-class DrawnBatch(BatchedEnv):
-    """E envs of one kind that step together.
-
-    Args:
-        template: an env with the settings of all of them; it renders them, too.
-    """
-
-    _state: Any  # of the E envs, of the kind that the template has
-
-    def __init__(self, num_envs: int, template: DrawnEnv) -> None:
-        self.num_envs = num_envs
-        self.possible_agents = template.possible_agents
-        self.metadata, self.render_mode = template.metadata, template.render_mode
-        self.observation_space = template.observation_space(self.possible_agents[0])
-        self.action_space = template.action_space(self.possible_agents[0])
-        self._template = template
-        self._not_terminated = np.zeros((num_envs, len(self.possible_agents)), dtype=np.bool_)
-
-    @override
-    def render(self, env_index: int) -> Any:
-        return self._template.render_state(self._state, env_index)
-
-    def close(self) -> None:
-        """Close the window, if one is open."""
-        self._template.close()

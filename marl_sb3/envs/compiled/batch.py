@@ -224,9 +224,14 @@ def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
                 own_step(states[i], actions[i], rngs[i], outcome)
             own_observe(states[i], observations[i])
 
+    return _c_function(run, (step, observe), repr(constants))
+
+
+@cache
+def _c_function(run: Any, others: tuple[Any, ...], variables: str = "") -> Any:
     made: Any = CFunc(run, ((types.int64,), types.void), {}, _STRICT)
     with suppress(OSError):  # there is no folder for compiled code
-        made._cache = KernelCache(run, (step, observe), repr(constants))
+        made._cache = KernelCache(run, others, variables)
     made.compile()
     return made
 
@@ -236,6 +241,8 @@ def compiled_function(rules: CompiledRules) -> Any:
 
     Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
     """
+    if rules.run is not None:
+        return _c_function(rules.run, (words_of,))  # of this folder, of which it calls functions
     agents = len(rules.agents)
     spaces_in = rules.action_space, rules.observation_space
     shapes = [part for each in spaces_in for part in ((agents, *item_shape(each)), item_dtype(each).type)]

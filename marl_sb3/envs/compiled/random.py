@@ -29,6 +29,14 @@ def words_of(rng: np.random.Generator) -> Array:
     return np.array(halves, dtype=np.uint64)
 
 
+def generator_of(words: Array) -> np.random.Generator:
+    """Return a generator that goes on with such words."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    state, step = ((int(words[at]) << 64) + int(words[at + 1]) for at in (0, 2))
+    rng.bit_generator.state = {**rng.bit_generator.state, "state": {"state": state, "inc": step}}
+    return rng
+
+
 def _random_function(function: Any) -> Any:
     return compiled(function, **_STRICT)
 

@@ -42,15 +42,18 @@ class CompiledRules:
     begin: Callable[[Any, np.random.Generator], None]
     # `step(state, actions, rng, outcome)`: steps an env, and writes into its record and an `Outcome`. `actions` are
     # (A,) int64 or (A, n) float32; `rng` is for the functions of `marl_sb3.envs.compiled.random`.
-    step: Callable[[Any, Array, Array, Outcome], None]
+    step: Callable[[Any, Array, Array, Outcome], None] | None = None
     # `observe(state, observations)`: writes (A, *shape) observations.
-    observe: Callable[[Any, Array], None]
+    observe: Callable[[Any, Array], None] | None = None
     # the agent and key of each info, with the type of its values, such as `("agent1", "collision", bool)`
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # fields that are settings: an episode does not change them, and checkpoints do not hold them
     settings: Sequence[str] = ()
+    # In the place of both, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it
+    # is compiled once, where `step` and `observe` are compiled for each state, action and observation.
+    run: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         for space in (self.observation_space, self.action_space):
@@ -60,7 +63,10 @@ class CompiledRules:
             if space.dtype != wanted:
                 words = f"compiled rules: the numbers of {space} are {space.dtype}"
                 raise ConfigError(f"{words}; accepted: float32 in a Box, int64 in a Discrete or MultiDiscrete")
-        for function in (self.step, self.observe):
+        functions = [each for each in (self.step, self.observe, self.run) if each is not None]
+        if len(functions) != (1 if self.run else 2):
+            raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
+        for function in functions:
             if function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")

@@ -6,16 +6,15 @@ Its rules are in `rules`, what the agents see in `sensors`; this file gives them
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box
 from typing_extensions import override
 
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
-from marl_sb3.envs.drawn import DrawnBatch, DrawnEnv, Image, StepResult, blend
+from marl_sb3.core.envs import BatchedEnv
+from marl_sb3.envs.drawn import DrawnEnv, Image, StepResult, blend
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.rules import FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
@@ -67,6 +66,8 @@ class WaterworldEnv(DrawnEnv):
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
         """`num_envs` ponds as arrays; see `marl_sb3.core.envs.batched`."""
+        from marl_sb3.envs.waterworld.compiled import BatchedWaterworld  # numba takes time to import
+
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
 
     def _first_state(self, rng: np.random.Generator) -> rules.PondState:
@@ -147,73 +148,6 @@ def _signature() -> inspect.Signature:
 
 # Names and defaults stand in one place, and still `help` and messages about unknown arguments show them.
 WaterworldEnv.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
-
-
-_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
-
-
-class BatchedWaterworld(DrawnBatch):
-    """E ponds that step together.
-
-    Args:
-        template: a pond with the parameters of all of them; it renders them, too.
-    """
-
-    def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
-        super().__init__(num_envs, template)
-        self.parameters, self._pond, self._sensors = template.parameters, template.pond, template.sensors
-        self._state = rules.empty_state(num_envs, self.parameters)
-        self._rngs = [np.random.default_rng(0) for _ in range(num_envs)]
-
-    @override
-    def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        for env_index, seed in zip(env_indices, seeds, strict=True):
-            self._rngs[env_index] = np.random.default_rng(seed)
-            rules.begin_episode(self._state, env_index, self._pond, self._rngs[env_index])
-
-    @override
-    def step(self, actions: Array) -> BatchedStep:
-        accepted = np.abs(actions) <= 1  # not a NaN either
-        if not accepted.all():
-            env_index, column, _ = np.argwhere(~accepted)[0]
-            where = f"env {env_index}, step {self._state.timesteps[env_index]}"
-            received = actions[env_index, column].tolist()
-            raise EnvError(f"{where}: {rules.refused_action(self.possible_agents[column], str(received))}")
-        rewards, events = rules.step(self._state, self._pond, actions.astype(np.float64), self._rngs)
-        ended = self._state.timesteps == self.parameters.max_cycles
-        happened = events._asdict()
-        return BatchedStep(
-            rewards=rewards,
-            terminated=self._not_terminated,
-            truncated=ended[:, None].repeat(len(self.possible_agents), axis=1),
-            infos={
-                agent: {key: found[:, column] for key, found in happened.items()}
-                for column, agent in enumerate(self.possible_agents)
-            },
-        )
-
-    @override
-    def observations(self) -> Array:
-        return self._sensors.observations(self._state)
-
-    @override
-    def get_state(self) -> State:
-        arrays = {name: getattr(self._state, name) for name in rules.PondState.__slots__}
-        return {**arrays, "rngs": [generator_state(rng) for rng in self._rngs]}
-
-    @override
-    def set_state(self, state: StateReader) -> None:
-        bounds = {"timesteps": (0, self.parameters.max_cycles - 1)}
-        read = {}
-        for name in rules.PondState.__slots__:
-            own = getattr(self._state, name)
-            of_floats = (-_FARTHEST, _FARTHEST) if own.dtype.kind == "f" else (None, None)
-            read[name] = state.array(name, own.dtype, own.shape, *bounds.get(name, of_floats))
-        rngs = [np.random.default_rng(0) for _ in self._rngs]
-        saved = state.listed("rngs", len(rngs))
-        for number, rng in enumerate(rngs):
-            set_generator_state(rng, saved.fields(str(number)))
-        self._state, self._rngs = rules.PondState(**read), rngs
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ def within() -> Any:
         ({"observation_space": spaces.Box(0, 1, (2,), np.float64)}, "are float64; accepted: float32 in a Box"),
         ({"action_space": spaces.MultiDiscrete([2, 3], dtype=np.int32)}, "are int32; accepted: .*int64"),
         ({"observe": within()}, "within.<locals>.observe uses variables of a function around it; accepted: a function"),
+        ({"observe": None}, "accepted: `step` and `observe`, or `run`"),
+        ({"run": within()}, "accepted: `step` and `observe`, or `run`"),
     ],
 )
 def test_rules_that_cannot_be_compiled_are_refused(changed: dict[str, Any], words: str) -> None:

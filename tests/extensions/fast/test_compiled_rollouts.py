@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a horizon": {"env": Drifting, "env_kwargs": {"episode_horizon": 4}},
     "many short episodes": {"n_envs": 20, "n_steps": 40, "env_kwargs": {"max_timesteps": 1}},
     "cart pole": {"env": "CartPole-v1", "n_envs": 5},
+    "waterworld": {"env": "waterworld", "policies": "per_agent", "env_kwargs": {"max_cycles": 7, "radius": 0.05}},
 }
 
 

@@ -1,0 +1,575 @@
+"""Waterworld for numba: the rules of `rules.py` and the sensors of `sensors.py` for one pond at a time, and E ponds.
+
+The kernels get the arrays of a record and its settings: they are compiled once, for ponds of all sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from typing_extensions import override
+
+from marl_sb3.compiling import (
+    ACTIONS,
+    END,
+    FIELDS,
+    FIRST,
+    INFOS,
+    OBSERVATIONS,
+    REWARDS,
+    RNG_WORDS,
+    RNGS,
+    STATES,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    WHAT,
+    carray,
+    pointer,
+)
+from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
+from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
+from marl_sb3.envs.compiled.random import generator_of, random, words_of
+from marl_sb3.envs.waterworld import rules, sensors
+from marl_sb3.envs.waterworld.rules import FloatArray, IntArray, Parameters
+from marl_sb3.errors import EnvError
+from marl_sb3.types import Array
+from marl_sb3.types import FloatArray as Float32Array
+
+if TYPE_CHECKING:
+    from marl_sb3.envs.waterworld.env import WaterworldEnv
+
+_STEP_S, _ELASTICITY, _SLOP, _PUSH = rules.STEP_S, rules.WALL_ELASTICITY, rules._SLOP, rules._PUSH
+_MAX_DRAWS = rules._MAX_DRAWS
+_BOUND, _ALMOST_ONE = float(sensors.BOUND), sensors._ALMOST_ONE
+_NONE = 2.0  # more than any distance
+
+_EVENTS = (("food_encounters", int), ("fed", bool), ("captures", int), ("poison_hits", int))
+_ENCOUNTERS, _FED, _CAPTURES, _HITS = range(len(_EVENTS))
+
+_FLOATS = """sensor_range obstacle_radius pursuer_max_accel pursuer_speed poison_reward food_reward encounter_reward
+thrust_penalty local_ratio"""
+_INTS = "n_coop max_cycles n_pursuers n_evaders n_foods_and_poisons n_objects n_obstacles n_sensors"
+# A record begins with the settings, its own size, that of an observation, and where each array of `Pond` begins in it.
+_SETTINGS = np.dtype(
+    [
+        *((name, "f8") for name in _FLOATS.split()),
+        *((name, "i8") for name in (*_INTS.split(), "bytes", "seen")),
+        ("at", "i8", (19,)),
+    ],
+    align=True,
+)
+
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def _function(function: Any) -> Any:
+    return njit(**_OPTIONS)(function)
+
+
+class Pond(NamedTuple):
+    """Arrays of one pond, views of a record. P pursuers, F foods and K poisons are N objects; n obstacles, S rays."""
+
+    positions: FloatArray  # (2, N); this and the next seven are those of `rules.PondState`
+    velocities: FloatArray  # (2, N)
+    pushes: FloatArray  # (2, N)
+    obstacles: FloatArray  # (2, n)
+    touching: Array  # (P, F + K) uint8
+    counters: IntArray  # (F,)
+    poisoned: Array  # (P,) uint8
+    radii: FloatArray  # (N + n,); obstacles come last
+    max_speeds: FloatArray  # (N,)
+    speed_sums: FloatArray  # (N,); with that of a pursuer
+    touch_distances_squared: FloatArray  # (F + K,)
+    reaches_squared: FloatArray  # (N + n,); what is farther away is not sensed
+    clearances_squared: FloatArray  # (F + K,); from obstacles, of new places
+    rays: FloatArray  # (4, S): x, y, and the part of the range by which x and y come nearer to a wall; 0: they do not
+    thrusts: FloatArray  # (P,); what a step writes before it reads it, as the rest
+    moved: Array  # (F + K,) uint8; what is put somewhere else
+    nearest: FloatArray  # (S,); distances along the rays of what they meet
+    met: IntArray  # (S,); what that is
+
+
+# --- The rules -------------------------------------------------------------------------------------------------------
+
+
+@_function
+def _thrust(pond: Pond, settings: Any, actions: Float32Array) -> None:
+    """Add the pursuers' thrusts to their velocities, and keep their lengths."""
+    most, fastest = settings.pursuer_max_accel, settings.pursuer_speed
+    for agent in range(len(actions)):
+        x, y = np.float64(actions[agent, 0]) * most, np.float64(actions[agent, 1]) * most
+        length = math.sqrt(x * x + y * y)
+        if length > most:
+            shorter = most / length
+            x, y, length = x * shorter, y * shorter, most
+        pond.thrusts[agent] = length
+        pond.velocities[0, agent] = min(max(pond.velocities[0, agent] + x, -fastest), fastest)
+        pond.velocities[1, agent] = min(max(pond.velocities[1, agent] + y, -fastest), fastest)
+
+
+@_function
+def _touch(pond: Pond, thing: int, agent: int) -> tuple[bool, bool]:
+    """Note whether a pursuer touches a food or poison; returns whether it begins or ceases to do so."""
+    other = len(pond.touching) + thing
+    x = pond.positions[0, other] - pond.positions[0, agent]
+    y = pond.positions[1, other] - pond.positions[1, agent]
+    now, before = x * x + y * y < pond.touch_distances_squared[thing], pond.touching[agent, thing] != 0
+    pond.touching[agent, thing] = now
+    return now and not before, before and not now
+
+
+@_function
+def _meet_food(pond: Pond, food: int, n_coop: int, events: FloatArray) -> None:
+    """Count who holds a food, who is paid for it, and who takes it away: see `rules._eat`."""
+    first, ceasing = -1, 0
+    for agent in range(len(pond.touching)):
+        began, ceased = _touch(pond, food, agent)
+        if began:
+            pond.counters[food] += 1
+            events[agent, _ENCOUNTERS] += 1.0
+            if pond.counters[food] >= n_coop:
+                events[agent, _FED] = 1.0
+        if ceased:
+            first = agent if ceasing == 0 else first
+            ceasing += 1
+    if ceasing > 0 and pond.counters[food] >= n_coop:
+        events[first, _FED] = 1.0
+        events[first, _CAPTURES] += 1.0
+        pond.moved[food] = 1
+        pond.counters[food] = 1  # 0, and the one that takes it is not counted
+    pond.counters[food] -= ceasing
+
+
+@_function
+def _meet(pond: Pond, n_coop: int, events: FloatArray) -> None:
+    """Find what the pursuers begin and cease to touch, and what is eaten or spent."""
+    foods = len(pond.counters)
+    for thing in range(len(pond.moved)):
+        pond.moved[thing] = 0
+    for agent in range(len(pond.poisoned)):
+        pond.poisoned[agent] = 0
+    for food in range(foods):
+        _meet_food(pond, food, n_coop, events)
+    for thing in range(foods, len(pond.moved)):
+        for agent in range(len(pond.touching)):
+            began, _ = _touch(pond, thing, agent)
+            if began:
+                events[agent, _HITS] += 1.0
+                pond.moved[thing] = pond.poisoned[agent] = 1
+
+
+@_function
+def _bounce_off_walls(pond: Pond) -> None:
+    """Turn back what runs into a wall, and set `pushes` for what lies in one."""
+    for axis in range(2):
+        for thing in range(pond.positions.shape[1]):
+            at, radius, speed = pond.positions[axis, thing], pond.radii[thing], pond.velocities[axis, thing]
+            low, high = radius - at, at - (1 - radius)
+            if (low > 0 and speed < 0) or (high > 0 and speed > 0):
+                pond.velocities[axis, thing] = speed * -_ELASTICITY
+            pond.pushes[axis, thing] = max(low - _SLOP, 0.0) * _PUSH - max(high - _SLOP, 0.0) * _PUSH
+
+
+@_function
+def _bounce_off_obstacles(pond: Pond, obstacle_radius: float) -> None:
+    """Turn back what runs into an obstacle, without loss, and add to `pushes` what lies in one."""
+    for obstacle in range(pond.obstacles.shape[1]):
+        for thing in range(pond.positions.shape[1]):
+            x = pond.positions[0, thing] - pond.obstacles[0, obstacle]
+            y = pond.positions[1, thing] - pond.obstacles[1, obstacle]
+            squared, reach = x * x + y * y, pond.radii[thing] + obstacle_radius
+            if not squared < reach * reach:
+                continue
+            distance = math.sqrt(squared)
+            x, y = (1.0, 0.0) if distance == 0 else (x / distance, y / distance)  # in the very centre: to the right
+            speed = pond.velocities[0, thing] * x + pond.velocities[1, thing] * y
+            change, push = -2 * min(speed, 0.0), max(reach - distance - _SLOP, 0.0) * _PUSH
+            pond.velocities[0, thing] += change * x
+            pond.velocities[1, thing] += change * y
+            pond.pushes[0, thing] += push * x
+            pond.pushes[1, thing] += push * y
+
+
+@_function
+def _clear_place(pond: Pond, clearance_squared: float, rng: Array) -> tuple[float, float]:
+    """Return a position that is farther from all obstacles; any, if none is found."""
+    x = y = 0.0
+    for _ in range(_MAX_DRAWS):
+        x, y = random(rng), random(rng)
+        clear = True
+        for obstacle in range(pond.obstacles.shape[1]):
+            right, up = pond.obstacles[0, obstacle] - x, pond.obstacles[1, obstacle] - y
+            clear = clear and right * right + up * up > clearance_squared
+        if clear:
+            break
+    return x, y
+
+
+@_function
+def _replace(pond: Pond, rng: Array) -> None:
+    """Put what is marked in `moved` somewhere else, with other velocities."""
+    for number in range(len(pond.moved)):
+        if pond.moved[number]:
+            thing = len(pond.touching) + number
+            x, y = _clear_place(pond, pond.clearances_squared[number], rng)
+            pond.positions[0, thing], pond.positions[1, thing] = x, y
+            for axis in range(2):
+                pond.velocities[axis, thing] = (2 * random(rng) - 1) * pond.max_speeds[thing]
+                pond.pushes[axis, thing] = 0.0
+
+
+@_function
+def _of_mean(rewards: FloatArray, local_ratio: float) -> Any:
+    """Return what each pursuer gets of the mean."""
+    total = rewards[0]
+    for agent in range(1, len(rewards)):
+        total += rewards[agent]
+    return total / len(rewards) * (1 - local_ratio)
+
+
+@_function
+def _pay(pond: Pond, settings: Any, events: FloatArray, rewards: FloatArray) -> None:
+    """Write what each pursuer is paid: see `rules._rewards`."""
+    ratio, last, penalties = settings.local_ratio, len(rewards) - 1, pond.thrusts
+    for agent in range(last + 1):
+        penalties[agent] *= settings.thrust_penalty
+        rewards[agent] = penalties[agent] if agent == last else 0.0
+    mean = _of_mean(rewards, ratio)
+    for agent in range(last + 1):
+        foods = 0.0
+        for food in range(len(pond.counters)):
+            foods += pond.touching[agent, food]
+        own = settings.food_reward * events[agent, _FED] + settings.encounter_reward * foods
+        own += settings.poison_reward * events[agent, _HITS]
+        rewards[agent] = own + (rewards[agent] if ratio == 1 else rewards[agent] * ratio + mean)
+    of_penalties, of_all = _of_mean(penalties, ratio), _of_mean(rewards, ratio)
+    for agent in range(last + 1):
+        if ratio == 1:
+            rewards[agent] = penalties[agent] + rewards[agent]
+        else:
+            rewards[agent] = (penalties[agent] * ratio + of_penalties) + (rewards[agent] * ratio + of_all)
+
+
+@_function
+def step_pond(
+    pond: Pond, settings: Any, actions: Float32Array, rng: Array, events: FloatArray, rewards: FloatArray
+) -> None:
+    """Move everything once.
+
+    Args:
+        pond: changed.
+        settings: a record of them.
+        actions: (P, 2) in -1..1. Not checked.
+        rng: words of the pond's generator; for new places of what was eaten or touched.
+        events: (P, 4) zeros; gets what has happened to each pursuer.
+        rewards: (P,); gets what it is paid.
+    """
+    _thrust(pond, settings, actions)
+    for axis in range(2):
+        for thing in range(pond.positions.shape[1]):
+            pond.positions[axis, thing] += pond.velocities[axis, thing] * _STEP_S + pond.pushes[axis, thing]
+    _meet(pond, settings.n_coop, events)
+    _bounce_off_walls(pond)
+    _bounce_off_obstacles(pond, settings.obstacle_radius)
+    _replace(pond, rng)
+    _pay(pond, settings, events, rewards)
+
+
+# --- The sensors -----------------------------------------------------------------------------------------------------
+
+
+@_function
+def _see_walls(pond: Pond, agent: int, seen: Float32Array) -> None:
+    """Write how far the walls are along each ray, (S,)."""
+    at_x, at_y, rays = pond.positions[0, agent], pond.positions[1, agent], pond.rays
+    for ray in range(len(seen)):
+        nearest = 1.0
+        if rays[2, ray] != 0:
+            nearest = min(nearest, ((1.0 if rays[0, ray] > 0 else 0.0) - at_x) * rays[2, ray])
+        if rays[3, ray] != 0:
+            nearest = min(nearest, ((1.0 if rays[1, ray] > 0 else 0.0) - at_y) * rays[3, ray])
+        # Negative for a pursuer that has pushed its centre into the wall.
+        seen[ray] = max(nearest, -_BOUND) if nearest < _ALMOST_ONE else 1.0
+
+
+class Kind(NamedTuple):
+    """Things of which the nearest one on each ray is seen."""
+
+    places: FloatArray  # (2, things)
+    first: int  # its own among them, as the next two
+    end: int
+    itself: int  # the one that sees; -1: it is not among them
+    offset: int  # of the first place in tables of all things
+
+
+@_function
+def _meet_rays(pond: Pond, agent: int, kind: Kind, far: float) -> bool:
+    """Find the nearest thing on each ray; returns whether any is near."""
+    at_x, at_y, rays, nearest, met = (
+        pond.positions[0, agent],
+        pond.positions[1, agent],
+        pond.rays,
+        pond.nearest,
+        pond.met,
+    )
+    is_any, is_first = False, True
+    for thing in range(kind.first, kind.end):
+        if thing == kind.itself:
+            continue
+        right, up, radius = kind.places[0, thing] - at_x, kind.places[1, thing] - at_y, pond.radii[kind.offset + thing]
+        was_first, is_first = is_first, False
+        if right * right + up * up > pond.reaches_squared[kind.offset + thing]:
+            continue
+        if not is_any:
+            is_any = True
+            for ray in range(len(met)):
+                nearest[ray], met[ray] = _NONE, -1
+        # An object of which only the rim is in range reads 1, as if it were not there. `argmin` of `waterworld_v4`
+        # then finds the first object of the kind: of the others, no speed is read.
+        for ray in range(len(met)):
+            along = right * rays[0, ray] + up * rays[1, ray]
+            beside = abs(up * rays[0, ray] - right * rays[1, ray])
+            if along >= 0 and beside <= radius and (along < far or (was_first and along <= far + radius)):
+                distance = min(along / far, 1.0)
+                if distance < nearest[ray]:
+                    nearest[ray], met[ray] = distance, thing
+    return is_any
+
+
+@_function
+def _see_kind(pond: Pond, agent: int, kind: Kind, far: float, seen: Float32Array, nothing: float) -> None:
+    """Write the distances of what the rays meet into `seen`, and the speeds if it has room for them."""
+    many, velocities, rays = len(pond.met), pond.velocities, pond.rays
+    is_any = _meet_rays(pond, agent, kind, far)
+    for ray in range(many):
+        seen[ray] = pond.nearest[ray] if is_any and pond.met[ray] >= 0 else nothing
+    for ray in range(len(seen) - many):
+        seen[many + ray] = 0.0
+        if is_any and pond.met[ray] >= 0:
+            thing = pond.met[ray]
+            right, up = velocities[0, thing] - velocities[0, agent], velocities[1, thing] - velocities[1, agent]
+            seen[many + ray] = (right * rays[0, ray] + up * rays[1, ray]) / pond.speed_sums[thing]
+
+
+@_function
+def see(pond: Pond, settings: Any, observations: Float32Array) -> None:
+    """Write what every pursuer sees, (P, size): see `sensors.Sensors`."""
+    agents, size = observations.shape
+    many, far, things = pond.rays.shape[1], settings.sensor_range, pond.positions.shape[1]
+    wide = many * ((size - 2) // many - 2) // 3  # distances of a kind, and speeds if they are seen
+    foods = agents + len(pond.counters)
+    for agent in range(agents):
+        seen = observations[agent]
+        obstacles = Kind(pond.obstacles, 0, pond.obstacles.shape[1], -1, things)
+        _see_kind(pond, agent, obstacles, far, seen[:many], 1.0)
+        _see_walls(pond, agent, seen[many : 2 * many])
+        at, end = 2 * many, 2 * many + wide
+        _see_kind(pond, agent, Kind(pond.positions, agents, foods, -1, 0), far, seen[at:end], 1.0)
+        at, end = end, end + wide
+        _see_kind(pond, agent, Kind(pond.positions, foods, things, -1, 0), far, seen[at:end], 1.0)
+        at, end = end, end + wide
+        others = Kind(pond.positions, 0, agents, agent, 0)
+        _see_kind(pond, agent, others, far, seen[at:end], 1.0 if agents > 1 else 0.0)
+        touches = False
+        for food in range(len(pond.counters)):
+            touches = touches or pond.touching[agent, food] != 0
+        seen[size - 2], seen[size - 1] = touches, pond.poisoned[agent]
+
+
+# --- Ponds as records ------------------------------------------------------------------------------------------------
+
+
+@_function
+def _floats(address: int, rows: int, columns: int) -> Any:
+    return carray(pointer(address), (rows, columns), np.float64)
+
+
+@_function
+def _vector(address: int, many: int) -> Any:
+    return carray(pointer(address), (many,), np.float64)
+
+
+@_function
+def _pond(address: int, own: Any) -> Pond:
+    """Return the arrays of the record at an address."""
+    at, agents, things, others = own.at, own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    return Pond(
+        _floats(address + at[0], 2, things),
+        _floats(address + at[1], 2, things),
+        _floats(address + at[2], 2, things),
+        _floats(address + at[3], 2, own.n_obstacles),
+        carray(pointer(address + at[4]), (agents, others), np.uint8),
+        carray(pointer(address + at[5]), (own.n_evaders,), np.int64),
+        carray(pointer(address + at[6]), (agents,), np.uint8),
+        _vector(address + at[7], things + own.n_obstacles),
+        _vector(address + at[8], things),
+        _vector(address + at[9], things),
+        _vector(address + at[10], others),
+        _vector(address + at[11], things + own.n_obstacles),
+        _vector(address + at[12], others),
+        _floats(address + at[13], 4, own.n_sensors),
+        _vector(address + at[14], agents),
+        carray(pointer(address + at[15]), (others,), np.uint8),
+        _vector(address + at[16], own.n_sensors),
+        carray(pointer(address + at[17]), (own.n_sensors,), np.int64),
+    )
+
+
+def run(address: int) -> None:
+    """Step and observe the ponds of a table, or observe them only: see `marl_sb3.compiling`."""
+    table = carray(pointer(address), (FIELDS,), np.int64)
+    n = table[END]
+    own = carray(pointer(table[STATES]), (1,), _SETTINGS)[0]  # all have the same
+    agents = own.n_pursuers
+    rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
+    actions = carray(pointer(table[ACTIONS]), (n, agents, 2), np.float32)
+    rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
+    terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
+    events = carray(pointer(table[INFOS]), (n, agents, 4), np.float64)
+    observations = carray(pointer(table[OBSERVATIONS]), (n, agents, own.seen), np.float32)
+    for i in range(table[FIRST], n):
+        at = table[STATES] + i * own.bytes
+        pond = _pond(at, own)
+        if table[WHAT] == STEP:
+            for agent in range(agents):
+                for event in range(4):
+                    events[i, agent, event] = 0.0
+            step_pond(pond, own, actions[i], rngs[i], events[i], rewards[i])
+            timesteps = carray(pointer(at + own.at[18]), (1,), np.int64)
+            timesteps[0] += 1
+            for agent in range(agents):
+                terminated[i, agent], truncated[i, agent] = False, timesteps[0] == own.max_cycles
+        see(pond, own, observations[i])
+
+
+def begin(parameters: Parameters, start_speeds: FloatArray, state: Any, rng: np.random.Generator) -> None:
+    """Begin an episode: all objects anywhere, also on each other; pursuers at rest."""
+    places, directions = rng.random((2, 2, parameters.n_objects))
+    state["positions"][:] = places
+    state["velocities"][:] = (2 * directions - 1) * start_speeds
+    if parameters.obstacle_coord is None:
+        state["obstacles"][:] = rng.random((2, parameters.n_obstacles))
+    elif parameters.n_obstacles:
+        state["obstacles"][:] = np.transpose(parameters.obstacle_coord)
+    for name in ("pushes", "touching", "counters", "poisoned", "timesteps"):
+        state[name] = 0
+
+
+def compiled_rules(template: WaterworldEnv) -> CompiledRules:
+    """Return the rules of ponds with the parameters of a template."""
+    own = template.parameters
+    agents, things, others = own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    saved: list[Any] = [
+        *((name, "f8", (2, things)) for name in ("positions", "velocities", "pushes")),
+        ("obstacles", "f8", (2, own.n_obstacles)),
+        ("touching", "u1", (agents, others)),
+        ("counters", "i8", (own.n_evaders,)),
+        ("poisoned", "u1", (agents,)),
+        ("timesteps", "i8"),
+    ]
+    fixed: list[Any] = [
+        ("settings", _SETTINGS),
+        ("radii", "f8", (things + own.n_obstacles,)),
+        *((name, "f8", (things,)) for name in ("max_speeds", "speed_sums")),
+        *((name, "f8", (others,)) for name in ("touch_distances_squared", "clearances_squared")),
+        ("reaches_squared", "f8", (things + own.n_obstacles,)),
+        ("rays", "f8", (4, own.n_sensors)),
+        ("thrusts", "f8", (agents,)),
+        ("moved", "u1", (others,)),
+        ("nearest", "f8", (own.n_sensors,)),
+        ("met", "i8", (own.n_sensors,)),
+    ]
+    names = template.possible_agents
+    return CompiledRules(
+        agents=names,
+        observation_space=template.observation_spaces[names[0]],
+        action_space=template.action_spaces[names[0]],
+        state=np.dtype([*fixed, *saved], align=True),
+        begin=partial(begin, own, template.pond.start_speeds),
+        run=run,
+        infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
+        settings=[name for name, *_ in fixed],
+    )
+
+
+_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
+
+
+class BatchedWaterworld(CompiledBatch):
+    """E ponds that step together.
+
+    Args:
+        template: a pond with the parameters of all of them; it renders them, too.
+    """
+
+    template: WaterworldEnv
+
+    def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
+        super().__init__(num_envs, compiled_rules(template), template)
+        own, pond, states = template.parameters, template.pond, self.states
+        settings, offsets = states["settings"], states.dtype.fields
+        for name in (*_FLOATS.split(), *_INTS.split()):
+            settings[name] = getattr(own, name)
+        settings["bytes"], settings["seen"] = states.dtype.itemsize, self.observed.shape[2]
+        settings["at"] = [offsets[name][1] for name in (*Pond._fields, "timesteps")]
+        radii = np.concatenate((pond.radii, np.full(own.n_obstacles, own.obstacle_radius)))
+        states["radii"], states["max_speeds"], states["speed_sums"] = (
+            radii,
+            pond.max_speeds,
+            pond.max_speeds + own.pursuer_speed,
+        )
+        states["touch_distances_squared"] = pond.touch_distances_squared
+        states["reaches_squared"] = (own.sensor_range + radii) ** 2 + radii**2
+        states["clearances_squared"] = (2 * pond.radii[own.n_pursuers :] + own.obstacle_radius) ** 2
+        angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
+        across = np.stack((np.cos(angles), np.sin(angles)))
+        nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
+        states["rays"] = np.concatenate((across, nearer))
+
+    @override
+    def _check(self, actions: Array) -> None:
+        accepted = np.abs(actions) <= 1  # not a NaN either
+        if not accepted.all():
+            env_index, column, _ = np.argwhere(~accepted)[0]
+            where = f"env {env_index}, step {self.states.timesteps[env_index]}"
+            received = actions[env_index, column].tolist()
+            raise EnvError(f"{where}: {rules.refused_action(self.possible_agents[column], str(received))}")
+
+    @override
+    def render(self, env_index: int) -> Any:
+        return self.template.render_state(self.states, env_index)
+
+    def _saved(self) -> dict[str, Array]:
+        """Return the arrays of the state, as checkpoints hold them: views."""
+        arrays = {name: np.asarray(self.states[name]) for name in self.rules.saved}
+        return {name: a.view(np.bool_) if a.dtype == np.uint8 else a for name, a in arrays.items()}
+
+    @override
+    def get_state(self) -> State:
+        rngs = [generator_state(generator_of(words)) for words in self.rngs]
+        return {**{name: array.copy() for name, array in self._saved().items()}, "rngs": rngs}
+
+    @override
+    def set_state(self, state: StateReader) -> None:
+        most = self.template.parameters.max_cycles - 1
+        bounds: dict[str, Any] = {"f": (-_FARTHEST, _FARTHEST), "timesteps": (0, most)}
+        own = self._saved()
+        read = {
+            name: state.array(name, a.dtype, a.shape, *bounds.get(name, bounds.get(a.dtype.kind, (None, None))))
+            for name, a in own.items()
+        }
+        saved, words = state.listed("rngs", self.num_envs), self.rngs.copy()
+        for number in range(self.num_envs):
+            rng = np.random.default_rng(0)
+            set_generator_state(rng, saved.fields(str(number)))
+            words[number] = words_of(rng)
+        for name, array in own.items():
+            array[...] = read[name]
+        self.rngs[...] = words
