@@ -404,20 +404,27 @@ def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
 
 @contextmanager
 def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int | None = None) -> Iterator[None]:
-    """Restore on exit what acting changes: global random generators, and the modes and noise of policies.
+    """Restore on exit what acting changes: random generators, and the modes and noise of policies.
 
-    Inside, the generators of PyTorch (and of CUDA, if it is in use), NumPy and Python are seeded.
+    Inside, the generators of PyTorch (and of CUDA, if it is in use), NumPy and Python are seeded, and those of the
+    action spaces, of which policies that explore draw.
 
     Args:
         algo: the algorithm or bundle that acts.
         seed: seed of the generators; None: from the operating system's entropy.
     """
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
+    spaces = [a.action_space.np_random.bit_generator for a in algo.policies.values()]
+    states = [generator.state for generator in spaces]
     with preserve_rng(), preserve_noise(algo.policies.values()):
         try:
             seed_generators(seed)
+            for generator, own in zip(spaces, np.random.SeedSequence(seed).spawn(len(spaces)), strict=True):
+                generator.state = type(generator)(own).state
             yield
         finally:
+            for generator, state in zip(spaces, states, strict=True):
+                generator.state = state
             for module, training in modes:
                 module.training = training
 

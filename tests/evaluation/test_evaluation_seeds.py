@@ -30,6 +30,19 @@ def test_the_same_seed_gives_the_same_numbers(deterministic: bool) -> None:
     assert noisy(3, deterministic) != noisy(4, deterministic)
 
 
+def test_policies_that_explore_are_seeded_too_and_train_on_as_if_nothing_was() -> None:
+    spec = PolicySpec("dqn", buffer_size=100, policy_kwargs={"net_arch": [4]})
+    algorithm, env = MultiAgentAlgorithm(make_vec_env("arena", n_envs=2), {"shared": spec}), make_vec_env("arena", 2)
+    dqn: Any = algorithm.policies["shared"]
+    dqn.exploration_rate = 1.0
+    before = dqn.action_space.np_random.bit_generator.state
+    one, other, new = (
+        without_clock(evaluate_policies(algorithm, env, 2, deterministic=False, seed=seed)) for seed in (3, 3, 4)
+    )
+    assert one == other != new
+    assert dqn.action_space.np_random.bit_generator.state == before
+
+
 def test_without_a_seed_there_are_new_numbers_each_time() -> None:
     algorithm, env = make("arena"), make_vec_env("arena", n_envs=2)
     one, other = (without_clock(evaluate_policies(algorithm, env, 4, deterministic=False)) for _ in range(2))
