@@ -354,10 +354,9 @@ class Learner(Stateful, ABC):
         self, saved: SavedPart, name: str, acting: Actor | LearnedExperience | None
     ) -> Callable[[], object] | None:
         """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
-        if acting is None:
-            saved.null(name)
-            return None
-        return acting.begin_episodes if saved.num_envs != self.rows.num_envs else acting.read_state(saved.fields(name))
+        if saved.num_envs != self.rows.num_envs:
+            return None if acting is None else acting.begin_episodes
+        return saved.null(name) if acting is None else acting.read_state(saved.fields(name))
 
 
 def _of_part(of_learner: Part) -> Field:

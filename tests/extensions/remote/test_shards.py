@@ -572,6 +572,19 @@ def test_a_checkpoint_of_other_shards_is_refused(make: Callable[..., MultiAgentA
         MultiAgentAlgorithm.load(tmp_path / "saved", other)
 
 
+@pytest.mark.parametrize("kind", ["ppo", "central critics of actions", "qmix"])
+def test_a_training_without_shards_goes_on_in_shards_with_another_number_of_envs(
+    kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
+) -> None:
+    env, settings = ENVS.get(kind, (NoisyEnv, {"plans": PLANS}))
+    before = MultiAgentAlgorithm(make_vec_env(env, 2, **settings), seed=3, **{**SMALL, **POLICIES[kind]})
+    before.learn(2 * STEPS * 2).save(tmp_path / "saved")
+    loaded = MultiAgentAlgorithm.load(tmp_path / "saved", make(kind).env)
+    assert set(loaded.policies) == set(before.policies)
+    loaded.learn(STEPS * E, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 2 * STEPS * 2 + STEPS * E
+
+
 def test_envs_in_shards_cannot_be_stepped_here() -> None:
     env = make_sharded_vec_env("arena", 4, 2, seed=0)
     assert isinstance(env, ShardedVecEnv)
