@@ -25,7 +25,6 @@ import psutil
 
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.metrics import finite_or_none, flatten
-from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import TrainingCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, described
@@ -197,10 +196,11 @@ def work(benchmark: Benchmark, on_end: Callable[[Training], None] = lambda train
 
 def _train(training: Training) -> bool:
     """Train and evaluate; returns False if it was interrupted."""
-    run = execute(_begun(training), [_ProcessorTime()])
+    run, file = _begun(training), training.beside("processor.json")
+    clock = _ProcessorTime(file, run.checkpoint)
+    execute(run, [clock])
     if run.interrupted:
         return False
-    states = run.algorithm.parts.callbacks.get_state()
     result = last_result(run.folder) or {}
     saved, of_env = SavedRun.open(run.folder, training.config.env), training.env
     plan = EvaluationPlan.of_run(saved.config, of_env.evaluation.episodes)
@@ -215,10 +215,11 @@ def _train(training: Training) -> bool:
     about = {
         "env_steps": run.algorithm.num_timesteps,
         "seconds": result.get("time_total_s"),
-        "processor_seconds": states[f"{_ProcessorTime.__name__}-0"]["own"]["processor_s"],
+        "processor_seconds": clock.total_s,
         "checkpoint": policies.checkpoint,
     }
     write_whole(training.result_file, _json({**about, **found}))
+    file.unlink(missing_ok=True)
     return True
 
 
@@ -232,6 +233,7 @@ def _begun(training: Training) -> Run:
     if not files.checkpoints.names():
         if files.path.exists():  # it was ended before its first checkpoint
             remove_folder(files.path)
+        training.beside("processor.json").unlink(missing_ok=True)
         return prepare(config, files.path)
     code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
     code["league.opponents"] = config.league.opponents
@@ -241,27 +243,28 @@ def _begun(training: Training) -> Run:
 
 
 class _ProcessorTime(TrainingCallback):
-    """Adds up the processor time of a training, whatever the number of resumes."""
+    """Adds up the processor time of a training, whatever the number of resumes.
 
-    def __init__(self) -> None:
+    It is in a file of its own: the run's checkpoints are those of a run that is trained alone.
+
+    Args:
+        file: gets the time at each checkpoint.
+        checkpoint: the name of that from which the training goes on; None: it begins.
+    """
+
+    def __init__(self, file: Path, checkpoint: str | None) -> None:
         super().__init__()
-        self._before_s = 0.0
+        self._file = file
+        self._at: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self.total_s = self._since_s = self._at.get(checkpoint or "", 0.0)
+        self._since_s -= time.process_time()
+        # Of this object: `has_hook` takes the methods of the package's own classes for no hooks.
+        self.on_checkpoint_saved = self._note  # type: ignore[method-assign]
 
-    def _on_training_start(self) -> None:
-        self._before_s, self._start_s = 0.0, time.process_time()
-        self._end_s: float | None = None
-
-    def _on_training_end(self) -> None:
-        self._end_s = time.process_time()
-
-    def get_state(self) -> State:
-        """See `TrainingCallback.get_state`: the time so far."""
-        end_s = time.process_time() if self._end_s is None else self._end_s
-        return {"processor_s": self._before_s + end_s - self._start_s}
-
-    def set_state(self, state: StateReader) -> None:
-        """See `TrainingCallback.set_state`."""
-        self._before_s = state.number("processor_s")
+    def _note(self, path: Path) -> None:
+        self.total_s = self._since_s + time.process_time()
+        self._at[path.name] = self.total_s
+        write_whole(self._file, json.dumps(self._at))
 
 
 # --- Evaluation ------------------------------------------------------------------------------------------------------
