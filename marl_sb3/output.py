@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Generic, ParamSpec, TextIO, TypeVar, cast
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TextIO, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -81,21 +80,6 @@ class LenientStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-@contextmanager
-def lenient_output() -> Iterator[LenientStream]:
-    """Keep standard output and error from raising within the context; yields standard output."""
-    former = sys.stdout, sys.stderr
-    streams = [LenientStream(stream) for stream in former]
-    sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in streams)
-    try:
-        yield streams[0]
-    finally:
-        sys.stdout, sys.stderr = former
-        for stream in streams:
-            stream.flush()
-            stream.discard()
 
 
 class Guard(Generic[_T]):

@@ -1,7 +1,8 @@
-"""A compiled env that uses all that compiled rules may use: real numbers, chance in steps, both kinds of ends."""
+"""Compiled envs that use all that rules may use: real numbers, chance, both kinds of ends, different spaces."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,3 +98,106 @@ class Drifting(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
         for name, value in faults.items():
             batch.states[name] = value
         return batch
+
+
+# Agents with different spaces
+
+
+def begin_uneven(state: Any, rng: np.random.Generator) -> None:
+    state.places[:] = rng.integers(5, size=3)
+    state.timestep = 0
+
+
+def step_uneven(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    state.timestep += 1
+    for agent in range(3):
+        if actions[agent, 0] > 0:
+            state.places[agent] = (state.places[agent] + 1) % 5
+    met = state.places[0] == state.places[1] and state.places[2] == state.places[1]
+    for agent in range(3):
+        outcome.rewards[agent] = state.places[agent] - 0.3 * state.timestep
+        outcome.terminated[agent] = met
+        outcome.truncated[agent] = state.timestep == 6 and not met
+    if actions[1, 1] > 0:
+        outcome.rewards[1] += 1.0
+
+
+def observe_uneven(state: Any, observations: Array) -> None:
+    for agent in range(3):
+        observations[agent, 0] = state.places[agent]
+    observations[1, 1] = state.places[0]
+    observations[1, 2] = state.places[2]
+
+
+def of_both(side: spaces.Space[Any], guide: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    return {"left": side, "guide": guide, "right": side}
+
+
+UNEVEN = CompiledRules(
+    agents=("left", "guide", "right"),
+    observation_space=of_both(*(spaces.Box(0, 5, (size,), np.float32) for size in (1, 3))),
+    action_space=of_both(spaces.Discrete(2), spaces.MultiDiscrete([2, 3])),
+    state=np.dtype([("timestep", np.int64), ("places", np.int64, (3,))]),
+    begin=begin_uneven,
+    step=step_uneven,
+    observe=observe_uneven,
+    bounds={"places": (0, 4)},
+)
+UNEVEN_CATEGORIES = replace(
+    UNEVEN,
+    observation_space=of_both(spaces.Discrete(5), spaces.MultiDiscrete([5, 5, 5])),
+    action_space=of_both(*(spaces.Box(-1, 1, (size,), np.float32) for size in (1, 2))),
+)
+
+
+class Uneven(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
+    """Its rules in plain Python; two of three agents have the same spaces."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "uneven"}
+    render_mode = None
+    rules: ClassVar[CompiledRules] = UNEVEN
+
+    def __init__(self) -> None:
+        self.possible_agents = list(self.rules.agents)
+        self.state_of_env: Any = np.zeros(1, self.rules.state).view(np.recarray)[0]
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.rules.spaces_of(agent)[0]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.rules.spaces_of(agent)[1]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.rules.begin(self.state_of_env, np.random.default_rng(seed))
+        self.agents = list(self.possible_agents)
+        return self.seen(), {agent: {} for agent in self.agents}
+
+    def seen(self) -> dict[str, Any]:
+        observed = np.zeros((3, 3))
+        self.rules.observe(self.state_of_env, observed)
+        by_agent = zip(self.possible_agents, map(self.observation_space, self.possible_agents), observed, strict=True)
+        return {a: np.resize(row, space.shape or ()).astype(space.dtype) for a, space, row in by_agent}
+
+    def step(self, actions: Any) -> Any:
+        done = np.zeros((3, 2))
+        for row, agent in zip(done, self.possible_agents, strict=True):
+            row[: np.size(actions[agent])] = actions[agent]
+        outcome = Outcome(np.zeros(3), np.zeros(3, np.bool_), np.zeros(3, np.bool_), np.zeros(0))
+        self.rules.step(self.state_of_env, done, np.zeros(0), outcome)
+        agents = self.agents
+        if outcome.terminated.any() or outcome.truncated.any():
+            self.agents = []
+        of_agents = (dict(zip(agents, array.tolist(), strict=True)) for array in outcome[:3])
+        return self.seen(), *of_agents, {agent: {} for agent in agents}
+
+    @classmethod
+    def make_batched(cls, num_envs: int) -> CompiledBatch:
+        return CompiledBatch(num_envs, cls.rules, cls())
+
+
+class UnevenCategories(Uneven):
+    rules = UNEVEN_CATEGORIES
+
+    @classmethod
+    def make_batched(cls, num_envs: int) -> CompiledBatch:
+        return CompiledBatch(num_envs, cls.rules, cls())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO, cast
 
 from marl_sb3.errors import (
     CheckpointError,
@@ -16,7 +17,7 @@ from marl_sb3.errors import (
     described,
     noted,
 )
-from marl_sb3.output import lenient_output
+from marl_sb3.output import LenientStream
 from marl_sb3.signals import interrupting
 from marl_sb3.stacks import stacks_on_signal, unending_named
 
@@ -32,13 +33,28 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
     If the reader of standard output has gone (`| head`), the command continues with the same exit code. If
     output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
-    with lenient_output() as output, interrupting(), stacks_on_signal(), unending_named():
+    with _lenient_output() as output, interrupting(), stacks_on_signal(), unending_named():
         exit_code = _exit_code(command, verbosity)
         output.flush()
         if output.is_lost:
             print(f"error: standard output could not be written: {output.error}", file=sys.stderr)
             exit_code = exit_code or EXIT_FAILED
     return exit_code
+
+
+@contextmanager
+def _lenient_output() -> Iterator[LenientStream]:
+    """Keep standard output and error from raising within the context; yields standard output."""
+    former = sys.stdout, sys.stderr
+    streams = [LenientStream(stream) for stream in former]
+    sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in streams)
+    try:
+        yield streams[0]
+    finally:
+        sys.stdout, sys.stderr = former
+        for stream in streams:
+            stream.flush()
+            stream.discard()
 
 
 def _exit_code(command: Callable[[], int], verbosity: int) -> int:

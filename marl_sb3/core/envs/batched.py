@@ -26,7 +26,10 @@ class BatchedStep(NamedTuple):
 
 
 class BatchedEnv(ABC):
-    """E envs whose agents all have the same spaces and begin their episodes together.
+    """E envs whose agents begin their episodes together.
+
+    Where agents have different spaces, `spaces_of` says which; observations, actions and masks are then tuples of what
+    is said of them below: one for each set of agents with the same spaces, in order of their first agents.
 
     Where the `ParallelEnv` takes reset options, `reset` takes a third argument `options`: a mapping for each of the
     envs that are reset. Where it has `configure(**settings)`, the batched env has `configure(env_indices, **settings)`,
@@ -41,6 +44,10 @@ class BatchedEnv(ABC):
     render_mode: str | None  # render mode of the `ParallelEnv`
     observation_space: spaces.Space[Any]  # the space of every agent
     action_space: spaces.Space[Any]  # the space of every agent
+
+    def spaces_of(self, agent: AgentID) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Return the observation and the action space of an agent."""
+        return self.observation_space, self.action_space
 
     @abstractmethod
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -59,10 +66,10 @@ class BatchedEnv(ABC):
         """
 
     @abstractmethod
-    def observations(self) -> Observations:
+    def observations(self) -> Observations | tuple[Observations, ...]:
         """The current observations, (E, A, ...), in new arrays that the caller may keep."""
 
-    def action_masks(self) -> BoolArray | None:
+    def action_masks(self) -> BoolArray | tuple[BoolArray | None, ...] | None:
         """(E, A, n) bool: the actions that every agent may take now, laid out as in `VecStep.action_masks`.
 
         None at the first reset: the envs have no masks, and are not asked again. They are also asked where agents have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from marl_sb3.core.envs import (
 from marl_sb3.core.state import MAX_SEED, State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
-from marl_sb3.core.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
+from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zero_observations, zeros_where_idle
 from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, read_settings
 from marl_sb3.core.vec_env.step import (
@@ -40,8 +41,6 @@ from marl_sb3.core.vec_env.step import (
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.wrappers import choices_of, env_space, policy_actions, require_agents, unfit_numbers, unfit_words
-
-_NO_MASKS: ActionMasks = (None,)
 
 
 def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any], first_index: int = 0) -> BatchedEnv:
@@ -70,8 +69,8 @@ class BatchedVecEnv(InProcessVecEnv):
         self._first_index = first_index
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)
-        columns = tuple(range(len(self.agents)))
-        self.groups = (AgentGroup(self.agents, columns, env.observation_space, policy_actions(env.action_space)),)
+        given = {agent: env.spaces_of(agent) for agent in self.agents}
+        self.groups = agent_groups({agent: (seen, policy_actions(done)) for agent, (seen, done) in given.items()})
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self.episodes = np.full(self.num_envs, -1)
@@ -84,9 +83,13 @@ class BatchedVecEnv(InProcessVecEnv):
         configure, set_task = getattr(env, "configure", None), getattr(env, "set_task", None)
         kind = type(env).__name__
         self.settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
-        self._choices = choices_of(self.groups[0].action_space)
-        self._split = getattr(self.groups[0].action_space, "split", None)  # of actions in parts
+        self.choices: list[Any] = [choices_of(group.action_space) for group in self.groups]
+        self._splits = [getattr(group.action_space, "split", None) for group in self.groups]  # of actions in parts
         self.masked: bool | None = None  # None: not known before the first reset
+        self._no_masks: ActionMasks = (None,) * len(self.groups)
+
+    def _by_group(self, given: Any) -> tuple[Any, ...]:
+        return given if len(self.groups) > 1 else (given,)
 
     def _seed(self, seed: int) -> None:
         self.run_seed = seed
@@ -113,7 +116,7 @@ class BatchedVecEnv(InProcessVecEnv):
         """Return the first step after a reset of all envs; all agents act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
         infos = self._reset_infos(self._all_envs)
-        return first_step((self._shown(),), self._masks(to_act), to_act, infos, self._env_state())
+        return first_step(self._shown(), self._masks(to_act), to_act, infos, self._env_state())
 
     def _reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
         told = getattr(self.batch, "reset_infos", lambda _: dict[int, Any]())(env_indices)
@@ -126,16 +129,16 @@ class BatchedVecEnv(InProcessVecEnv):
         seeds = [self.episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
             self._checked(CONFIGURE, [index], self.settings[index].begin_episode)
-        group, env = self.groups[0], self.batch
-        if env.observation_space != group.observation_space or env.action_space != env_space(group.action_space):
-            raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
+        for group in self.groups:
+            if self.batch.spaces_of(group.agents[0]) != (group.observation_space, env_space(group.action_space)):
+                raise EnvError(f"{self._where(env_indices[0])}: {OTHER_SPACES}")
         self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act
         self.episode_steps += 1
-        given = actions[0] if self._split is None else self._split(actions[0])
-        step: BatchedStep = self._of_env("step", self._all_envs, given)
+        given = [own if split is None else split(own) for own, split in zip(actions, self._splits, strict=True)]
+        step: BatchedStep = self._of_env("step", self._all_envs, given if given[1:] else given[0])
         if step.rewards.dtype.kind not in "biuf":
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)
@@ -152,14 +155,16 @@ class BatchedVecEnv(InProcessVecEnv):
         observations = self._shown()
         ended, infos = terminated | truncated, step.infos
         if self.masked and truncated.any():  # what a truncated agent could do next counts where values are learned
-            masks = np.array(self._of_env("action_masks", self._all_envs))
-            infos = {agent: {MASK: masks[:, at], **infos.get(agent, {})} for at, agent in enumerate(self.agents)}
+            masks = deepcopy(self._by_group(self._of_env("action_masks", self._all_envs)))
+            for group, own in zip(self.groups, masks, strict=True):
+                for at, agent in enumerate(group.agents if own is not None else ()):
+                    infos = {**infos, agent: {MASK: own[:, at], **infos.get(agent, {})}}
         to_act, episode_done = acted, self._none_done
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
         reset_infos: dict[int, Mapping[str, Any]] = {}
         final_env_states: dict[int, Array] = {}
         if np.count_nonzero(ended):
-            final_observations = StackedFinalObservations(ended, observations)
+            final_observations = StackedFinalObservations(ended, self.groups, observations)
             to_act = acted & ~ended
             episode_done = ~np.any(to_act, axis=1)
             over: list[int] = np.flatnonzero(episode_done).tolist()
@@ -171,10 +176,10 @@ class BatchedVecEnv(InProcessVecEnv):
                 to_act[episode_done] = True
                 observations = self._shown()
         if not (all_acted and to_act is acted):
-            observations = zeros_where_idle(observations, to_act)
+            observations = zeros_where_idle(self.groups, observations, to_act)
         return VecStep(
-            observations=(observations,),
-            action_masks=self._masks(to_act) if self.masked else _NO_MASKS,
+            observations=observations,
+            action_masks=self._masks(to_act) if self.masked else self._no_masks,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -202,26 +207,30 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _masks(self, to_act: BoolArray) -> ActionMasks:
         """Return the masks of the agents that act next; the first call finds out whether there are any."""
-        masks: BoolArray | None = self._of_env("action_masks", self._all_envs)
+        given: Any = self._of_env("action_masks", self._all_envs)
         if self.masked is None:
-            self.masked = masks is not None and self._choices is not None
+            self.masked = given is not None and any(self.choices)
         if not self.masked:
-            return _NO_MASKS
-        assert self._choices is not None
-        shape = (*to_act.shape, sum(self._choices))
+            return self._no_masks
+        of_groups = zip(self.groups, self._by_group(given), self.choices, strict=True)
+        return tuple(choices and self._masks_of(group, masks, choices, to_act) for group, masks, choices in of_groups)
+
+    def _masks_of(self, group: AgentGroup, masks: Any, choices: Sequence[int], all_to_act: BoolArray) -> Any:
+        to_act = all_to_act[:, group.columns]
+        shape = (*to_act.shape, sum(choices))
         if masks is None or masks.shape != shape or masks.dtype != np.bool_:
             received = None if masks is None else f"an array of {masks.dtype} {masks.shape}"
             raise EnvError(f"{self._where(0)}: action_masks() is {received}; accepted: an array of bool {shape}")
         masks = masks | ~to_act[:, :, None]
-        place = forbidden_place(masks, self._choices)
+        place = forbidden_place(masks, choices)
         if place is not None:
             index, column, choice = place
-            problem = forbidden_words(choice, self._choices)
-            raise EnvError(f"{self._where(index)}, agent {self.agents[column]!r}: {problem}")
-        return (masks,)
+            problem = forbidden_words(choice, choices)
+            raise EnvError(f"{self._where(index)}, agent {group.agents[column]!r}: {problem}")
+        return masks
 
-    def _shown(self) -> Observations:
-        observations: Observations = self._of_env("observations", self._all_envs)
+    def _shown(self) -> tuple[Observations, ...]:
+        observations = self._by_group(self._of_env("observations", self._all_envs))
         self.check_observations(observations)
         return observations
 
@@ -253,17 +262,18 @@ class BatchedVecEnv(InProcessVecEnv):
         episode, step = self.episodes[env_index], self.episode_steps[env_index]
         return f"env {self._first_index + env_index}, episode {episode}, step {step}"
 
-    def check_observations(self, observations: Observations) -> None:
-        """Refuse observations that a network cannot take; the bounds of a Box are not checked."""
-        whole: Any = self.groups[0].observation_space
-        for key, array in observations.items() if isinstance(observations, dict) else [(None, observations)]:
-            space = whole if key is None else whole[key]
-            unfit = unfit_numbers(array, space.dtype) if isinstance(space, spaces.Box) else None
-            if unfit is not None and np.count_nonzero(unfit):
-                place = tuple(np.argwhere(unfit)[0].tolist())
-                words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
-                where = "" if key is None else f" (key {key!r})"
-                raise self.error(place[0], place[1], f"observation is {words}{where}")
+    def check_observations(self, observations: Sequence[Observations]) -> None:
+        """Refuse observations, per group, that a network cannot take; the bounds of a Box are not checked."""
+        for group, seen in zip(self.groups, observations, strict=True):
+            whole: Any = group.observation_space
+            for key, array in seen.items() if isinstance(seen, dict) else [(None, seen)]:
+                space = whole if key is None else whole[key]
+                unfit = unfit_numbers(array, space.dtype) if isinstance(space, spaces.Box) else None
+                if unfit is not None and np.count_nonzero(unfit):
+                    place = tuple(np.argwhere(unfit)[0].tolist())
+                    words = f"{unfit_words(array[place], space.dtype)} at index {place[2:]}"
+                    where = "" if key is None else f" (key {key!r})"
+                    raise self.error(place[0], group.columns[place[1]], f"observation is {words}{where}")
 
     def error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         """Make the error for an agent in the latest step."""
@@ -322,7 +332,7 @@ class BatchedVecEnv(InProcessVecEnv):
         for own, settings in zip(self.settings, saved, strict=True):
             own.coming = settings["coming"]
         if why is None:
-            self.masked = masks[0] is not None
+            self.masked = any(own is not None for own in masks)
             in_play = to_act & (self.episode_steps > 0)[:, None]
             self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
             return {}
@@ -335,7 +345,7 @@ class BatchedVecEnv(InProcessVecEnv):
             none = f"{type(self.batch).__name__} has no get_state() that a checkpoint can hold"
             return "the envs were stepped one by one when it was saved" if state.value("own") else none
         self.batch.set_state(state.fields("own"))
-        shown = (zeros_where_idle(self.batch.observations(), to_act),)
+        shown = zeros_where_idle(self.groups, self._by_group(self.batch.observations()), to_act)
         return None if same(shown, seen) else "its set_state() led to other observations"
 
     def _close(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,18 +66,12 @@ class AgentLayout:
         return [agent for agent, flag in zip(self.possible_agents, flags.tolist(), strict=True) if flag]
 
 
-def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
-    """Group the agents of an env by their spaces."""
-    members: list[tuple[Any, list[AgentID]]] = []
-    for agent in env.possible_agents:
-        own = (env.observation_space(agent), env.action_space(agent))
-        found = next((agents for both, agents in members if both == own), None)
-        if found is None:
-            members.append((own, [agent]))
-        else:
-            found.append(agent)
-    columns = {agent: column for column, agent in enumerate(env.possible_agents)}
-    return tuple(AgentGroup(tuple(agents), tuple(columns[agent] for agent in agents), *own) for own, agents in members)
+def agent_groups(spaces_of: Mapping[AgentID, tuple[spaces.Space[Any], spaces.Space[Any]]]) -> tuple[AgentGroup, ...]:
+    """Group agents by their observation and action spaces."""
+    agents, both = list(spaces_of), list(spaces_of.values())
+    numbers = [both.index(own) for own in both]  # the same for agents with the same spaces
+    groups = [[at for at, own in enumerate(numbers) if own == number] for number in dict.fromkeys(numbers)]
+    return tuple(AgentGroup(tuple(agents[at] for at in group), tuple(group), *both[group[0]]) for group in groups)
 
 
 def require_same_agents(env: Any, env_index: int, first: Any) -> None:
@@ -153,7 +148,7 @@ def zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> Observations:
 
 def same(one: Sequence[Observations], other: Sequence[Observations]) -> bool:
     """Whether two sets of observations agree to the last bit."""
-    return all(np.array_equal(a, b) for a, b in zip(_arrays(one), _arrays(other), strict=True))
+    return all(np.array_equal(*both) for a, b in zip(one, other, strict=True) for both in pairs(a, b))
 
 
 def stacked(of_envs: Sequence[Observations]) -> Observations:
@@ -169,10 +164,6 @@ def taken(observations: Observations, place: Any) -> Any:
     return map_arrays(lambda array: array[place], observations)
 
 
-def _arrays(groups: Sequence[Observations]) -> list[Array]:
-    return [array for group in groups for array in (group.values() if isinstance(group, dict) else [group])]
-
-
 def put(observation: Any, array: Observations, place: Any) -> None:
     """Write one agent's observation into its place in (E, A_group, ...) or (A_group, ...); several into theirs."""
     if isinstance(array, dict):
@@ -182,9 +173,12 @@ def put(observation: Any, array: Observations, place: Any) -> None:
         array[place] = observation
 
 
-def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
-    """Return a copy with zeros where an agent does not act next; the original may hold final observations there."""
-    return map_arrays(lambda array: with_rows(array, ~to_act, np.zeros((), array.dtype)), observations)
+def zeros_where_idle(
+    groups: Sequence[AgentGroup], observations: Sequence[Observations], to_act: BoolArray
+) -> tuple[Observations, ...]:
+    """Return copies with zeros where an agent does not act next; the originals may hold final observations there."""
+    idle = [partial(with_rows, rows=~to_act[:, group.columns], values=np.zeros(())) for group in groups]
+    return tuple(map(map_arrays, idle, observations))
 
 
 class ZeroBased:

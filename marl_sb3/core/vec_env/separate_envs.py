@@ -63,7 +63,9 @@ class SyncVecEnv(InProcessVecEnv):
             raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
         for index, view in zip(indices, views, strict=True):
             require_same_agents(view, index, views[0])
-        self._layout = AgentLayout(views[0].possible_agents, agent_groups(views[0]))
+        first, agents = views[0], views[0].possible_agents
+        both = {agent: (first.observation_space(agent), first.action_space(agent)) for agent in agents}
+        self._layout = AgentLayout(agents, agent_groups(both))
         run_seed = fresh_seed() if seed is None else seed
         self._slots = [
             self._slot_class(env, view, indices[row], run_seed, self._layout, row)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.observations import AgentGroup, map_arrays
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
 
 ActionMasks = tuple[BoolArray | None, ...]  # per group
@@ -75,7 +75,7 @@ class FinalObservations(Mapping[tuple[int, int], Any]):
         return len(self._by_place)
 
     def stacked(self, wanted: BoolArray) -> Observations:
-        """Return the observations at the places marked in `wanted`, (E, A), as a batch ordered as by `np.argwhere`."""
+        """Return a batch of the observations marked in `wanted`, (E, A), of one group, ordered as by `np.argwhere`."""
         chosen = [self[env_index, column] for env_index, column in np.argwhere(wanted).tolist()]
         if isinstance(chosen[0], Mapping):
             return {key: np.stack([observation[key] for observation in chosen]) for key in chosen[0]}
@@ -83,26 +83,30 @@ class FinalObservations(Mapping[tuple[int, int], Any]):
 
 
 class StackedFinalObservations(FinalObservations):
-    """Final observations in one batch, for envs that are stepped as arrays.
+    """Final observations in batches, for envs that are stepped as arrays.
 
     Args:
         ended: (E, A) bool; the agents that ended.
-        observations: (E, A, ...); the latest observation of every agent.
+        groups: the agents by their spaces.
+        observations: per group, (E, A_group, ...); the latest observation of every agent.
     """
 
-    def __init__(self, ended: BoolArray, observations: Observations) -> None:
-        self._observations = map_arrays(_read_only, observations)
+    def __init__(self, ended: BoolArray, groups: Sequence[AgentGroup], observations: Sequence[Observations]) -> None:
+        batches = zip(groups, [map_arrays(_read_only, seen) for seen in observations], strict=True)
+        self._batch_of = {column: (group.columns, seen) for group, seen in batches for column in group.columns}
         env_indices, columns = np.nonzero(ended)
         super().__init__(dict.fromkeys(zip(env_indices.tolist(), columns.tolist(), strict=True)))
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         if place not in self._by_place:
             raise KeyError(place)
-        return map_arrays(lambda array: array[place], self._observations)
+        columns, observations = self._batch_of[place[1]]
+        return map_arrays(lambda array: array[place[0], columns.index(place[1])], observations)
 
     @override
     def stacked(self, wanted: BoolArray) -> Observations:
-        return map_arrays(lambda array: array[wanted], self._observations)
+        columns, observations = self._batch_of[int(wanted.any(axis=0).argmax())]
+        return map_arrays(lambda array: array[wanted[:, columns]], observations)
 
 
 NO_FINAL_OBSERVATIONS = FinalObservations({})

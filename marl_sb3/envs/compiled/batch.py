@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -36,22 +37,28 @@ from marl_sb3.compiling import (
 )
 from marl_sb3.core.envs import BatchedEnv, BatchedStep
 from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.vec_env import agent_groups
 from marl_sb3.envs.compiled.random import words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.errors import EnvError
-from marl_sb3.types import Array
+from marl_sb3.types import AgentID, Array
 
 _STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
 
 
-def item_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the shape of one value in an array of them; () for a Discrete."""
-    return tuple(space.shape or ())
+def _of_agents(of_agents: Sequence[spaces.Space[Any]]) -> tuple[tuple[int, ...], Any]:
+    """Return shape and type of an array of a value of each agent; where shapes differ, as wide as the widest."""
+    shapes = {tuple(space.shape or ()) for space in of_agents}
+    shape = shapes.pop() if len(shapes) == 1 else (max(map(math.prod, shapes)),)
+    return (len(of_agents), *shape), np.float32 if isinstance(of_agents[0], spaces.Box) else np.int64
 
 
-def item_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """Return the dtype in an array of values."""
-    return np.dtype(np.float32) if isinstance(space, spaces.Box) else np.dtype(np.int64)
+def _limits(space: Any) -> tuple[Array, Array] | None:
+    """Return the (*shape) least and greatest numbers of actions; None: all are accepted."""
+    if isinstance(space, spaces.Box):
+        return None
+    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return np.asarray(space.start), np.asarray(space.start + count - 1)
 
 
 class CompiledBatch(BatchedEnv):
@@ -68,22 +75,24 @@ class CompiledBatch(BatchedEnv):
         self.num_envs = num_envs
         self.possible_agents = list(rules.agents)
         self.metadata, self.render_mode = template.metadata, template.render_mode
-        self.observation_space, self.action_space = rules.observation_space, rules.action_space
+        self.groups = agent_groups({agent: rules.spaces_of(agent) for agent in rules.agents})
+        # Of every agent, if all have the same.
+        self.observation_space, self.action_space = self.groups[0].observation_space, self.groups[0].action_space
+        self._limits = [_limits(group.action_space) for group in self.groups]
         self.template = template
         of_agents = (num_envs, len(rules.agents))
         self.rngs = np.zeros((num_envs, RNG_WORDS), np.uint64)
-        self.actions = np.zeros((*of_agents, *item_shape(self.action_space)), item_dtype(self.action_space))
+        observed, done = _arrays(rules)
+        self.actions = np.zeros((num_envs, *done[0]), done[1])
         self.rewards = np.zeros(of_agents)
         self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
         self.infos = np.zeros((num_envs, len(rules.infos)))
-        self.observed = np.zeros((*of_agents, *item_shape(self.observation_space)), item_dtype(self.observation_space))
-        space: Any = self.action_space
-        # (*action shape) the least and the greatest number; None: all are accepted
-        self._bounds: tuple[Array, Array] | None = None
-        if not isinstance(space, spaces.Box):
-            count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-            self._bounds = np.asarray(space.start), np.asarray(space.start + count - 1)
+        self.observed = np.zeros((num_envs, *observed[0]), observed[1])
         self.use(rules)
+
+    @override
+    def spaces_of(self, agent: AgentID) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        return self.rules.spaces_of(agent)
 
     def use(self, rules: CompiledRules) -> None:
         """Take rules with other sizes of the fields of the state; all states are zeros after that."""
@@ -129,9 +138,15 @@ class CompiledBatch(BatchedEnv):
             self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
 
     @override
-    def step(self, actions: Array) -> BatchedStep:
+    def step(self, actions: Any) -> BatchedStep:
         self._check(actions)
-        self.actions[...] = actions
+        if len(self.groups) == 1:
+            self.actions[...] = actions
+        else:
+            in_rows = self.actions.reshape(*self.rewards.shape, -1)
+            for group, own in zip(self.groups, actions, strict=True):
+                numbers = own.reshape(*own.shape[:2], -1)
+                in_rows[:, group.columns, : numbers.shape[2]] = numbers
         self.run(STEP)
         self._is_observed = True
         return BatchedStep(
@@ -149,26 +164,40 @@ class CompiledBatch(BatchedEnv):
             for agent, own in self._columns.items()
         }
 
-    def _check(self, actions: Array) -> None:
+    def _check(self, actions: Any) -> None:
         """Refuse numbers out of the range of a Discrete or MultiDiscrete, which the rules would use as places."""
-        if self._bounds is None:
-            return
-        low, high = self._bounds
-        wrong = (actions < low) | (actions > high)
-        if np.count_nonzero(wrong):  # a quarter of the time of `any`
-            env_index, column = np.argwhere(wrong)[0][:2].tolist()
-            received, timestep = actions[env_index, column].tolist(), getattr(self.states, "timestep", None)
-            where = f"env {env_index}" + ("" if timestep is None else f", step {timestep[env_index]}")
-            is_number = isinstance(self.action_space, spaces.Discrete)
-            accepted = f"with an integer in {low}..{high}" if is_number else f"in {self.action_space}"
-            raise EnvError(f"{where}: {self.possible_agents[column]} must act {accepted}; received {received}")
+        of_groups = actions if len(self.groups) > 1 else (actions,)
+        for group, own, limits in zip(self.groups, of_groups, self._limits, strict=True):
+            if limits is None:
+                continue
+            low, high = limits
+            wrong = (own < low) | (own > high)
+            if np.count_nonzero(wrong):  # a quarter of the time of `any`
+                env_index, column = np.argwhere(wrong)[0][:2].tolist()
+                received, timestep = own[env_index, column].tolist(), getattr(self.states, "timestep", None)
+                where = f"env {env_index}" + ("" if timestep is None else f", step {timestep[env_index]}")
+                is_number = isinstance(group.action_space, spaces.Discrete)
+                accepted = f"with an integer in {low}..{high}" if is_number else f"in {group.action_space}"
+                raise EnvError(f"{where}: {group.agents[column]} must act {accepted}; received {received}")
 
     @override
-    def observations(self) -> Array:
+    def observations(self) -> Any:
         if not self._is_observed:
             self.run(OBSERVE)
         self._is_observed = False  # once: whoever has seen them may change the states
-        return self.observed.copy()
+        of_groups = self.of_groups(self.observed)
+        return of_groups if len(of_groups) > 1 else of_groups[0]
+
+    def of_groups(self, observed: Array) -> tuple[Array, ...]:
+        """Return the observations of all agents, an array like `observed`, as a new one for each group."""
+        if len(self.groups) == 1:
+            return (observed.copy(),)
+        in_rows, found = observed.reshape(*self.rewards.shape, -1), []
+        for group in self.groups:
+            shape = tuple(group.observation_space.shape or ())
+            own = in_rows[:, group.columns, : math.prod(shape)]
+            found.append(own.reshape(*own.shape[:2], *shape))
+        return tuple(found)
 
     @override
     def render(self, env_index: int) -> Any:
@@ -192,6 +221,11 @@ class CompiledBatch(BatchedEnv):
         for name, values in read.items():
             self.states[name] = values
         self.rngs[...] = rngs
+
+
+def _arrays(rules: CompiledRules) -> Any:
+    """Return shape and type of the observations of an env, and of its actions."""
+    return [_of_agents(of_agents) for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True)]
 
 
 # --- Compiling -------------------------------------------------------------------------------------------------------
@@ -243,7 +277,5 @@ def compiled_function(rules: CompiledRules) -> Any:
     """
     if rules.run is not None:
         return _c_function(rules.run, (words_of,))  # of this folder, of which it calls functions
-    agents = len(rules.agents)
-    spaces_in = rules.action_space, rules.observation_space
-    shapes = [part for each in spaces_in for part in ((agents, *item_shape(each)), item_dtype(each).type)]
-    return _compiled(rules.step, rules.observe, (rules.state, agents, len(rules.infos), *shapes))
+    observed, done = _arrays(rules)
+    return _compiled(rules.step, rules.observe, (rules.state, len(rules.agents), len(rules.infos), *done, *observed))

@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledRules:
-    """The rules of an env of which all agents have the same spaces, act in each step, and end together.
+    """The rules of an env of which all agents act in each step, and end together.
 
     The functions stand at the top level of a module; `step` and `observe` are in numba's subset of Python, and are
     compiled when the first batch is made, or loaded from the cache of an earlier process. They get one env at a time.
@@ -32,18 +32,19 @@ class CompiledRules:
     """
 
     agents: Sequence[AgentID]
-    # of every agent: a Box of float32, or a Discrete or MultiDiscrete of int64
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]  # of every agent: the same
+    # of every agent; or agent -> its own: Boxes of float32, or Discrete and MultiDiscrete spaces of int64
+    observation_space: spaces.Space[Any] | Mapping[AgentID, spaces.Space[Any]]
+    action_space: spaces.Space[Any] | Mapping[AgentID, spaces.Space[Any]]  # the same
     # of one env, with names: numbers and arrays of numbers; NumPy's `bool` as `uint8`. Settings are numbers of it, too.
     state: np.dtype[Any]
     # `begin(state, rng)` begins an episode: it writes into the record of an env, with random numbers of a
     # `numpy.random.Generator`, in plain Python. What the record held before is still there, settings for example.
     begin: Callable[[Any, np.random.Generator], None]
     # `step(state, actions, rng, outcome)`: steps an env, and writes into its record and an `Outcome`. `actions` are
-    # (A,) int64 or (A, n) float32; `rng` is for the functions of `marl_sb3.envs.compiled.random`.
+    # (A, *shape) int64 or float32; `rng` is for the functions of `marl_sb3.envs.compiled.random`. Where the shapes of
+    # agents differ, actions are (A, n): n is the number of numbers of the widest; those of the others come first.
     step: Callable[[Any, Array, Array, Outcome], None] | None = None
-    # `observe(state, observations)`: writes (A, *shape) observations.
+    # `observe(state, observations)`: writes (A, *shape) observations; (A, n) where shapes differ, as for actions.
     observe: Callable[[Any, Array], None] | None = None
     # the agent and key of each info, with the type of its values, such as `("agent1", "collision", bool)`
     infos: Sequence[tuple[AgentID, str, type]] = ()
@@ -56,13 +57,11 @@ class CompiledRules:
     run: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        for space in (self.observation_space, self.action_space):
-            if type(space) not in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete):
-                raise ConfigError(f"compiled rules: the space is {space}; accepted: a Box, Discrete or MultiDiscrete")
-            wanted = np.float32 if isinstance(space, spaces.Box) else np.int64
-            if space.dtype != wanted:
-                words = f"compiled rules: the numbers of {space} are {space.dtype}"
-                raise ConfigError(f"{words}; accepted: float32 in a Box, int64 in a Discrete or MultiDiscrete")
+        for given in (self.observation_space, self.action_space):
+            if not isinstance(given, spaces.Space) and list(given) != list(self.agents):
+                words = f"compiled rules: spaces of {', '.join(given)}"
+                raise ConfigError(f"{words}; accepted: one for each of {', '.join(self.agents)}, in this order")
+            _require_spaces(list(given.values()) if not isinstance(given, spaces.Space) else [given])
         functions = [each for each in (self.step, self.observe, self.run) if each is not None]
         if len(functions) != (1 if self.run else 2):
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
@@ -70,6 +69,14 @@ class CompiledRules:
             if function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")
+
+    def spaces_of(self, agent: AgentID) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Return the observation and the action space of an agent."""
+        seen, done = self.observation_space, self.action_space
+        return (
+            seen if isinstance(seen, spaces.Space) else seen[agent],
+            done if isinstance(done, spaces.Space) else done[agent],
+        )
 
     @property
     def saved(self) -> list[str]:
@@ -83,3 +90,17 @@ class CompiledRules:
         for place, (agent, key, _) in enumerate(self.infos):
             found[agent][key] = place
         return found
+
+
+def _require_spaces(given: Sequence[spaces.Space[Any]]) -> None:
+    """Refuse spaces whose numbers do not fit in one array of float32 or int64."""
+    for space in given:
+        if type(space) not in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete):
+            raise ConfigError(f"compiled rules: the space is {space}; accepted: a Box, Discrete or MultiDiscrete")
+        wanted = np.float32 if isinstance(space, spaces.Box) else np.int64
+        if space.dtype != wanted:
+            words = f"compiled rules: the numbers of {space} are {space.dtype}"
+            raise ConfigError(f"{words}; accepted: float32 in a Box, int64 in a Discrete or MultiDiscrete")
+        if space.dtype != given[0].dtype:
+            words = f"compiled rules: agents have {given[0]} and {space}"
+            raise ConfigError(f"{words}; accepted: a Box for each of them, or a Discrete or MultiDiscrete for each")

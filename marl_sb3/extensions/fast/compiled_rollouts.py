@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from marl_sb3.core.training import (
     local_runner,
 )
 from marl_sb3.core.vec_env import (
-    NO_FINAL_OBSERVATIONS,
     ArrayInfos,
     BatchedVecEnv,
     StackedFinalObservations,
@@ -181,6 +181,7 @@ class _Rollout:
             agents=agents,
             infos=batch.infos.shape[1],
             observation=numbers,
+            action=batch.actions.size // (envs * agents),
             state_bytes=batch.states.dtype.itemsize,
             horizon=env.horizon or _NO_HORIZON,
         )
@@ -253,6 +254,7 @@ class _Rollout:
             columns = {
                 kernel.AGENTS: len(rows.agents),
                 kernel.ROWS_S: self._at(_places(rows)),
+                kernel.NUMBERS: math.prod(rows.group.observation_space.shape or ()),
                 kernel.ONES: len(fused.category_sizes),
                 kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
                 kernel.STARTS_OF_ONES_S: self._at(fused.category_starts),
@@ -365,14 +367,13 @@ class _Rollout:
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
         ended: BoolArray = terminated | truncated
         done: BoolArray = np.all(ended, axis=1)
-        seen = (self._last.observations if self._last.observations.size else self._last.numbers).reshape(
-            batch.observed.shape
-        )
+        seen = self._last.observations if self._last.observations.size else self._last.numbers
+        at_end = batch.of_groups(seen.reshape(batch.observed.shape))
         acted = np.ones(ended.shape, np.bool_)
         step = LastStep(
             first_env=(self._last.of_first_env, np.isin(np.arange(self._steps), ended_at)),
-            observations=(batch.observed.copy(),),
-            action_masks=(None,),
+            observations=batch.of_groups(batch.observed),
+            action_masks=(None,) * len(env.groups),
             rewards=self._last.rewards,
             terminated=terminated,
             truncated=truncated,
@@ -381,7 +382,7 @@ class _Rollout:
             in_play=acted,
             stepped=np.ones(len(ended), np.bool_),
             episode_done=done,
-            final_observations=StackedFinalObservations(ended, seen) if done.any() else NO_FINAL_OBSERVATIONS,
+            final_observations=StackedFinalObservations(ended, env.groups, at_end),
             infos=ArrayInfos(batch.infos_of(batch.infos), len(ended)),
             reset_infos={index: {agent: {} for agent in env.agents} for index in np.flatnonzero(done).tolist()},
         )
@@ -401,9 +402,10 @@ class _Rollout:
             return env.error(index, column, f"reward is {self._last.rewards[index, column]}, not a finite number")
         if how == kernel.WRONG_ENDS:
             return EnvError(f"env {index}: some of its agents have ended; compiled rules end all of them at once")
-        env.check_observations(self._batch.observed)  # raises
+        observed = self._batch.of_groups(self._batch.observed)
+        env.check_observations(observed)  # raises
         for actor, _ in self._pairs:
-            actor.policy.kernels.inputs(actor.rows.observations([self._batch.observed]))  # type: ignore[attr-defined]
+            actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
         return EnvError("the env has returned observations that are not in its space")
 
 

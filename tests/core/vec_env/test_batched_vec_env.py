@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
 from marl_sb3.core.envs import BatchedEnv, BatchedStep
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
+from marl_sb3.envs.compiled import require_same
 from marl_sb3.errors import CheckpointError
 
 
@@ -238,3 +240,120 @@ def test_a_state_with_other_observations_is_not_taken_for_exact() -> None:
     state["own"] = {**state["own"], "cells": state["own"]["cells"][:, ::-1].copy()}
     again = make_vec_env("arena")
     assert again.set_state(StateReader(state)) == {0: "its set_state() led to other observations"}
+
+
+# Agents with different spaces
+
+
+class TwoKinds(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
+    """Agents a and c count, and may not choose 1 in odd steps; b, which leaves after 2 steps, sees two things."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "two_kinds"}
+    render_mode = None
+    possible_agents = ("a", "b", "c")
+    fault: ClassVar[float] = 0.0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        own = spaces.Box(-9, 9, (1,), np.float32)
+        return spaces.Dict({"own": own, "level": spaces.Discrete(9)}) if agent == "b" else own
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2,), np.float32) if agent == "b" else spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.time, self.count = list(self.possible_agents), 0, float((seed or 0) % 5)
+        return self.seen(), {agent: self.info(agent) for agent in self.agents}
+
+    def seen(self) -> dict[str, Any]:
+        own = np.array([self.count], np.float32)
+        return {a: {"own": own + 1, "level": self.time} if a == "b" else own + self.fault for a in self.agents}
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return {} if agent == "b" else {"action_mask": np.array([True, self.time % 2 == 0, agent == "a"])}
+
+    def step(self, actions: Any) -> Any:
+        self.time, self.count = self.time + 1, self.count + (float(actions["b"][1]) if "b" in actions else 0.25)
+        rewards, infos = dict.fromkeys(self.agents, self.count), {agent: self.info(agent) for agent in self.agents}
+        terminated = {agent: agent == "b" and self.time == 2 for agent in self.agents}
+        truncated = {agent: agent != "b" and self.time == 4 for agent in self.agents}
+        results = self.seen(), rewards, terminated, truncated, infos
+        self.agents = [agent for agent in self.agents if not (terminated[agent] or truncated[agent])]
+        return results
+
+    @classmethod
+    def make_batched(cls, num_envs: int) -> BatchedEnv:
+        return KindsTogether([cls() for _ in range(num_envs)])
+
+
+class KindsTogether(BatchedEnv):
+    """Plain envs whose results are put into arrays."""
+
+    def __init__(self, envs: list[TwoKinds]) -> None:
+        self.envs, self.num_envs, self.possible_agents = envs, len(envs), envs[0].possible_agents
+        self.metadata, self.render_mode = envs[0].metadata, None
+        self.masks = np.zeros((self.num_envs, 3, 3), np.bool_)
+        self.of_a_and_c = np.zeros((self.num_envs, 2, 1), np.float32)
+        self.of_b = {"own": np.zeros((self.num_envs, 1, 1), np.float32), "level": np.zeros((self.num_envs, 1), int)}
+
+    def spaces_of(self, agent: str) -> tuple[Any, Any]:
+        return self.envs[0].observation_space(agent), self.envs[0].action_space(agent)
+
+    def keep(self, index: int, seen: Any, infos: Any) -> None:
+        for place, agent in enumerate(("a", "c")):
+            self.masks[index, place] = infos[agent]["action_mask"]
+            self.of_a_and_c[index, place] = seen[agent]
+        if "b" in seen:
+            self.of_b["own"][index, 0], self.of_b["level"][index, 0] = seen["b"]["own"], seen["b"]["level"]
+
+    def reset(self, env_indices: Any, seeds: Any) -> None:
+        for index, seed in zip(env_indices, seeds, strict=True):
+            self.keep(index, *self.envs[index].reset(seed))
+
+    def step(self, actions: Any) -> BatchedStep:
+        made = BatchedStep(np.zeros((self.num_envs, 3)), *np.zeros((2, self.num_envs, 3), np.bool_), {})
+        for index, env in enumerate(self.envs):
+            own = {"a": actions[0][index, 0], "b": actions[1][index, 0], "c": actions[0][index, 1]}
+            agents = list(env.agents)
+            seen, *results, infos = env.step({agent: own[agent] for agent in agents})
+            self.keep(index, seen, infos)
+            for array, result in zip(made, results, strict=False):
+                array[index, [env.possible_agents.index(agent) for agent in result]] = [*result.values()]
+        return made
+
+    def observations(self) -> Any:
+        return self.of_a_and_c.copy(), {key: array.copy() for key, array in self.of_b.items()}
+
+    def action_masks(self) -> Any:
+        return self.masks[:, :2], None
+
+
+def test_agents_with_different_spaces_are_those_of_separate_envs() -> None:
+    require_same(TwoKinds, 40)
+
+
+def test_final_observations_of_agents_with_the_same_spaces_are_a_batch() -> None:
+    env = make_vec_env(TwoKinds, 2, 0)
+    env.reset()
+    actions = [np.zeros((2, 2), np.int64), np.ones((2, 1, 2), np.float32)]
+    steps = [env.step(actions) for _ in range(4)]
+    final = steps[3].final_observations
+    assert final.stacked(steps[3].truncated & [True, False, False]).tolist() == [
+        final[0, 0].tolist(),
+        final[1, 0].tolist(),
+    ]
+    of_b = steps[1].final_observations.stacked(steps[1].terminated)
+    assert isinstance(of_b, dict)
+    assert (of_b["level"].tolist(), of_b["own"].shape) == ([2, 2], (2, 1))
+
+
+def test_a_fault_of_an_agent_among_others_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_vec_env(TwoKinds, 2, 0)
+    env.reset()
+    batch: Any = env.batch  # type: ignore[attr-defined]
+    batch.envs[1].fault = np.nan
+    with pytest.raises(EnvError, match="env 1, episode 0, step 1, agent 'a': observation is nan at index"):
+        env.step([np.zeros((2, 2), np.int64), np.ones((2, 1, 2), np.float32)])
+    monkeypatch.setattr(batch, "action_masks", lambda: (batch.masks[:, :2] & [[True], [False]], None))
+    batch.envs[1].fault = 0.0
+    with pytest.raises(EnvError, match="agent 'c': action_mask forbids every action"):
+        env.reset()

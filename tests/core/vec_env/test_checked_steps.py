@@ -56,7 +56,9 @@ class SpoiledResetEnv(SpoiledEnv):
 
 def slot_of(env: ScriptedEnv, index: int = 0) -> EnvSlot:
     view = EnvView(env)
-    return EnvSlot(env, view, index, 0, AgentLayout(view.possible_agents, agent_groups(view)), index)
+    agents = view.possible_agents
+    groups = agent_groups({agent: (view.observation_space(agent), view.action_space(agent)) for agent in agents})
+    return EnvSlot(env, view, index, 0, AgentLayout(agents, groups), index)
 
 
 def play_to_the_fault(env: ScriptedEnv) -> SlotStep:

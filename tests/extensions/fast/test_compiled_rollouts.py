@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch as th
-from compiled_toys import Drifting
+from compiled_toys import Drifting, Uneven, UnevenCategories
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3 import EnvError, MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+from marl_sb3 import PPO, EnvError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.callbacks import RewardHistogramCallback
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
@@ -49,7 +49,8 @@ def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
     running = [algorithm.tracker.running(index) for index in range(algorithm.env.num_envs)]
     latest = algorithm.env.latest
     counts = [algorithm.num_timesteps, *(policy.num_timesteps for policy in algorithm.policies.values())]
-    shown = [latest.observations[0].tobytes(), latest.rewards.tobytes(), latest.episode_done.tolist()]
+    shown = [[*map(bytes, latest.observations)], latest.rewards.tobytes(), latest.episode_done.tolist()]
+    shown.append({place: np.array(seen).tolist() for place, seen in latest.final_observations.items()})
     return [episodes, weights, running, counts, shown]
 
 
@@ -63,6 +64,16 @@ CASES: dict[str, dict[str, Any]] = {
     "real numbers, per agent": {"env": Drifting, "policies": "per_agent", "seed": 7},
     "a horizon": {"env": Drifting, "env_kwargs": {"episode_horizon": 4}},
     "many short episodes": {"n_envs": 20, "n_steps": 40, "env_kwargs": {"max_timesteps": 1}},
+    "different spaces": {"env": Uneven, "policies": "per_agent"},
+    "different categories": {
+        "env": UnevenCategories,
+        "policies": {
+            "sides": PolicySpec(PPO, policy_kwargs={"net_arch": [8]}),
+            "guide": PolicySpec(PPO, policy_kwargs={"net_arch": [4, 6]}),
+        },
+        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
+        "policy_kwargs": None,
+    },
     "cart pole": {"env": "CartPole-v1", "n_envs": 5},
     "waterworld": {"env": "waterworld", "policies": "per_agent", "env_kwargs": {"max_cycles": 7, "radius": 0.05}},
 }

@@ -41,6 +41,7 @@ from marl_sb3.types import Array, FloatArray
 (
     AGENTS,  # number of its agents in each env; a row is an agent of an env
     ROWS_S,  # (2, rows) int64: the env of each row, and the place of its agent among those of the env
+    NUMBERS,  # that it observes; those of others may be more
     ONES,  # number of categories that it observes, as one-hot inputs; 0: it observes real numbers
     SIZES_OF_ONES_S,  # (ONES,) int64
     STARTS_OF_ONES_S,  # (ONES,) int64: where each of them begins among the inputs
@@ -69,7 +70,7 @@ from marl_sb3.types import Array, FloatArray
     PAID_S,
     ROW_STARTS_S,  # (rows,) bool: where an episode begins with the next action
     POLICY_FIELDS,
-) = range(30)
+) = range(31)
 
 # How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
 # what an env must not return; before a step, with observations that a policy cannot take.
@@ -88,7 +89,8 @@ class Sizes(NamedTuple):
     envs: int
     agents: int
     infos: int
-    observation: int  # numbers that an agent observes
+    observation: int  # numbers that an agent observes, of the one with the most
+    action: int  # numbers of an action, likewise
     state_bytes: int
     horizon: int  # env steps after which an episode is truncated
 
@@ -154,11 +156,11 @@ def _ints(address: int, rows: int, columns: int) -> Any:
 @strict_kernel
 def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows) -> Any:
     """Return what some agents observe as inputs of the nets, and whether it is accepted."""
-    n, ones, numbers = rows.envs.shape[0], policy[ONES], sizes.observation
+    n, ones, numbers = rows.envs.shape[0], policy[ONES], policy[NUMBERS]
     indices, floats = np.empty((n, ones), np.int64), np.empty((n, 0 if ones else numbers), np.float32)
     accepted = True
     if ones:
-        ints = _ints(observed_at, sizes.envs * sizes.agents, numbers)
+        ints = _ints(observed_at, sizes.envs * sizes.agents, sizes.observation)
         limits, starts = _ints(policy[SIZES_OF_ONES_S], 1, ones), _ints(policy[STARTS_OF_ONES_S], 1, ones)
         for row in range(n):
             place = rows.envs[row] * sizes.agents + rows.agents[row]
@@ -168,7 +170,7 @@ def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows) -> Any:
                     accepted, number = False, 0
                 indices[row, j] = number + starts[0, j]
     else:
-        seen = _floats(observed_at, sizes.envs * sizes.agents, numbers)
+        seen = _floats(observed_at, sizes.envs * sizes.agents, sizes.observation)
         for row in range(n):
             place = rows.envs[row] * sizes.agents + rows.agents[row]
             for j in range(numbers):
@@ -213,15 +215,14 @@ def _values(policy: Array, inputs: Inputs) -> FloatArray:
 @strict_kernel
 def _keep_seen(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) -> None:
     """Store what the rows of a policy observe, from line `first` of the rollout on."""
-    n, numbers = rows.envs.shape[0], sizes.observation
+    n, numbers, places = rows.envs.shape[0], policy[NUMBERS], sizes.envs * sizes.agents
     if policy[ONES]:
-        ints, kept_ints = _ints(table[OBSERVATIONS], sizes.envs * sizes.agents, numbers), policy[SEEN_S]
-        to_ints = _ints(kept_ints, first + n, numbers)
+        ints, to_ints = _ints(table[OBSERVATIONS], places, sizes.observation), _ints(policy[SEEN_S], first + n, numbers)
         for row in range(n):
             for j in range(numbers):
                 to_ints[first + row, j] = ints[rows.envs[row] * sizes.agents + rows.agents[row], j]
     else:
-        floats = _floats(table[OBSERVATIONS], sizes.envs * sizes.agents, numbers)
+        floats = _floats(table[OBSERVATIONS], places, sizes.observation)
         to_floats = _floats(policy[SEEN_S], first + n, numbers)
         for row in range(n):
             for j in range(numbers):
@@ -237,7 +238,7 @@ def _choose(
     if policy[IS_GAUSSIAN]:
         own = _floats(policy[OF_GAUSSIAN_S], 4, parts)
         chosen, log_probs = sample_gaussian(outputs, own[0], own[1], noise)
-        kept, to_env = _floats(policy[CHOSEN_S], first + n, parts), _floats(table[ACTIONS], places, parts)
+        kept, to_env = _floats(policy[CHOSEN_S], first + n, parts), _floats(table[ACTIONS], places, sizes.action)
         for row in range(n):
             for j in range(parts):
                 kept[first + row, j] = chosen[row, j]
@@ -246,7 +247,7 @@ def _choose(
         return log_probs
     part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
     picked, log_probs = sample(outputs, np.empty((n, 0), np.float32), part_sizes, noise)
-    kept_ints, to_env_ints = _ints(policy[CHOSEN_S], first + n, parts), _ints(table[ACTIONS], places, parts)
+    kept_ints, to_env_ints = _ints(policy[CHOSEN_S], first + n, parts), _ints(table[ACTIONS], places, sizes.action)
     for row in range(n):
         for j in range(parts):
             kept_ints[first + row, j] = picked[row, j]

@@ -205,7 +205,8 @@ class _BatchedWorkerEnvs(BatchedVecEnv):
         return step
 
     def found_masks(self) -> Mapping[int, bool]:
-        return {} if self._settled or self._choices is None else {0: bool(self.masked)}
+        masks = {} if self._settled else dict(enumerate(self.latest.action_masks))
+        return {number: mask is not None for number, mask in masks.items() if self.choices[number] is not None}
 
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """The batches of all workers have masks, or none has."""
