@@ -38,6 +38,8 @@ BATCHED_TWINS.add("Pendulum-v1", "marl_sb3.envs.compiled.classic_control:PENDULU
 BATCHED_TWINS.add("Taxi-v3", "marl_sb3.envs.compiled.toy_text:TAXI")
 BATCHED_TWINS.add("Taxi-v4", "marl_sb3.envs.compiled.toy_text:TAXI")
 BATCHED_TWINS.add("mpe2/simple_reference-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_REFERENCE")
+BATCHED_TWINS.add("mpe2/simple_speaker_listener-v4", "marl_sb3.envs.compiled.mpe:SIMPLE_SPEAKER_LISTENER")
+BATCHED_TWINS.add("mpe2/simple_tag-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_TAG")
 BATCHED_TWINS.add("mpe2/simple_spread-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_SPREAD")
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
 BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")

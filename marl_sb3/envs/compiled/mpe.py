@@ -1,4 +1,4 @@
-"""Particles of mpe2 as compiled envs: its simple_spread and simple_reference."""
+"""Particles of mpe2 as compiled envs: simple_spread, simple_reference, simple_speaker_listener and simple_tag."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 from typing_extensions import override
 
+from marl_sb3.compiling import OBSERVE
 from marl_sb3.core.envs import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
@@ -33,13 +33,17 @@ def _called(function: Any) -> Any:
 # --- What all worlds have --------------------------------------------------------------------------------------------
 
 
-def _stand_anywhere(state: Any, rng: np.random.Generator) -> None:
-    """Begin an episode: agents, then landmarks stand anywhere, at rest."""
+def _stand_anywhere(state: Any, rng: np.random.Generator, border: float = 1.0) -> None:
+    """Begin an episode: agents, then landmarks stand anywhere, at rest.
+
+    Args:
+        border: of the landmarks.
+    """
     state.timestep = 0
     state.velocities[:] = 0.0
-    for places in (state.places, state.landmarks):
+    for places, within in ((state.places, 1.0), (state.landmarks, border)):
         for index in range(len(places)):
-            places[index] = rng.uniform(-1, +1, 2)
+            places[index] = rng.uniform(-within, within, 2)
 
 
 @_called
@@ -86,13 +90,13 @@ class ParticleBatch(CompiledBatch):
 
     Args:
         template: one of the originals.
-        settings: field of the state -> attribute of the original.
+        settings: field of the state -> its value.
     """
 
-    def __init__(self, num_envs: int, rules: CompiledRules, template: Any, settings: Mapping[str, str]) -> None:
+    def __init__(self, num_envs: int, rules: CompiledRules, template: Any, settings: Mapping[str, float]) -> None:
         super().__init__(num_envs, rules, template)
-        for field, attribute in settings.items():
-            self.states[field] = attrgetter(attribute)(template.unwrapped)
+        for field, value in settings.items():
+            self.states[field] = value
 
     @override
     def reset(
@@ -105,7 +109,9 @@ class ParticleBatch(CompiledBatch):
 
     @override
     def env_states(self) -> Array:
-        return self.observations().reshape(self.num_envs, -1)
+        self.run(OBSERVE)
+        widths = [self.spaces_of(agent)[0].shape or () for agent in self.possible_agents]
+        return np.concatenate([self.observed[:, at, :width] for at, (width,) in enumerate(widths)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class ParticleTwin(Twin):
     raw: str  # the class of the originals, `module:name`
     arguments: Sequence[str]  # those that it covers; `dynamic_rescaling` is for rendering
     rules: Callable[[Any], CompiledRules]  # returns the rules of an original
-    settings: Mapping[str, str]  # see `ParticleBatch`
+    settings: Callable[[Any], Mapping[str, float]]  # returns those of an original; see `ParticleBatch`
 
     @override
     def refusal(self, env: Any, env_kwargs: Mapping[str, Any]) -> str | None:
@@ -129,12 +135,17 @@ class ParticleTwin(Twin):
     @override
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> CompiledBatch:
         template = make_env(factory, 0, env_kwargs)
-        return ParticleBatch(num_envs, self.rules(template.unwrapped), template, self.settings)
+        raw = template.unwrapped
+        return ParticleBatch(num_envs, self.rules(raw), template, self.settings(raw))
 
 
 def _state(agents: int, landmarks: int, *others: Any) -> np.dtype[Any]:
     of_agents = [(name, "f8", (agents, 2)) for name in ("places", "velocities", "forces")]
     return np.dtype([("timestep", "i8"), ("limit", "i8"), *others, *of_agents, ("landmarks", "f8", (landmarks, 2))])
+
+
+def _seen(width: int) -> Box:
+    return Box(-_INFINITE, _INFINITE, (width,), np.float32)
 
 
 # --- simple_spread ---------------------------------------------------------------------------------------------------
@@ -191,7 +202,7 @@ def _observe_spread(state: Any, observations: Array) -> None:
 def _spread_rules(count: int) -> CompiledRules:
     return CompiledRules(
         agents=[f"agent_{index}" for index in range(count)],
-        observation_space=Box(-_INFINITE, _INFINITE, (4 + 2 * count + 4 * (count - 1),), np.float32),
+        observation_space=_seen(4 + 2 * count + 4 * (count - 1)),
         action_space=Discrete(_MOVES),
         state=_state(count, count, ("local_ratio", "f8")),
         begin=_stand_anywhere,
@@ -205,7 +216,7 @@ SIMPLE_SPREAD = ParticleTwin(
     raw="mpe2.simple_spread.simple_spread:raw_env",
     arguments=("N", "local_ratio", "max_cycles", "dynamic_rescaling"),
     rules=lambda raw: _spread_rules(len(raw.possible_agents)),
-    settings={"limit": "max_cycles", "local_ratio": "local_ratio"},
+    settings=lambda raw: {"limit": raw.max_cycles, "local_ratio": raw.local_ratio},
 )
 
 # --- simple_reference ------------------------------------------------------------------------------------------------
@@ -254,7 +265,7 @@ def _observe_reference(state: Any, observations: Array) -> None:
 def _reference_rules() -> CompiledRules:
     return CompiledRules(
         agents=["agent_0", "agent_1"],
-        observation_space=Box(-_INFINITE, _INFINITE, (2 + 6 + 3 + _WORDS,), np.float32),
+        observation_space=_seen(2 + 6 + 3 + _WORDS),
         action_space=Discrete(_MOVES * _WORDS),
         state=_state(2, 3, ("local_ratio", "f8"), ("goals", "i8", (2,)), ("said", "i8", (2,))),
         begin=_begin_reference,
@@ -269,5 +280,195 @@ SIMPLE_REFERENCE = ParticleTwin(
     raw="mpe2.simple_reference.simple_reference:raw_env",
     arguments=("local_ratio", "max_cycles", "dynamic_rescaling"),
     rules=lambda raw: _reference_rules(),
-    settings={"limit": "max_cycles", "local_ratio": "local_ratio"},
+    settings=lambda raw: {"limit": raw.max_cycles, "local_ratio": raw.local_ratio},
+)
+
+# --- simple_speaker_listener -----------------------------------------------------------------------------------------
+
+
+def _begin_listening(state: Any, rng: np.random.Generator) -> None:
+    """Begin an episode: the speaker, who stands still, knows the landmark of the listener, and has said nothing."""
+    state.goal, state.said = rng.integers(3), -1
+    rng.uniform(-1, +1, 2)  # the place of the speaker, which nobody sees
+    _stand_anywhere(state, rng)
+
+
+def _step_listening(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    state.said = actions[0]
+    _steer(state.forces, 0, actions[1], 5.0)
+    _move(state, 0)
+    state.timestep += 1
+    x = state.places[0, 0] - state.landmarks[state.goal, 0]
+    y = state.places[0, 1] - state.landmarks[state.goal, 1]
+    for agent in range(2):
+        outcome.rewards[agent] = -(x * x + y * y)
+        outcome.truncated[agent] = state.timestep >= state.limit
+
+
+def _observe_listening(state: Any, observations: Array) -> None:
+    """Write the color of the landmark; for the listener its velocity, where landmarks are, and the word it hears."""
+    at = 2
+    for axis in range(2):
+        observations[1, axis] = state.velocities[0, axis]
+    for landmark in range(3):
+        observations[0, landmark] = 0.65 if landmark == state.goal else 0.15
+        at = _write_relative(observations[1], at, state.landmarks, landmark, state, 0)
+    for word in range(3):
+        observations[1, at + word] = 1.0 if word == state.said else 0.0
+
+
+@lru_cache(maxsize=1)
+def _listening_rules() -> CompiledRules:
+    widths = {"speaker_0": 3, "listener_0": 2 + 6 + 3}
+    return CompiledRules(
+        agents=[*widths],
+        observation_space={name: _seen(width) for name, width in widths.items()},
+        action_space={"speaker_0": Discrete(3), "listener_0": Discrete(_MOVES)},
+        state=_state(1, 3, ("goal", "i8"), ("said", "i8")),
+        begin=_begin_listening,
+        step=_step_listening,
+        observe=_observe_listening,
+        bounds={"goal": (0, 2)},
+        settings=["limit", "forces"],
+    )
+
+
+SIMPLE_SPEAKER_LISTENER = ParticleTwin(
+    raw="mpe2.simple_speaker_listener.simple_speaker_listener:raw_env",
+    arguments=("max_cycles", "dynamic_rescaling"),
+    rules=lambda raw: _listening_rules(),
+    settings=lambda raw: {"limit": raw.max_cycles},
+)
+
+# --- simple_tag ------------------------------------------------------------------------------------------------------
+
+# Of adversaries, which come first, and of the good agents that they chase
+_ADVERSARY, _GOOD = 0, 1
+_SIZES, _STRENGTHS, _TOP_SPEEDS = (0.075, 0.05), (3.0, 4.0), (1.0, 1.3)
+_OBSTACLE_SIZE = 0.2
+
+
+def _begin_tag(state: Any, rng: np.random.Generator) -> None:
+    _stand_anywhere(state, rng, border=0.9)
+
+
+@_called
+def _touches(state: Any, good: int, adversary: int) -> Any:
+    return _distance(state.places, good, state.places, adversary) < _SIZES[_GOOD] + _SIZES[_ADVERSARY]
+
+
+@_called
+def _gather_forces(state: Any, actions: Array) -> None:
+    """Set the force on each agent: what it wants, and what it touches."""
+    count = len(actions)
+    for agent in range(count):
+        _steer(state.forces, agent, actions[agent], _STRENGTHS[int(agent >= state.adversaries)])
+    for a in range(count):
+        size = _SIZES[int(a >= state.adversaries)]
+        for b in range(a + 1, count):
+            x, y = _push(state.places, a, state.places, b, size + _SIZES[int(b >= state.adversaries)])
+            state.forces[a, 0], state.forces[a, 1] = x + state.forces[a, 0], y + state.forces[a, 1]
+            state.forces[b, 0], state.forces[b, 1] = -x + state.forces[b, 0], -y + state.forces[b, 1]
+        for obstacle in range(state.obstacles):
+            x, y = _push(state.places, a, state.landmarks, obstacle, size + _OBSTACLE_SIZE)
+            state.forces[a, 0], state.forces[a, 1] = x + state.forces[a, 0], y + state.forces[a, 1]
+
+
+@_called
+def _leaving(place: float) -> float:
+    """Return what a good agent loses for a coordinate near the border or outside."""
+    x = abs(place)
+    if x < 0.9:
+        return 0.0
+    return (x - 0.9) * 10 if x < 1.0 else min(math.exp(2 * x - 2), 10.0)
+
+
+def _step_tag(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    """Step the world: forces, movements, and rewards."""
+    count = len(actions)
+    _gather_forces(state, actions)
+    for agent in range(count):
+        _move(state, agent)
+        x, y, top = state.velocities[agent, 0], state.velocities[agent, 1], _TOP_SPEEDS[int(agent >= state.adversaries)]
+        speed = math.sqrt(x * x + y * y)
+        if speed > top:
+            state.velocities[agent, 0], state.velocities[agent, 1] = x / speed * top, y / speed * top
+    state.timestep += 1
+    hits, all_caught = 0.0, True
+    for agent in range(state.adversaries, count):
+        own = 0.0
+        for adversary in range(state.adversaries):
+            if _touches(state, agent, adversary):
+                own -= 10.0
+        hits -= own
+        all_caught = all_caught and own < 0.0
+        for axis in range(2):
+            own -= _leaving(state.places[agent, axis])
+        outcome.rewards[agent] = own
+    over = state.timestep >= state.limit
+    for agent in range(count):
+        if agent < state.adversaries:
+            outcome.rewards[agent] = hits
+        outcome.truncated[agent] = over
+        outcome.terminated[agent] = state.ends_when_caught > 0 and all_caught and not over
+
+
+def _observe_tag(state: Any, observations: Array) -> None:
+    """Write the velocity, the place, where obstacles and others are from there, and velocities of other good ones."""
+    count = len(observations)
+    for agent in range(count):
+        for axis in range(2):
+            observations[agent, axis] = state.velocities[agent, axis]
+            observations[agent, 2 + axis] = state.places[agent, axis]
+        at = 4
+        for obstacle in range(state.obstacles):
+            at = _write_relative(observations[agent], at, state.landmarks, obstacle, state, agent)
+        for other in range(count):
+            if other != agent:
+                at = _write_relative(observations[agent], at, state.places, other, state, agent)
+        for other in range(state.adversaries, count):
+            if other != agent:
+                for axis in range(2):
+                    observations[agent, at + axis] = state.velocities[other, axis]
+                at += 2
+
+
+@lru_cache(maxsize=64)
+def _tag_rules(adversaries: int, good: int, obstacles: int) -> CompiledRules:
+    count = adversaries + good
+    width = 4 + 2 * obstacles + 2 * (count - 1) + 2 * good
+    widths = {f"adversary_{index}": width for index in range(adversaries)}
+    widths |= {f"agent_{index}": width - 2 for index in range(good)}
+    settings = [(name, "i8") for name in ("adversaries", "obstacles", "ends_when_caught")]
+    return CompiledRules(
+        agents=[*widths],
+        observation_space={name: _seen(own) for name, own in widths.items()},
+        action_space=Discrete(_MOVES),
+        state=_state(count, max(obstacles, 1), *settings),
+        begin=_begin_tag,
+        step=_step_tag,
+        observe=_observe_tag,
+        settings=["limit", "forces", *(name for name, _ in settings)],
+    )
+
+
+def _tag_numbers(raw: Any) -> tuple[int, int, int]:
+    """Return how many adversaries, good agents and obstacles there are."""
+    adversaries = sum(agent.adversary for agent in raw.world.agents)
+    return adversaries, len(raw.world.agents) - adversaries, len(raw.world.landmarks)
+
+
+SIMPLE_TAG = ParticleTwin(
+    raw="mpe2.simple_tag.simple_tag:raw_env",
+    arguments=(
+        *("num_good", "num_adversaries", "num_obstacles"),
+        *("max_cycles", "terminate_on_success", "dynamic_rescaling"),
+    ),
+    rules=lambda raw: _tag_rules(*_tag_numbers(raw)),
+    settings=lambda raw: {
+        "adversaries": _tag_numbers(raw)[0],
+        "obstacles": _tag_numbers(raw)[2],
+        "limit": raw.max_cycles,
+        "ends_when_caught": raw.scenario.terminate_on_success,
+    },
 )

@@ -50,6 +50,11 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
 if importlib.util.find_spec("mpe2") is not None:
     TWINS["spread"] = ("mpe2/simple_spread-v3", {})
     TWINS["reference"] = ("mpe2/simple_reference-v3", {"local_ratio": 0.3})
+    TWINS["speaker and listener"] = ("mpe2/simple_speaker_listener-v4", {})
+    TWINS["tag"] = ("mpe2/simple_tag-v3", {})
+    many: dict[str, Any] = {"num_good": 2, "num_adversaries": 4, "num_obstacles": 1, "max_cycles": 70}
+    TWINS["larger tag until all are caught"] = ("mpe2/simple_tag-v3", {**many, "terminate_on_success": True})
+    TWINS["tag without obstacles"] = ("mpe2/simple_tag-v3", {"num_obstacles": 0, "num_adversaries": 1})
     TWINS["five agents spread"] = ("mpe2/simple_spread-v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60})
 
 
