@@ -19,7 +19,7 @@ from measure import Report, Setting
 from marl_sb3 import make_vec_env
 
 IDS = """CartPole-v1 Acrobot-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 FrozenLake-v1 Taxi-v4
-mpe2/simple_spread-v3 mpe2/simple_reference-v3"""
+mpe2/simple_spread-v3 mpe2/simple_reference-v3 mpe2/simple_tag-v3 mpe2/simple_speaker_listener-v4"""
 NUM_ENVS = (8, 64)
 SETTING = Setting(
     what="envs of Gymnasium and mpe2, random actions, no training",
@@ -40,18 +40,23 @@ class Side:
     def __init__(self, env_id: str, num_envs: int, vectorizer: str) -> None:
         self.env = make_vec_env(env_id, num_envs, 0, vectorizer)
         self.env.reset()
-        space = self.env.groups[0].action_space
-        space.seed(0)
-        shape = num_envs, len(self.env.agents)
-        drawn = [[[space.sample() for _ in range(shape[1])] for _ in range(shape[0])] for _ in range(20)]
-        self.actions: list[Any] = [np.array(each) for each in drawn]
+        groups = self.env.groups
+        for group in groups:
+            group.action_space.seed(0)
+        self.actions = [
+            [self._drawn(group.action_space, num_envs, len(group.agents)) for group in groups] for _ in range(20)
+        ]
+
+    @staticmethod
+    def _drawn(space: Any, *shape: int) -> Any:
+        return np.array([[space.sample() for _ in range(shape[1])] for _ in range(shape[0])])
 
     def microseconds(self, seconds: float) -> float:
         """Measure once: microseconds of processor time per env step."""
         steps, started_s = 0, time.process_time()
         while time.process_time() - started_s < seconds:
             for actions in self.actions:
-                self.env.step([actions])
+                self.env.step(actions)
             steps += len(self.actions) * self.env.num_envs
         return 1e6 * (time.process_time() - started_s) / steps
 
