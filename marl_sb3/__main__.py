@@ -10,7 +10,7 @@ from marl_sb3.cli import CommandParser
 
 COMMANDS = (
     *("train", "tune", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
-    *("export", "imitate", "serve", "doctor"),
+    *("export", "imitate", "serve", "doctor", "new"),
 )
 
 

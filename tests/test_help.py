@@ -26,6 +26,7 @@ OPTIONS = {
     "doctor": 9,
     "tune": 34,
     "benchmark": 8,
+    "new": 3,
 }
 
 PROGRAM = """

@@ -58,10 +58,10 @@ EXTENSIONS = (
     "extensions.store",
     "extensions.transfer",
 )
-TOOLS = ("tools.benchmarking", "tools.checkup", "tools.looking", "tools.serving", "tools.tuning")
+TOOLS = ("tools.benchmarking", "tools.checkup", "tools.looking", "tools.serving", "tools.starting", "tools.tuning")
 COMMANDS = (
     *("train", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
-    *("export", "imitate", "serve", "tune", "doctor"),
+    *("export", "imitate", "serve", "tune", "doctor", "new"),
 )
 
 # From the bottom up: a module imports from the layers below its own and from its own room, not from others beside it.
