@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.envs.waterworld import WaterworldEnv, rules
+from marl_sb3.compiling import OBSERVE
+from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.types import Array
 
 EVENTS = ("food_encounters", "captures", "poison_hits")
@@ -22,44 +23,28 @@ TRACED = ("begins", "positions", "velocities", "moved", "actions", "rewards", "s
 # --- Replay ----------------------------------------------------------------------------------------------------------
 
 
-class RecordedDraws:
-    """Stands in for a random generator: objects that are moved get the positions and velocities of a trace.
-
-    Args:
-        positions: (2, N), after the step.
-        velocities: (2, N), after the step.
-        moved: indices of the moved objects on the axis of length N, ascending.
-        speeds: (N,), the largest speed of each object.
-    """
-
-    def __init__(self, positions: Array, velocities: Array, moved: Array, speeds: Array) -> None:
-        directions = (velocities[:, moved] / speeds[moved] + 1) / 2
-        drawn = zip(positions[:, moved].T, directions.T, strict=True)
-        self._left = [numbers for pair in drawn for numbers in pair]
-
-    def random(self, size: int) -> Array:
-        """Return the next numbers of the trace; 0.25 if our rules move more objects than the trace."""
-        return self._left.pop(0) if self._left else np.full(size, 0.25)
-
-
 def replay(trace: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str, float]:
-    """Play the episodes of a trace with our rules; return the largest differences, and how many numbers differ."""
+    """Play the episodes of a trace with our rules; return the largest differences, and how many numbers differ.
+
+    What both move gets the position and velocity of the trace; what only one moves differs from then on.
+    """
     env = WaterworldEnv(**settings)
-    state = rules.empty_state(1, env.parameters)
-    speeds, n_pursuers = env.pond.max_speeds, env.parameters.n_pursuers
+    batch, state, n_pursuers = env.batch, env.batch.states, env.parameters.n_pursuers
     differences: dict[str, list[Array]] = {"position": [], "velocity": [], "observation": [], "reward": []}
     for values in zip(*(trace[name] for name in TRACED), strict=True):
         begins, positions, velocities, moved, actions, rewards, seen = values
         paid = np.zeros((1, n_pursuers))
         if begins:
-            rules.begin_episode(state, 0, env.pond, np.random.default_rng(0))
+            env.reset(seed=0)
             state.positions[0], state.velocities[0] = positions, velocities
         else:
-            draws: Any = RecordedDraws(positions, velocities, n_pursuers + np.flatnonzero(moved), speeds)
-            paid, _ = rules.step(state, env.pond, actions[None].astype(np.float64), [draws])
+            paid = batch.step(actions[None]).rewards
+            put = n_pursuers + np.flatnonzero(moved & (state.moved[0] == 1))
+            state.positions[0][:, put], state.velocities[0][:, put] = positions[:, put], velocities[:, put]
+        batch.run(OBSERVE)
         differences["position"].append(state.positions[0] - positions)
         differences["velocity"].append(state.velocities[0] - velocities)
-        differences["observation"].append(env.sensors.observations(state)[0] - seen)
+        differences["observation"].append(batch.observed[0] - seen)
         differences["reward"].append(paid[0] - rewards)
     largest = {f"largest {name} difference": float(np.abs(found).max()) for name, found in differences.items()}
     return {

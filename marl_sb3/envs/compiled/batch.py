@@ -133,9 +133,13 @@ class CompiledBatch(BatchedEnv):
 
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        self._is_observed = False
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
+            self.begin_with(env_index, np.random.default_rng(seed))
+
+    def begin_with(self, env_index: int, rng: np.random.Generator) -> None:
+        """Begin an episode in an env, which draws from this generator."""
+        self._is_observed = False
+        self.rngs[env_index] = self.begin(self.states[env_index], rng)
 
     @override
     def step(self, actions: Any) -> BatchedStep:

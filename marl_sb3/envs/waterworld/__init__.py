@@ -1,4 +1,4 @@
-"""Waterworld: parameters, rules and sensors as array functions; one env, many envs at once, and how they are drawn."""
+"""Waterworld: parameters, compiled rules, one env, many envs at once, and how they are drawn."""
 
 from marl_sb3.envs.waterworld.env import WaterworldEnv
 

@@ -1,31 +1,33 @@
 """Waterworld as a PettingZoo `ParallelEnv`, and as arrays: pursuers eat food, avoid poison and save thrust.
 
-Its rules are in `rules`, what the agents see in `sensors`; this file gives them agents, spaces, episodes and seeds.
+Its rules, and what the agents see, are in `rules`; this file gives them agents, spaces, episodes and pictures.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box
 from typing_extensions import override
 
 from marl_sb3.core.envs import BatchedEnv
-from marl_sb3.envs.drawn import DrawnEnv, Image, StepResult, blend
-from marl_sb3.envs.waterworld import rules
-from marl_sb3.envs.waterworld.rules import FOOD_SIZE, POISON_SIZE, Parameters
-from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
+from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
+from marl_sb3.envs.waterworld.parameters import BOUND, FOOD_SIZE, POISON_SIZE, Parameters, refused_action
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array
+
+if TYPE_CHECKING:
+    from marl_sb3.envs.waterworld.rules import BatchedWaterworld
 
 
 class WaterworldEnv(DrawnEnv):
     """Pursuers in a square with obstacles, foods and poisons: the rules of PettingZoo 1.25's `waterworld_v4`.
 
-    Observation of each agent: `8 * n_sensors + 2` float32, see `sensors.Sensors`; `5 * n_sensors + 2` without
+    Observation of each agent: `8 * n_sensors + 2` float32, see `rules.see`; `5 * n_sensors + 2` without
     `speed_features`. Actions: thrust along x and y, two float32 in -1..1; one that is longer than 1 counts as 1. All
     agents are truncated after `max_cycles` steps. `infos` says what happened to each agent: "food_encounters" (foods
     that it began to touch), "fed" (it was paid `food_reward`), "captures" (foods that it ate and left), "poison_hits".
@@ -57,44 +59,50 @@ class WaterworldEnv(DrawnEnv):
         self.possible_agents = list(self.parameters.agents)
         self.metadata = {**self.metadata, "legend": legend(self.parameters)}  # type: ignore[misc]  # has its agents
 
-        self.pond = rules.Pond(self.parameters)
-        self.sensors = Sensors(self.pond)
-        bounds = Box(-BOUND, BOUND, (self.sensors.size,))
+        bounds = Box(-BOUND, BOUND, (self.parameters.observation_size,))
         self.observation_spaces = dict.fromkeys(self.possible_agents, bounds)
         self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
         """`num_envs` ponds as arrays; see `marl_sb3.core.envs.batched`."""
-        from marl_sb3.envs.waterworld.compiled import BatchedWaterworld  # numba takes time to import
+        from marl_sb3.envs.waterworld.rules import BatchedWaterworld  # numba takes time to import
 
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
 
-    def _first_state(self, rng: np.random.Generator) -> rules.PondState:
-        state = rules.empty_state(1, self.parameters)
-        rules.begin_episode(state, 0, self.pond, rng)
-        return state
+    @cached_property
+    def batch(self) -> BatchedWaterworld:
+        """The pond of this env, as a batch of one."""
+        from marl_sb3.envs.waterworld.rules import BatchedWaterworld
+
+        return BatchedWaterworld(1, self)
+
+    @override
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Array], Infos]:
+        if seed is None and self._rng is not None:
+            self._rng = self.batch.generator(0)  # the steps have drawn from it
+        return super().reset(seed, options)
+
+    def _first_state(self, rng: np.random.Generator) -> Any:
+        self.batch.begin_with(0, rng)
+        return self.batch.states
 
     def _observed(self) -> Array:
-        seen: Array = self.sensors.observations(self._state)[0]
+        seen: Array = self.batch.observations()[0]
         return seen
 
     def step(self, actions: dict[AgentID, Array]) -> StepResult:
-        """Move everything. `actions` has two numbers in -1..1 for each agent.
+        """Move everything. `actions` has two numbers in -1..1 for each agent; they are rounded to float32.
 
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
         self._require_episode()
-        assert self._rng is not None, "reset() has made it"
-        thrusts = self._checked(actions, int(self._state.timesteps[0]))
-        rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
-        happened = events._asdict()
-        infos = {
-            agent: {key: found[0, column].item() for key, found in happened.items()}
-            for column, agent in enumerate(self.possible_agents)
-        }
-        return self._stepped(rewards[0], int(self._state.timesteps[0]) == self.parameters.max_cycles, infos)
+        made = self.batch.step(self._checked(actions, int(self._state.timesteps[0])))
+        infos = {agent: {key: found[0].item() for key, found in own.items()} for agent, own in made.infos.items()}
+        return self._stepped(made.rewards[0], bool(made.truncated[0, 0]), infos)
 
     @override
     def scene(self) -> dict[str, Any]:
@@ -109,18 +117,18 @@ class WaterworldEnv(DrawnEnv):
             "poisons": poisons,
             "obstacles": self._state.obstacles[0].T.tolist(),
             "radius": own.radius,
-            "food_size": rules.FOOD_SIZE,  # in radii
-            "poison_size": rules.POISON_SIZE,
+            "food_size": FOOD_SIZE,  # in radii
+            "poison_size": POISON_SIZE,
             "obstacle_radius": own.obstacle_radius,
             "sensor_range": own.sensor_range,
             "n_sensors": own.n_sensors,
         }
 
-    def render_state(self, state: rules.PondState, index: int) -> Array | None:
+    def render_state(self, state: Any, index: int) -> Array | None:
         """Render one pond of these parameters."""
         return self._shown(render_rgb(state.positions[index], state.obstacles[index], self.parameters))
 
-    def _checked(self, actions: dict[AgentID, Array], timestep: int) -> rules.FloatArray:
+    def _checked(self, actions: dict[AgentID, Array], timestep: int) -> Array:
         """Return the actions as (1, P, 2) float64; raise EnvError for what is not accepted."""
         unknown = sorted(str(agent) for agent in actions if agent not in self.action_spaces)
         if unknown:
@@ -134,7 +142,7 @@ class WaterworldEnv(DrawnEnv):
                 action = np.empty(0)
             if action.shape != (2,) or not (np.abs(action) <= 1).all():
                 received = repr(actions[agent]) if agent in actions else "no action"
-                raise EnvError(f"waterworld, step {timestep}: {rules.refused_action(agent, received)}")
+                raise EnvError(f"waterworld, step {timestep}: {refused_action(agent, received)}")
             thrusts[0, number] = action
         return thrusts
 

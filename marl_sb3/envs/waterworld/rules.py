@@ -1,385 +1,614 @@
-"""The parameters of Waterworld, named as those of PettingZoo's `waterworld_v4`, and its rules for E ponds at once.
+"""The rules of Waterworld and what its pursuers see, for one pond at a time, compiled; and E ponds as a batch.
 
-Arrays go in and come out; draws come from each pond's own generator. Both the `ParallelEnv` (E = 1) and the batched env
-use the rules. Every array has the ponds as its leading axis (E). P pursuers, F foods and K poisons stand on the object
-axis in this order: N = P + F + K. Lengths are in sides of the square, times in seconds, and x and y have an axis of
-their own, so that arithmetic runs along the objects.
-
-Sums run in a fixed order and nothing goes through BLAS: a pond's numbers do not depend on how many others there are.
+The functions get the arrays of a record and its settings: they are compiled once, for ponds of all sizes. P pursuers, F
+foods and K poisons stand on the object axis in this order: N = P + F + K. Lengths are in sides of the square, times in
+seconds. Sums run in a fixed order, and each operation is rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import reduce
-from typing import Any, NamedTuple
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
+from typing_extensions import override
 
-from marl_sb3.core.config import shown
-from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID, Array, BoolArray
-
-_MAX_NUMBER = 1e6  # of rewards and speeds; squares of such numbers stay far from overflow
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """The arguments of `WaterworldEnv`, checked. The sides of the square are 1 long.
-
-    Raises:
-        ConfigError: a value is not accepted; the key is that of the setting (`env.n_pursuers`, say).
-    """
-
-    n_pursuers: int = 2  # agents
-    n_evaders: int = 5  # foods
-    n_poisons: int = 10
-    n_obstacles: int = 1
-    n_coop: int = 1  # pursuers that have to touch a food at the same time in order to eat it
-    n_sensors: int = 30  # of each pursuer, evenly spaced
-    sensor_range: float = 0.2
-    radius: float = 0.015  # of a pursuer; a food's is twice, a poison's is 3/4 of it
-    obstacle_radius: float = 0.1
-    obstacle_coord: Sequence[Sequence[float]] | None = ((0.5, 0.5),)  # centres; None: anew in each episode
-    pursuer_max_accel: float = 0.01  # most velocity that one action adds, per second
-    pursuer_speed: float = 0.2  # most velocity along each axis, per second
-    evader_speed: float = 0.1  # most initial velocity along each axis, per second
-    poison_speed: float = 0.1  # the same
-    poison_reward: float = -1.0  # for each poison touched
-    food_reward: float = 10.0  # in a step in which a food is eaten
-    encounter_reward: float = 0.01  # in each step, for each food touched
-    thrust_penalty: float = -0.5  # times the length of the thrust
-    local_ratio: float = 1.0  # share of a reward that only the pursuer who earned it gets; the rest is averaged
-    speed_features: bool = True  # sensors read speeds, too
-    max_cycles: int = 500  # env steps of an episode
-
-    def __post_init__(self) -> None:
-        for name, (fewest, most) in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not fewest <= value <= most:
-                raise _refused(name, f"an integer from {fewest} to {most}", value)
-        for name, (lowest, highest) in _RANGES.items():
-            value = getattr(self, name)
-            if not _is_number(value, lowest, highest):
-                raise _refused(name, f"a number from {lowest:g} to {highest:g}", value)
-        if not isinstance(self.speed_features, bool):
-            raise _refused("speed_features", "a boolean", self.speed_features)
-        centres: Any = self.obstacle_coord
-        if centres is None:
-            return
-        if not _is_sequence(centres) or not all(_is_sequence(centre) and _is_place(centre) for centre in centres):
-            raise _refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
-        if len(centres) != self.n_obstacles:
-            words = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
-            raise _refused("obstacle_coord", words, centres)
-
-    @property
-    def n_foods_and_poisons(self) -> int:
-        """How many objects swim by themselves."""
-        return self.n_evaders + self.n_poisons
-
-    @property
-    def n_objects(self) -> int:
-        """Of everything that moves."""
-        return self.n_pursuers + self.n_foods_and_poisons
-
-    @property
-    def agents(self) -> tuple[str, ...]:
-        """`pursuer_0`, `pursuer_1`, ..."""
-        return tuple(f"pursuer_{number}" for number in range(self.n_pursuers))
-
-
-_COUNTS = {
-    "n_pursuers": (1, 1000),
-    "n_evaders": (0, 1000),
-    "n_poisons": (0, 1000),
-    "n_obstacles": (0, 1000),
-    "n_coop": (1, 1000),
-    "n_sensors": (1, 1000),
-    "max_cycles": (1, 10**9),
-}
-_RANGES = {
-    "sensor_range": (0.001, 2.0),  # the diagonal is 1.41 long
-    "radius": (0.0001, 0.1),
-    "obstacle_radius": (0.0, 1.0),
-    "pursuer_max_accel": (0.0, _MAX_NUMBER),
-    "pursuer_speed": (0.001, 1.0),  # faster ones would pass through obstacles
-    "evader_speed": (0.0, 1.0),
-    "poison_speed": (0.0, 1.0),
-    "poison_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "food_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "encounter_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "thrust_penalty": (-_MAX_NUMBER, _MAX_NUMBER),
-    "local_ratio": (0.0, 1.0),
-}
-
-NAMES = tuple(field.name for field in fields(Parameters))
-
-
-def _is_number(value: Any, lowest: float, highest: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and lowest <= value <= highest
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_place(centre: Sequence[Any]) -> bool:
-    return len(centre) == 2 and all(_is_number(value, 0, 1) for value in centre)
-
-
-def _refused(name: str, accepted: str, value: Any) -> ConfigError:
-    return ConfigError(f"{name} must be {accepted}; received {shown(value)}", key=f"env.{name}")
-
+from marl_sb3.compiling import (
+    ACTIONS,
+    END,
+    FIELDS,
+    FIRST,
+    INFOS,
+    OBSERVATIONS,
+    REWARDS,
+    RNG_WORDS,
+    RNGS,
+    STATES,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    WHAT,
+    carray,
+    pointer,
+)
+from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
+from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
+from marl_sb3.envs.compiled.random import generator_of, random, words_of
+from marl_sb3.envs.waterworld import parameters
+from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE, Parameters
+from marl_sb3.errors import EnvError
+from marl_sb3.types import Array
+from marl_sb3.types import FloatArray as Float32Array
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-STEP_S = 1 / 15  # of simulated time
-FOOD_SIZE, POISON_SIZE = 2.0, 0.75  # in radii of a pursuer
-WALL_ELASTICITY = 0.999
+if TYPE_CHECKING:
+    from marl_sb3.envs.waterworld.env import WaterworldEnv
+
+_STEP_S = 1 / 15  # of simulated time
+_ELASTICITY = 0.999  # of walls
 # What lies deeper than _SLOP in a wall or an obstacle is pushed out by this part of the depth in the next step: the
 # constants of pymunk's default space, at 750 pixels to a side.
 _SLOP = 0.1 / 750
-_PUSH = 1 - 0.9 ** (60 * STEP_S)
+_PUSH = 1 - 0.9 ** (60 * _STEP_S)
 _MAX_DRAWS = 1000  # of a position that is clear of obstacles, where there may be none
+_BOUND = float(parameters.BOUND)
+_ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
+_NONE = 2.0  # more than any distance
+
+_EVENTS = (("food_encounters", int), ("fed", bool), ("captures", int), ("poison_hits", int))
+_ENCOUNTERS, _FED, _CAPTURES, _HITS = range(len(_EVENTS))
+
+_FLOATS = """sensor_range obstacle_radius pursuer_max_accel pursuer_speed poison_reward food_reward encounter_reward
+thrust_penalty local_ratio"""
+_INTS = "n_coop max_cycles n_pursuers n_evaders n_foods_and_poisons n_objects n_obstacles n_sensors"
+# A record begins with the settings, its own size, that of an observation, and where each array of `Pond` begins in it.
+_SETTINGS = np.dtype(
+    [
+        *((name, "f8") for name in _FLOATS.split()),
+        *((name, "i8") for name in (*_INTS.split(), "bytes", "seen")),
+        ("at", "i8", (19,)),
+    ],
+    align=True,
+)
 
 
-class Pond:
-    """What all ponds of the same parameters share."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        self.parameters = parameters  # as given
-        counts = (parameters.n_pursuers, parameters.n_evaders, parameters.n_poisons)
-        radius, speeds = parameters.radius, (parameters.pursuer_speed, parameters.evader_speed, parameters.poison_speed)
-        self.radii = np.repeat([radius, FOOD_SIZE * radius, POISON_SIZE * radius], counts)  # (N,), of what moves
-        # (N,), along each axis; those of foods and poisons at the start
-        self.max_speeds = np.repeat(np.array(speeds, dtype=np.float64), counts)
-        self.touch_distances_squared = (self.radii[parameters.n_pursuers :] + radius) ** 2  # (F + K,)
-        self.start_speeds = np.where(np.arange(parameters.n_objects) < parameters.n_pursuers, 0.0, self.max_speeds)
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-@dataclass(slots=True)
-class PondState:
-    """E ponds in the middle of their episodes. `step` and `begin_episode` write into these arrays."""
-
-    positions: FloatArray  # (E, 2, N) float64; x and y of every centre
-    velocities: FloatArray  # (E, 2, N) float64; per second
-    pushes: FloatArray  # (E, 2, N) float64; what walls and obstacles add to the next move
-    obstacles: FloatArray  # (E, 2, n_obstacles) float64; centres
-    touching: BoolArray  # (E, P, F + K) bool; which pursuer touched what in the latest step
-    counters: IntArray  # (E, F) int64; how many pursuers hold a food, less what `_eat` says
-    poisoned: BoolArray  # (E, P) bool; who touched a new poison in the latest step
-    timesteps: IntArray  # (E,) int64; env steps since the start of the episode
+def _function(function: Any) -> Any:
+    return njit(**_OPTIONS)(function)
 
 
-class Events(NamedTuple):
-    """What happened to each pursuer in a step: (E, P) arrays."""
+class Pond(NamedTuple):
+    """Arrays of one pond, views of a record. P pursuers, F foods and K poisons are N objects; n obstacles, S rays."""
 
-    food_encounters: IntArray  # int64; foods that it began to touch
-    fed: BoolArray  # bool; it was paid `food_reward`
-    captures: IntArray  # int64; foods that it has eaten and left: they are somewhere else now
-    poison_hits: IntArray  # int64; poisons that it began to touch
-
-
-def empty_state(num_ponds: int, parameters: Parameters) -> PondState:
-    """Return E ponds without objects in sensible places: `begin_episode` puts them there."""
-    shape = (num_ponds, 2, parameters.n_objects)
-    per_pair = (num_ponds, parameters.n_pursuers, parameters.n_foods_and_poisons)
-    return PondState(
-        positions=np.zeros(shape),
-        velocities=np.zeros(shape),
-        pushes=np.zeros(shape),
-        obstacles=np.zeros((num_ponds, 2, parameters.n_obstacles)),
-        touching=np.zeros(per_pair, dtype=np.bool_),
-        counters=np.zeros((num_ponds, parameters.n_evaders), dtype=np.int64),
-        poisoned=np.zeros((num_ponds, parameters.n_pursuers), dtype=np.bool_),
-        timesteps=np.zeros(num_ponds, dtype=np.int64),
-    )
+    positions: FloatArray  # (2, N); x and y of every centre
+    velocities: FloatArray  # (2, N); per second
+    pushes: FloatArray  # (2, N); what walls and obstacles add to the next move
+    obstacles: FloatArray  # (2, n); centres
+    touching: Array  # (P, F + K) uint8; which pursuer touched what in the latest step
+    counters: IntArray  # (F,); how many pursuers hold a food, less what `_meet_food` says
+    poisoned: Array  # (P,) uint8; who touched a new poison in the latest step
+    radii: FloatArray  # (N + n,); obstacles come last
+    max_speeds: FloatArray  # (N,), along each axis; those of foods and poisons at the start
+    speed_sums: FloatArray  # (N,); with that of a pursuer
+    touch_distances_squared: FloatArray  # (F + K,)
+    reaches_squared: FloatArray  # (N + n,); what is farther away is not sensed
+    clearances_squared: FloatArray  # (F + K,); from obstacles, of new places
+    rays: FloatArray  # (4, S): x, y, and the part of the range by which x and y come nearer to a wall; 0: they do not
+    thrusts: FloatArray  # (P,); what a step writes before it reads it, as the rest
+    moved: Array  # (F + K,) uint8; what is put somewhere else
+    nearest: FloatArray  # (S,); distances along the rays of what they meet
+    met: IntArray  # (S,); what that is
 
 
-def begin_episode(state: PondState, index: int, pond: Pond, rng: np.random.Generator) -> None:
-    """Start an episode in one pond, in place: all objects anywhere, also on each other; pursuers at rest."""
-    parameters = pond.parameters
-    places, directions = rng.random((2, 2, parameters.n_objects))
-    state.positions[index] = places
-    state.velocities[index] = (2 * directions - 1) * pond.start_speeds
-    if parameters.obstacle_coord is None:
-        state.obstacles[index] = rng.random((2, parameters.n_obstacles))
-    elif parameters.n_obstacles:
-        state.obstacles[index] = np.transpose(parameters.obstacle_coord)
-    for array in (state.pushes, state.touching, state.counters, state.poisoned, state.timesteps):
-        array[index] = 0
+# --- The rules -------------------------------------------------------------------------------------------------------
 
 
-def step(
-    state: PondState, pond: Pond, actions: FloatArray, rngs: Sequence[np.random.Generator]
-) -> tuple[FloatArray, Events]:
-    """Move everything in every pond once, in place; return the rewards, (E, P) float64, and what happened.
-
-    It does not know how long an episode is: the caller compares `state.timesteps` with its limit.
-
-    Args:
-        state: E ponds; changed in place.
-        pond: what they share.
-        actions: (E, P, 2) float64 in -1..1. Not checked.
-        rngs: one generator for each pond; for new places of what was eaten or touched.
-    """
-    parameters = pond.parameters
-    thrusts = _thrust(state, parameters, actions)
-    state.positions += state.velocities * STEP_S + state.pushes
-    events, moved = _meet(state, pond)
-    _bounce_off_walls(state, pond.radii)
-    _bounce_off_obstacles(state, pond)
-    _replace(state, pond, moved, rngs)
-    state.timesteps += 1
-    return _rewards(state, parameters, thrusts, events), events
+@_function
+def _thrust(pond: Pond, settings: Any, actions: Float32Array) -> None:
+    """Add the pursuers' thrusts to their velocities, and keep their lengths."""
+    most, fastest = settings.pursuer_max_accel, settings.pursuer_speed
+    for agent in range(len(actions)):
+        x, y = np.float64(actions[agent, 0]) * most, np.float64(actions[agent, 1]) * most
+        length = math.sqrt(x * x + y * y)
+        if length > most:
+            shorter = most / length
+            x, y, length = x * shorter, y * shorter, most
+        pond.thrusts[agent] = length
+        pond.velocities[0, agent] = min(max(pond.velocities[0, agent] + x, -fastest), fastest)
+        pond.velocities[1, agent] = min(max(pond.velocities[1, agent] + y, -fastest), fastest)
 
 
-def refused_action(agent: AgentID, received: str) -> str:
-    """Return what to say of an action that `step` does not accept."""
-    return f"{agent} must act with two numbers in -1..1; received {received}"
+@_function
+def _touch(pond: Pond, thing: int, agent: int) -> tuple[bool, bool]:
+    """Note whether a pursuer touches a food or poison; returns whether it begins or ceases to do so."""
+    other = len(pond.touching) + thing
+    x = pond.positions[0, other] - pond.positions[0, agent]
+    y = pond.positions[1, other] - pond.positions[1, agent]
+    now, before = x * x + y * y < pond.touch_distances_squared[thing], pond.touching[agent, thing] != 0
+    pond.touching[agent, thing] = now
+    return now and not before, before and not now
 
 
-def _thrust(state: PondState, parameters: Parameters, actions: FloatArray) -> FloatArray:
-    """Add the pursuers' thrusts to their velocities; return the lengths of the thrusts, (E, P)."""
-    most = parameters.pursuer_max_accel
-    thrusts = actions.swapaxes(1, 2) * most
-    lengths: FloatArray = np.sqrt(thrusts[:, 0] ** 2 + thrusts[:, 1] ** 2)
-    too_long = lengths > most
-    if too_long.any():
-        thrusts *= np.divide(most, lengths, out=np.ones_like(lengths), where=too_long)[:, None]
-        lengths = np.minimum(lengths, most)
-    own = state.velocities[:, :, : parameters.n_pursuers]
-    np.clip(own + thrusts, -parameters.pursuer_speed, parameters.pursuer_speed, out=own)
-    return lengths
-
-
-def _meet(state: PondState, pond: Pond) -> tuple[Events, BoolArray]:
-    """Find what the pursuers begin and cease to touch; return the events, and what is eaten or spent, (E, F + K)."""
-    n_pursuers, n_foods = pond.parameters.n_pursuers, pond.parameters.n_evaders
-    positions = state.positions
-    apart = positions[:, :, None, n_pursuers:] - positions[:, :, :n_pursuers, None]  # (E, 2, P, F + K)
-    touching: BoolArray = apart[:, 0] ** 2 + apart[:, 1] ** 2 < pond.touch_distances_squared
-    began, ceased = touching & ~state.touching, state.touching & ~touching
-    state.touching = touching
-
-    fed, taken = _eat(state.counters, began[..., :n_foods], ceased[..., :n_foods], pond.parameters.n_coop)
-    hits = began[..., n_foods:]
-    state.poisoned = np.any(hits, axis=2)
-    events = Events(began[..., :n_foods].sum(axis=2), fed, taken.sum(axis=2), hits.sum(axis=2))
-    return events, np.concatenate((taken.any(axis=1), hits.any(axis=1)), axis=1)
-
-
-def _eat(counters: IntArray, began: BoolArray, ceased: BoolArray, n_coop: int) -> tuple[BoolArray, BoolArray]:
-    """Count who holds which food, in place; return who is paid, (E, P), and who takes what away, (E, P, F).
+@_function
+def _meet_food(pond: Pond, food: int, n_coop: int, events: FloatArray) -> None:
+    """Count who holds a food, who is paid for it, and who takes it away.
 
     A pursuer counts when it begins to touch a food, and is paid if there are `n_coop` then. The first one that ceases
     to touch a food with `n_coop` is paid again and takes it away; the counter starts again from 0. Those that held the
     food, too, still count less one each when they cease: as in `waterworld_v4`, where such a food therefore needs more
     pursuers the next time.
-
-    Args:
-        counters: (E, F) int64; changed in place.
-        began: (E, P, F); who begins to touch what.
-        ceased: (E, P, F); who ceases to touch what.
-        n_coop: pursuers that a food takes.
     """
-    held = counters[:, None] + began.cumsum(axis=1)
-    paid = (began & (held >= n_coop)).any(axis=2)
-    counters += began.sum(axis=1)
-    order = ceased.cumsum(axis=1)
-    taken: BoolArray = ceased & (order == 1) & (counters >= n_coop)[:, None]
-    was_taken = taken.any(axis=1)
-    np.copyto(counters, 1, where=was_taken)  # 0, and the one that takes it is not counted
-    counters -= order[:, -1]
-    return paid | taken.any(axis=2), taken
+    first, ceasing = -1, 0
+    for agent in range(len(pond.touching)):
+        began, ceased = _touch(pond, food, agent)
+        if began:
+            pond.counters[food] += 1
+            events[agent, _ENCOUNTERS] += 1.0
+            if pond.counters[food] >= n_coop:
+                events[agent, _FED] = 1.0
+        if ceased:
+            first = agent if ceasing == 0 else first
+            ceasing += 1
+    if ceasing > 0 and pond.counters[food] >= n_coop:
+        events[first, _FED] = 1.0
+        events[first, _CAPTURES] += 1.0
+        pond.moved[food] = 1
+        pond.counters[food] = 1  # 0, and the one that takes it is not counted
+    pond.counters[food] -= ceasing
 
 
-def _bounce_off_walls(state: PondState, radii: FloatArray) -> None:
+@_function
+def _meet(pond: Pond, n_coop: int, events: FloatArray) -> None:
+    """Find what the pursuers begin and cease to touch, and what is eaten or spent."""
+    foods = len(pond.counters)
+    for thing in range(len(pond.moved)):
+        pond.moved[thing] = 0
+    for agent in range(len(pond.poisoned)):
+        pond.poisoned[agent] = 0
+    for food in range(foods):
+        _meet_food(pond, food, n_coop, events)
+    for thing in range(foods, len(pond.moved)):
+        for agent in range(len(pond.touching)):
+            began, _ = _touch(pond, thing, agent)
+            if began:
+                events[agent, _HITS] += 1.0
+                pond.moved[thing] = pond.poisoned[agent] = 1
+
+
+@_function
+def _bounce_off_walls(pond: Pond) -> None:
     """Turn back what runs into a wall, and set `pushes` for what lies in one."""
-    depths_low, depths_high = radii - state.positions, state.positions - (1 - radii)
-    into = (depths_low > 0) & (state.velocities < 0) | (depths_high > 0) & (state.velocities > 0)
-    np.multiply(state.velocities, -WALL_ELASTICITY, out=state.velocities, where=into)
-    state.pushes = _push(depths_low) - _push(depths_high)
+    for axis in range(2):
+        for thing in range(pond.positions.shape[1]):
+            at, radius, speed = pond.positions[axis, thing], pond.radii[thing], pond.velocities[axis, thing]
+            low, high = radius - at, at - (1 - radius)
+            if (low > 0 and speed < 0) or (high > 0 and speed > 0):
+                pond.velocities[axis, thing] = speed * -_ELASTICITY
+            pond.pushes[axis, thing] = max(low - _SLOP, 0.0) * _PUSH - max(high - _SLOP, 0.0) * _PUSH
 
 
-def _push(depths: FloatArray) -> FloatArray:
-    pushes: FloatArray = np.maximum(depths - _SLOP, 0) * _PUSH
-    return pushes
-
-
-def _bounce_off_obstacles(state: PondState, pond: Pond) -> None:
+@_function
+def _bounce_off_obstacles(pond: Pond, obstacle_radius: float) -> None:
     """Turn back what runs into an obstacle, without loss, and add to `pushes` what lies in one."""
-    reaches = pond.radii + pond.parameters.obstacle_radius
-    for centre in np.moveaxis(state.obstacles, 2, 0):  # (E, 2)
-        apart = state.positions - centre[:, :, None]
-        distances_squared = apart[:, 0] ** 2 + apart[:, 1] ** 2
-        ponds, objects = np.nonzero(distances_squared < reaches**2)
-        if ponds.size:
-            distances = np.sqrt(distances_squared[ponds, objects])
-            x, y = apart[ponds, 0, objects], apart[ponds, 1, objects]
-            nowhere = distances == 0  # in the very centre: to the right
-            across = np.where(nowhere, 1.0, distances)
-            _bounce(state, ponds, objects, np.where(nowhere, 1.0, x / across), y / across, reaches[objects] - distances)
+    for obstacle in range(pond.obstacles.shape[1]):
+        for thing in range(pond.positions.shape[1]):
+            x = pond.positions[0, thing] - pond.obstacles[0, obstacle]
+            y = pond.positions[1, thing] - pond.obstacles[1, obstacle]
+            squared, reach = x * x + y * y, pond.radii[thing] + obstacle_radius
+            if not squared < reach * reach:
+                continue
+            distance = math.sqrt(squared)
+            x, y = (1.0, 0.0) if distance == 0 else (x / distance, y / distance)  # in the very centre: to the right
+            speed = pond.velocities[0, thing] * x + pond.velocities[1, thing] * y
+            change, push = -2 * min(speed, 0.0), max(reach - distance - _SLOP, 0.0) * _PUSH
+            pond.velocities[0, thing] += change * x
+            pond.velocities[1, thing] += change * y
+            pond.pushes[0, thing] += push * x
+            pond.pushes[1, thing] += push * y
 
 
-def _bounce(state: PondState, ponds: Array, objects: Array, x: FloatArray, y: FloatArray, depths: FloatArray) -> None:
-    """Mirror the velocities of these objects that point against the normal (x, y)."""
-    speed = state.velocities[ponds, 0, objects] * x + state.velocities[ponds, 1, objects] * y
-    change = -2 * np.minimum(speed, 0)
-    pushes = _push(depths)
-    for axis, normal in enumerate((x, y)):
-        state.velocities[ponds, axis, objects] += change * normal
-        state.pushes[ponds, axis, objects] += pushes * normal
-
-
-def _replace(state: PondState, pond: Pond, moved: BoolArray, rngs: Sequence[np.random.Generator]) -> None:
-    """Put foods and poisons that are marked in `moved`, (E, F + K), somewhere else, with other velocities."""
-    for index, number in np.argwhere(moved).tolist():
-        thing = pond.parameters.n_pursuers + number
-        rng = rngs[index]
-        clearance = 2 * pond.radii[thing] + pond.parameters.obstacle_radius
-        state.positions[index, :, thing] = _clear_place(rng, state.obstacles[index], clearance)
-        state.velocities[index, :, thing] = (2 * rng.random(2) - 1) * pond.max_speeds[thing]
-        state.pushes[index, :, thing] = 0
-
-
-def _clear_place(rng: np.random.Generator, obstacles: FloatArray, clearance: float) -> FloatArray:
-    """Return a position, (2,), farther than `clearance` from all obstacles, (2, n); any, if none is found."""
+@_function
+def _clear_place(pond: Pond, clearance_squared: float, rng: Array) -> tuple[float, float]:
+    """Return a position that is farther from all obstacles; any, if none is found."""
+    x = y = 0.0
     for _ in range(_MAX_DRAWS):
-        place = rng.random(2)
-        apart = obstacles - place[:, None]
-        if (apart[0] ** 2 + apart[1] ** 2 > clearance**2).all():
+        x, y = random(rng), random(rng)
+        clear = True
+        for obstacle in range(pond.obstacles.shape[1]):
+            right, up = pond.obstacles[0, obstacle] - x, pond.obstacles[1, obstacle] - y
+            clear = clear and right * right + up * up > clearance_squared
+        if clear:
             break
-    return place
+    return x, y
 
 
-def _rewards(state: PondState, parameters: Parameters, thrusts: FloatArray, events: Events) -> FloatArray:
-    """Return what each pursuer is paid, (E, P).
+@_function
+def _replace(pond: Pond, rng: Array) -> None:
+    """Put what is marked in `moved` somewhere else, with other velocities."""
+    for number in range(len(pond.moved)):
+        if pond.moved[number]:
+            thing = len(pond.touching) + number
+            x, y = _clear_place(pond, pond.clearances_squared[number], rng)
+            pond.positions[0, thing], pond.positions[1, thing] = x, y
+            for axis in range(2):
+                pond.velocities[axis, thing] = (2 * random(rng) - 1) * pond.max_speeds[thing]
+                pond.pushes[axis, thing] = 0.0
+
+
+@_function
+def _of_mean(rewards: FloatArray, local_ratio: float) -> Any:
+    """Return what each pursuer gets of the mean."""
+    total = rewards[0]
+    for agent in range(1, len(rewards)):
+        total += rewards[agent]
+    return total / len(rewards) * (1 - local_ratio)
+
+
+@_function
+def _pay(pond: Pond, settings: Any, events: FloatArray, rewards: FloatArray) -> None:
+    """Write what each pursuer is paid.
 
     As `waterworld_v4` does through PettingZoo's parallel API, the thrust of the last pursuer is paid for twice: once
     with all thrusts, once with what happened in the step.
     """
-    foods = state.touching[..., : parameters.n_evaders].sum(axis=2)
-    earned = (
-        parameters.food_reward * events.fed
-        + parameters.encounter_reward * foods
-        + parameters.poison_reward * events.poison_hits
+    ratio, last, penalties = settings.local_ratio, len(rewards) - 1, pond.thrusts
+    for agent in range(last + 1):
+        penalties[agent] *= settings.thrust_penalty
+        rewards[agent] = penalties[agent] if agent == last else 0.0
+    mean = _of_mean(rewards, ratio)
+    for agent in range(last + 1):
+        foods = 0.0
+        for food in range(len(pond.counters)):
+            foods += pond.touching[agent, food]
+        own = settings.food_reward * events[agent, _FED] + settings.encounter_reward * foods
+        own += settings.poison_reward * events[agent, _HITS]
+        rewards[agent] = own + (rewards[agent] if ratio == 1 else rewards[agent] * ratio + mean)
+    of_penalties, of_all = _of_mean(penalties, ratio), _of_mean(rewards, ratio)
+    for agent in range(last + 1):
+        if ratio == 1:
+            rewards[agent] = penalties[agent] + rewards[agent]
+        else:
+            rewards[agent] = (penalties[agent] * ratio + of_penalties) + (rewards[agent] * ratio + of_all)
+
+
+@_function
+def step_pond(
+    pond: Pond, settings: Any, actions: Float32Array, rng: Array, events: FloatArray, rewards: FloatArray
+) -> None:
+    """Move everything once.
+
+    Args:
+        pond: changed.
+        settings: a record of them.
+        actions: (P, 2) in -1..1. Not checked.
+        rng: words of the pond's generator; for new places of what was eaten or touched.
+        events: (P, 4) zeros; gets what has happened to each pursuer.
+        rewards: (P,); gets what it is paid.
+    """
+    _thrust(pond, settings, actions)
+    for axis in range(2):
+        for thing in range(pond.positions.shape[1]):
+            pond.positions[axis, thing] += pond.velocities[axis, thing] * _STEP_S + pond.pushes[axis, thing]
+    _meet(pond, settings.n_coop, events)
+    _bounce_off_walls(pond)
+    _bounce_off_obstacles(pond, settings.obstacle_radius)
+    _replace(pond, rng)
+    _pay(pond, settings, events, rewards)
+
+
+# --- The sensors -----------------------------------------------------------------------------------------------------
+
+
+@_function
+def _see_walls(pond: Pond, agent: int, seen: Float32Array) -> None:
+    """Write how far the walls are along each ray, (S,)."""
+    at_x, at_y, rays = pond.positions[0, agent], pond.positions[1, agent], pond.rays
+    for ray in range(len(seen)):
+        nearest = 1.0
+        if rays[2, ray] != 0:
+            nearest = min(nearest, ((1.0 if rays[0, ray] > 0 else 0.0) - at_x) * rays[2, ray])
+        if rays[3, ray] != 0:
+            nearest = min(nearest, ((1.0 if rays[1, ray] > 0 else 0.0) - at_y) * rays[3, ray])
+        # Negative for a pursuer that has pushed its centre into the wall.
+        seen[ray] = max(nearest, -_BOUND) if nearest < _ALMOST_ONE else 1.0
+
+
+class Kind(NamedTuple):
+    """Things of which the nearest one on each ray is seen."""
+
+    places: FloatArray  # (2, things)
+    first: int  # its own among them, as the next two
+    end: int
+    itself: int  # the one that sees; -1: it is not among them
+    offset: int  # of the first place in tables of all things
+
+
+@_function
+def _meet_rays(pond: Pond, agent: int, kind: Kind, far: float) -> bool:
+    """Find the nearest thing on each ray; returns whether any is near."""
+    at_x, at_y, rays, nearest, met = (
+        pond.positions[0, agent],
+        pond.positions[1, agent],
+        pond.rays,
+        pond.nearest,
+        pond.met,
     )
-    penalties = parameters.thrust_penalty * thrusts
-    last = np.zeros_like(penalties)
-    last[:, -1] = penalties[:, -1]
-    share = parameters.local_ratio
-    return _shared(penalties, share) + _shared(earned + _shared(last, share), share)
+    is_any, is_first = False, True
+    for thing in range(kind.first, kind.end):
+        if thing == kind.itself:
+            continue
+        right, up, radius = kind.places[0, thing] - at_x, kind.places[1, thing] - at_y, pond.radii[kind.offset + thing]
+        was_first, is_first = is_first, False
+        if right * right + up * up > pond.reaches_squared[kind.offset + thing]:
+            continue
+        if not is_any:
+            is_any = True
+            for ray in range(len(met)):
+                nearest[ray], met[ray] = _NONE, -1
+        # An object of which only the rim is in range reads 1, as if it were not there. `argmin` of `waterworld_v4`
+        # then finds the first object of the kind: of the others, no speed is read.
+        for ray in range(len(met)):
+            along = right * rays[0, ray] + up * rays[1, ray]
+            beside = abs(up * rays[0, ray] - right * rays[1, ray])
+            if along >= 0 and beside <= radius and (along < far or (was_first and along <= far + radius)):
+                distance = min(along / far, 1.0)
+                if distance < nearest[ray]:
+                    nearest[ray], met[ray] = distance, thing
+    return is_any
 
 
-def _shared(rewards: FloatArray, local_ratio: float) -> FloatArray:
-    """Return each pursuer's own part of its reward and its part of the mean: (E, P)."""
-    if local_ratio == 1:
-        return rewards
-    total: FloatArray = reduce(np.add, rewards.T)  # in this order for any number of ponds
-    shared: FloatArray = rewards * local_ratio + (total / rewards.shape[1] * (1 - local_ratio))[:, None]
-    return shared
+@_function
+def _see_kind(pond: Pond, agent: int, kind: Kind, far: float, seen: Float32Array, nothing: float) -> None:
+    """Write the distances of what the rays meet into `seen`, and the speeds if it has room for them."""
+    many, velocities, rays = len(pond.met), pond.velocities, pond.rays
+    is_any = _meet_rays(pond, agent, kind, far)
+    for ray in range(many):
+        seen[ray] = pond.nearest[ray] if is_any and pond.met[ray] >= 0 else nothing
+    for ray in range(len(seen) - many):
+        seen[many + ray] = 0.0
+        if is_any and pond.met[ray] >= 0:
+            thing = pond.met[ray]
+            right, up = velocities[0, thing] - velocities[0, agent], velocities[1, thing] - velocities[1, agent]
+            seen[many + ray] = (right * rays[0, ray] + up * rays[1, ray]) / pond.speed_sums[thing]
+
+
+@_function
+def see(pond: Pond, settings: Any, observations: Float32Array) -> None:
+    """Write what every pursuer sees, (P, size).
+
+    An observation consists of blocks of `n_sensors` numbers and two flags:
+
+    obstacle distance, wall distance, food distance, food speed, poison distance, poison speed, pursuer distance,
+    pursuer speed (no speeds without `speed_features`); 1 where the pursuer touches a food, 1 where it has just touched
+    a poison.
+
+    Distances are parts of the range, 1 where nothing is sensed. Speeds are those of the object relative to the
+    pursuer, along the ray, as parts of the sum of both maximum speeds; 0 where nothing is sensed. A single pursuer
+    reads 0 for the distance of others.
+    """
+    agents, size = observations.shape
+    many, far, things = pond.rays.shape[1], settings.sensor_range, pond.positions.shape[1]
+    wide = many * ((size - 2) // many - 2) // 3  # distances of a kind, and speeds if they are seen
+    foods = agents + len(pond.counters)
+    for agent in range(agents):
+        seen = observations[agent]
+        obstacles = Kind(pond.obstacles, 0, pond.obstacles.shape[1], -1, things)
+        _see_kind(pond, agent, obstacles, far, seen[:many], 1.0)
+        _see_walls(pond, agent, seen[many : 2 * many])
+        at, end = 2 * many, 2 * many + wide
+        _see_kind(pond, agent, Kind(pond.positions, agents, foods, -1, 0), far, seen[at:end], 1.0)
+        at, end = end, end + wide
+        _see_kind(pond, agent, Kind(pond.positions, foods, things, -1, 0), far, seen[at:end], 1.0)
+        at, end = end, end + wide
+        others = Kind(pond.positions, 0, agents, agent, 0)
+        _see_kind(pond, agent, others, far, seen[at:end], 1.0 if agents > 1 else 0.0)
+        touches = False
+        for food in range(len(pond.counters)):
+            touches = touches or pond.touching[agent, food] != 0
+        seen[size - 2], seen[size - 1] = touches, pond.poisoned[agent]
+
+
+# --- Ponds as records ------------------------------------------------------------------------------------------------
+
+
+@_function
+def _floats(address: int, rows: int, columns: int) -> Any:
+    return carray(pointer(address), (rows, columns), np.float64)
+
+
+@_function
+def _vector(address: int, many: int) -> Any:
+    return carray(pointer(address), (many,), np.float64)
+
+
+@_function
+def _pond(address: int, own: Any) -> Pond:
+    """Return the arrays of the record at an address."""
+    at, agents, things, others = own.at, own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    return Pond(
+        _floats(address + at[0], 2, things),
+        _floats(address + at[1], 2, things),
+        _floats(address + at[2], 2, things),
+        _floats(address + at[3], 2, own.n_obstacles),
+        carray(pointer(address + at[4]), (agents, others), np.uint8),
+        carray(pointer(address + at[5]), (own.n_evaders,), np.int64),
+        carray(pointer(address + at[6]), (agents,), np.uint8),
+        _vector(address + at[7], things + own.n_obstacles),
+        _vector(address + at[8], things),
+        _vector(address + at[9], things),
+        _vector(address + at[10], others),
+        _vector(address + at[11], things + own.n_obstacles),
+        _vector(address + at[12], others),
+        _floats(address + at[13], 4, own.n_sensors),
+        _vector(address + at[14], agents),
+        carray(pointer(address + at[15]), (others,), np.uint8),
+        _vector(address + at[16], own.n_sensors),
+        carray(pointer(address + at[17]), (own.n_sensors,), np.int64),
+    )
+
+
+def run(address: int) -> None:
+    """Step and observe the ponds of a table, or observe them only: see `marl_sb3.compiling`."""
+    table = carray(pointer(address), (FIELDS,), np.int64)
+    n = table[END]
+    own = carray(pointer(table[STATES]), (1,), _SETTINGS)[0]  # all have the same
+    agents = own.n_pursuers
+    rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
+    actions = carray(pointer(table[ACTIONS]), (n, agents, 2), np.float32)
+    rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
+    terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
+    events = carray(pointer(table[INFOS]), (n, agents, 4), np.float64)
+    observations = carray(pointer(table[OBSERVATIONS]), (n, agents, own.seen), np.float32)
+    for i in range(table[FIRST], n):
+        at = table[STATES] + i * own.bytes
+        pond = _pond(at, own)
+        if table[WHAT] == STEP:
+            for agent in range(agents):
+                for event in range(4):
+                    events[i, agent, event] = 0.0
+            step_pond(pond, own, actions[i], rngs[i], events[i], rewards[i])
+            timesteps = carray(pointer(at + own.at[18]), (1,), np.int64)
+            timesteps[0] += 1
+            for agent in range(agents):
+                terminated[i, agent], truncated[i, agent] = False, timesteps[0] == own.max_cycles
+        see(pond, own, observations[i])
+
+
+def begin(own: Parameters, state: Any, rng: np.random.Generator) -> None:
+    """Begin an episode: all objects anywhere, also on each other; pursuers at rest."""
+    places, directions = rng.random((2, 2, own.n_objects))
+    state["positions"][:] = places
+    state["velocities"][:] = (2 * directions - 1) * state["max_speeds"]
+    state["velocities"][:, : own.n_pursuers] *= 0
+    if own.obstacle_coord is None:
+        state["obstacles"][:] = rng.random((2, own.n_obstacles))
+    elif own.n_obstacles:
+        state["obstacles"][:] = np.transpose(own.obstacle_coord)
+    for name in ("pushes", "touching", "counters", "poisoned", "timesteps"):
+        state[name] = 0
+
+
+def compiled_rules(template: WaterworldEnv) -> CompiledRules:
+    """Return the rules of ponds with the parameters of a template."""
+    own = template.parameters
+    agents, things, others = own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    saved: list[Any] = [
+        *((name, "f8", (2, things)) for name in ("positions", "velocities", "pushes")),
+        ("obstacles", "f8", (2, own.n_obstacles)),
+        ("touching", "u1", (agents, others)),
+        ("counters", "i8", (own.n_evaders,)),
+        ("poisoned", "u1", (agents,)),
+        ("timesteps", "i8"),
+    ]
+    fixed: list[Any] = [
+        ("settings", _SETTINGS),
+        ("radii", "f8", (things + own.n_obstacles,)),
+        *((name, "f8", (things,)) for name in ("max_speeds", "speed_sums")),
+        *((name, "f8", (others,)) for name in ("touch_distances_squared", "clearances_squared")),
+        ("reaches_squared", "f8", (things + own.n_obstacles,)),
+        ("rays", "f8", (4, own.n_sensors)),
+        ("thrusts", "f8", (agents,)),
+        ("moved", "u1", (others,)),
+        ("nearest", "f8", (own.n_sensors,)),
+        ("met", "i8", (own.n_sensors,)),
+    ]
+    names = template.possible_agents
+    return CompiledRules(
+        agents=names,
+        observation_space=template.observation_spaces[names[0]],
+        action_space=template.action_spaces[names[0]],
+        state=np.dtype([*fixed, *saved], align=True),
+        begin=partial(begin, own),
+        run=run,
+        infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
+        settings=[name for name, *_ in fixed],
+    )
+
+
+_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
+
+
+class BatchedWaterworld(CompiledBatch):
+    """E ponds that step together.
+
+    Args:
+        template: a pond with the parameters of all of them; it renders them, too.
+    """
+
+    template: WaterworldEnv
+
+    def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
+        super().__init__(num_envs, compiled_rules(template), template)
+        own, states = template.parameters, self.states
+        settings, offsets = states["settings"], states.dtype.fields
+        for name in (*_FLOATS.split(), *_INTS.split()):
+            settings[name] = getattr(own, name)
+        settings["bytes"], settings["seen"] = states.dtype.itemsize, own.observation_size
+        settings["at"] = [offsets[name][1] for name in (*Pond._fields, "timesteps")]
+        counts = (own.n_pursuers, own.n_evaders, own.n_poisons, own.n_obstacles)
+        speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64)
+        states["max_speeds"] = np.repeat(speeds, counts[:3])
+        states["speed_sums"] = states["max_speeds"] + own.pursuer_speed
+        radii = np.repeat([own.radius, FOOD_SIZE * own.radius, POISON_SIZE * own.radius, own.obstacle_radius], counts)
+        others = radii[own.n_pursuers : own.n_objects]
+        states["radii"], states["touch_distances_squared"] = radii, (others + own.radius) ** 2
+        states["reaches_squared"] = (own.sensor_range + radii) ** 2 + radii**2
+        states["clearances_squared"] = (2 * others + own.obstacle_radius) ** 2
+        angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
+        across = np.stack((np.cos(angles), np.sin(angles)))
+        # A ray along a wall never meets it.
+        nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
+        states["rays"] = np.concatenate((across, nearer))
+
+    @override
+    def _check(self, actions: Array) -> None:
+        accepted = np.abs(actions) <= 1  # not a NaN either
+        if not accepted.all():
+            env_index, column, _ = np.argwhere(~accepted)[0]
+            where = f"env {env_index}, step {self.states.timesteps[env_index]}"
+            received = actions[env_index, column].tolist()
+            raise EnvError(f"{where}: {parameters.refused_action(self.possible_agents[column], str(received))}")
+
+    def generator(self, env_index: int) -> np.random.Generator:
+        """Return a generator that goes on as that of a pond."""
+        return generator_of(self.rngs[env_index])
+
+    @override
+    def render(self, env_index: int) -> Any:
+        return self.template.render_state(self.states, env_index)
+
+    def _saved(self) -> dict[str, Array]:
+        """Return the arrays of the state, as checkpoints hold them: views."""
+        arrays = {name: np.asarray(self.states[name]) for name in self.rules.saved}
+        return {name: a.view(np.bool_) if a.dtype == np.uint8 else a for name, a in arrays.items()}
+
+    @override
+    def get_state(self) -> State:
+        rngs = [generator_state(self.generator(index)) for index in range(self.num_envs)]
+        return {**{name: array.copy() for name, array in self._saved().items()}, "rngs": rngs}
+
+    @override
+    def set_state(self, state: StateReader) -> None:
+        most = self.template.parameters.max_cycles - 1
+        bounds: dict[str, Any] = {"f": (-_FARTHEST, _FARTHEST), "timesteps": (0, most)}
+        own = self._saved()
+        read = {
+            name: state.array(name, a.dtype, a.shape, *bounds.get(name, bounds.get(a.dtype.kind, (None, None))))
+            for name, a in own.items()
+        }
+        saved, words = state.listed("rngs", self.num_envs), self.rngs.copy()
+        for number in range(self.num_envs):
+            rng = np.random.default_rng(0)
+            set_generator_state(rng, saved.fields(str(number)))
+            words[number] = words_of(rng)
+        for name, array in own.items():
+            array[...] = read[name]
+        self.rngs[...] = words

@@ -196,6 +196,17 @@ def test_episodes_without_a_seed_go_on_from_it() -> None:
     assert three_episodes() == three_episodes()
 
 
+def test_an_episode_without_a_seed_begins_with_what_the_generator_draws_after_the_steps() -> None:
+    env = WaterworldEnv(n_evaders=300, n_poisons=300, max_cycles=1)
+    env.reset(seed=0)
+    words = env.batch.rngs.tolist()
+    env.step(resting(env))
+    assert env.batch.rngs.tolist() != words  # poisons were touched, and put somewhere else
+    expected = env.batch.generator(0).random((2, 2, 602))[0]
+    env.reset()
+    assert env.batch.states.positions[0].tolist() == expected.tolist()
+
+
 # Errors
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from ponds import OnePond
 
-from marl_sb3.envs.waterworld import rules
-from marl_sb3.envs.waterworld.rules import Parameters, Pond, begin_episode, empty_state
+from marl_sb3.envs.waterworld import WaterworldEnv
 
 FAR = (0.9, 0.9)
 
@@ -187,12 +186,14 @@ def test_food_that_others_held_too_needs_one_pursuer_more_the_next_time():
     ],
 )
 def test_who_is_paid_and_who_takes_the_food(counter, began, ceased, n_coop, paid, taken, after):
-    counters = np.array([[counter]])
-    columns = (np.array(flags, dtype=bool)[None, :, None] for flags in (began, ceased))
-    found_paid, found_taken = rules._eat(counters, *columns, n_coop)
-    assert found_paid[0].tolist() == [bool(flag) for flag in paid]
-    assert found_taken[0, :, 0].tolist() == [bool(flag) for flag in taken]
-    assert counters.tolist() == [[after]]
+    here = [0.3, 0.3]
+    places = [here if flag else FAR for flag in began]
+    pond = OnePond([*places, here], n_pursuers=3, n_evaders=1, n_coop=n_coop)
+    pond.state.counters[0], pond.state.touching[0, :, 0] = counter, ceased
+    _, events = pond.step()
+    assert events.fed[0].tolist() == paid
+    assert events.captures[0].tolist() == taken
+    assert pond.state.counters.tolist() == [[after]]
 
 
 # Poison
@@ -232,11 +233,15 @@ def test_what_is_not_local_is_averaged():
 # New places
 
 
+def begun(**parameters):
+    """The states of 400 ponds in which an episode begins."""
+    batch = WaterworldEnv.make_batched(400, **parameters)
+    batch.reset(range(400), range(400))
+    return batch.states
+
+
 def test_an_episode_begins_anywhere_with_pursuers_at_rest():
-    parameters = Parameters(n_pursuers=3, evader_speed=0.1, poison_speed=0.05)
-    pond, state = Pond(parameters), empty_state(400, parameters)
-    for index in range(400):
-        begin_episode(state, index, pond, np.random.default_rng(index))
+    state = begun(n_pursuers=3, evader_speed=0.1, poison_speed=0.05)
     assert state.positions.min() < 0.001
     assert state.positions.max() > 0.999
     assert state.positions.mean() == pytest.approx(0.5, abs=0.01)
@@ -248,31 +253,34 @@ def test_an_episode_begins_anywhere_with_pursuers_at_rest():
 
 
 def test_obstacles_without_coordinates_are_somewhere_else_in_every_episode():
-    parameters = Parameters(n_obstacles=2, obstacle_coord=None)
-    pond, state = Pond(parameters), empty_state(2, parameters)
-    for index in range(2):
-        begin_episode(state, index, pond, np.random.default_rng(index))
-    assert len(np.unique(state.obstacles)) == 8
+    state = begun(n_obstacles=2, obstacle_coord=None)
+    assert len(np.unique(state.obstacles)) == 400 * 4
     assert ((state.obstacles >= 0) & (state.obstacles <= 1)).all()
 
 
 def test_a_new_episode_forgets_the_last_one():
     pond = OnePond([[0.3, 0.3], [0.3, 0.3], [0.02, 0.3]], n_pursuers=1, n_evaders=1, n_poisons=1)
     pond.step()
-    begin_episode(pond.state, 0, pond.pond, np.random.default_rng(0))
-    state = pond.state
-    for array in (state.pushes, state.touching, state.counters, state.poisoned, state.timesteps):
-        assert not array.any()
+    pond.env.reset(seed=0)
+    for name in ("pushes", "touching", "counters", "poisoned", "timesteps"):
+        assert not pond.state[name].any()
 
 
 def test_new_places_are_clear_of_all_obstacles():
-    obstacles = np.array([[0.2, 0.6], [0.2, 0.7]])
-    rng = np.random.default_rng(0)
-    places = np.array([rules._clear_place(rng, obstacles, 0.3) for _ in range(300)])
-    distances = np.sqrt(((places[:, :, None] - obstacles) ** 2).sum(axis=1))
+    centres = np.array([[0.2, 0.2], [0.6, 0.7]])
+    pond = OnePond(
+        [[0.9, 0.1]] * 301, n_pursuers=1, n_poisons=300, radius=0.02, n_obstacles=2, obstacle_coord=centres.tolist(),
+        obstacle_radius=0.27,
+    )  # fmt: skip
+    pond.step()
+    distances = np.sqrt(((pond.state.positions[0, :, 1:, None] - centres.T[:, None]) ** 2).sum(axis=0))
     assert 0.3 < distances.min() < 0.32
 
 
 def test_where_no_place_is_clear_any_is_taken():
-    place = rules._clear_place(np.random.default_rng(0), np.array([[0.5], [0.5]]), 2.0)
-    assert ((place >= 0) & (place <= 1)).all()
+    pond = OnePond(
+        [[0.9, 0.1]] * 2, n_pursuers=1, n_poisons=1, n_obstacles=1, obstacle_coord=[[0.5, 0.5]], obstacle_radius=1.0
+    )
+    assert pond.step()[1].poison_hits.tolist() == [[1]]
+    place = np.array(pond.place(1))
+    assert ((place >= 0) & (place <= 1) & (place != [0.9, 0.1])).all()

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from ponds import OnePond
 
-from marl_sb3.envs.waterworld.sensors import Sensors
-
 BLOCKS = ("obstacle", "wall", "food", "food speed", "poison", "poison speed", "pursuer", "pursuer speed")
 MIDDLE = [0.5, 0.5]
 NOTHING = [1, 1, 1, 1]
@@ -17,7 +15,7 @@ RIGHT, UP, LEFT, DOWN = range(4)
 def seen(positions, velocities=None, agent=0, **parameters):
     """What an agent with four sensors sees: by block; and its flags."""
     pond = OnePond(positions, velocities, **{"n_pursuers": 1, "n_sensors": 4, **parameters})
-    return by_block(Sensors(pond.pond).observations(pond.state)[0, agent])
+    return by_block(pond.seen(agent))
 
 
 def by_block(numbers):
@@ -92,7 +90,7 @@ def test_walls_are_read_along_the_rays():
     found = seen([[0.05, 0.9]])
     assert found["wall"] == pytest.approx([1, 0.5, 0.25, 1])
     pond = OnePond([[0.1, 0.5]], n_pursuers=1, n_sensors=8)
-    walls = Sensors(pond.pond).observations(pond.state)[0, 0, 8:16]
+    walls = pond.seen()[8:16]
     assert walls == pytest.approx([1, 1, 1, 0.5 * np.sqrt(2), 0.5, 0.5 * np.sqrt(2), 1, 1])
 
 
@@ -103,11 +101,10 @@ def test_a_pursuer_whose_centre_is_in_a_wall_reads_negative_distances_within_the
 
 def test_flags_say_what_is_touched_after_a_step():
     pond = OnePond([MIDDLE, MIDDLE, MIDDLE], n_pursuers=1, n_sensors=4, n_evaders=1, n_poisons=1)
-    sensors = Sensors(pond.pond)
     flags = []
     for _ in range(2):
         pond.step()
-        flags.append(by_block(sensors.observations(pond.state)[0, 0])["flags"])
+        flags.append(by_block(pond.seen())["flags"])
     assert flags == [[1, 1], [1, 0]]
 
 
@@ -116,7 +113,7 @@ def test_without_speeds_the_blocks_are_distances():
         [MIDDLE, [0.5, 0.6], [0.6, 0.5], [0.4, 0.5], [0.5, 0.35]], n_pursuers=2, n_evaders=1, n_poisons=2,
         n_obstacles=1, obstacle_coord=[[0.35, 0.5]], n_sensors=4, speed_features=False,
     )  # fmt: skip
-    numbers = Sensors(pond.pond).observations(pond.state)[0, 0]
+    numbers = pond.seen()
     assert numbers.reshape(-1)[:-2].reshape(5, 4) == pytest.approx(
         np.array([[1, 1, 0.75, 1], NOTHING, [0.5, 1, 1, 1], [1, 1, 0.5, 0.75], [1, 0.5, 1, 1]])
     )
