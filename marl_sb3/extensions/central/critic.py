@@ -151,17 +151,18 @@ class CentralCritic(CentralPart):
     @override
     def get_state(self) -> State:
         if not self._learns_here:  # the rest is beside the learner
-            return {"inputs": self._learner.buffer.central.shape[2]}
+            return {"like": np.zeros(self._learner.buffer.central.shape[2], np.float32)}
         net = {"seed": self._seed} if self._net is None else self._net.get_state()
         return {"inputs": self._net.inputs if self._net else 0, "net": net, "random": generator_state(self._rng)}
 
     @override
     def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
-        saved.require_names(["inputs", "net", "random"] if self._learns_here else ["inputs"])
-        inputs, rng = saved.integer("inputs", 0, MOST_INPUTS), np.random.default_rng(0)
         if not self._learns_here:
-            self._make_room(inputs)  # for the rollout, which is read next
+            saved.require_names(["like"])  # a file that is so large has so many inputs
+            self._make_room(len(saved.array("like", np.float32, (None,))))  # for the rollout, which is read next
             return lambda: None
+        saved.require_names(["inputs", "net", "random"])
+        inputs, rng = saved.integer("inputs", 0, MOST_INPUTS), np.random.default_rng(0)
         set_generator_state(rng, saved.fields("random"))
         if not inputs:
             seed = read_seed(saved.fields("net"), self._seed)

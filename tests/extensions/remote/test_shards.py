@@ -572,6 +572,18 @@ def test_a_checkpoint_of_other_shards_is_refused(make: Callable[..., MultiAgentA
         MultiAgentAlgorithm.load(tmp_path / "saved", other)
 
 
+def test_a_shard_takes_what_critics_see_as_wide_as_the_file_has_it(
+    make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
+) -> None:
+    make("central critic").learn(2 * STEPS * E).save(tmp_path / "saved")
+    checkpoint: Any = read_checkpoint(tmp_path / "saved")
+    critic = checkpoint.state["env"]["shards"][1]["policies"]["a"]["parts"]["central_critic"]
+    for wrong in (10**12, np.zeros(3, np.float32)):
+        critic["like"] = wrong
+        with pytest.raises(CheckpointError, match="shard 1/policies/a/"):
+            make("central critic").set_state(checkpoint)
+
+
 @pytest.mark.parametrize("kind", ["ppo", "central critics of actions", "qmix"])
 def test_a_training_without_shards_goes_on_in_shards_with_another_number_of_envs(
     kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
