@@ -17,7 +17,7 @@ from marl_sb3.errors import ConfigError
 EXTERNAL = "external"  # the id of the env that clients step
 MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix
 _SHOWN = 60  # characters of a wrong id in a message
-_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]')  # on any common file system
+_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]|^(?=(?i:con|prn|aux|nul|com\d|lpt\d)(?:\.|$))')  # on any system
 
 
 def id_fault(value: object) -> str | None:

@@ -178,3 +178,9 @@ def test_stop_conditions_are_settings_and_no_policy(in_tmp: Path) -> None:
     policies = {"stop": {"agents": ["agent1"]}, "p": {"agents": ["agent2"]}}
     with pytest.raises(ConfigError, match=r"stop\.gamma: it may mean a stop condition or gamma of policy 'stop'"):
         prepare(load_config("arena", settings={"stop.gamma": 0.5}, policies=policies))
+
+
+def test_names_that_windows_keeps_for_devices_are_no_file_names() -> None:
+    names = [*file_names(["con", "NUL", "com1", "lpt9.x", "console", "icon"], ".zip").values()]
+    assert names == ["_con.zip", "_NUL.zip", "_com1.zip", "_lpt9.x.zip", "console.zip", "icon.zip"]
+    assert len({*file_names(["con", "_con"], ".zip").values()}) == 2
