@@ -1,4 +1,7 @@
-"""Handle the signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was closed)."""
+"""Handle the signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was closed).
+
+On Windows, SIGBREAK is in the place of SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from marl_sb3.systems import HANGUP, ask_this_to_end
+
 Handler = Callable[[int, FrameType | None], None]
 
-HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 ENDING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 
 ENDS_WITH_INPUT = (
@@ -34,7 +38,7 @@ def end_with_parent() -> None:
 
     def wait() -> None:
         os.read(pipe, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        ask_this_to_end()
 
     threading.Thread(target=wait, name="end with parent", daemon=True).start()
 

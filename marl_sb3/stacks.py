@@ -15,6 +15,8 @@ from io import UnsupportedOperation
 from types import FrameType
 from typing import Any
 
+from marl_sb3.systems import STACKS
+
 _log = logging.getLogger(__name__)
 
 _END_S = 0.5  # how long threads and processes that an env has told to end may take
@@ -37,19 +39,19 @@ def stacks_on_signal() -> Iterator[None]:
     The former are printed even while the interpreter cannot run, the latter as soon as it can. Outside the main thread,
     and where standard error is no file, this does nothing.
     """
-    if not hasattr(signal, "SIGUSR1"):  # Windows
+    if STACKS is None:
         yield
         return
     former = None
     with suppress(ValueError, UnsupportedOperation, OSError):
-        former = signal.signal(signal.SIGUSR1, _log_sources)
-        faulthandler.register(signal.SIGUSR1, sys.__stderr__ or sys.stderr, chain=True)
+        former = signal.signal(STACKS, _log_sources)
+        faulthandler.register(STACKS, sys.__stderr__ or sys.stderr, chain=True)
     try:
         yield
     finally:
-        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(STACKS)
         if former is not None:
-            signal.signal(signal.SIGUSR1, former)
+            signal.signal(STACKS, former)
 
 
 def _log_sources(number: int, frame: FrameType | None) -> None:

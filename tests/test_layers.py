@@ -22,7 +22,10 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "marl_sb3"
 NAME = PACKAGE.name
 
-GROUND = (("types",), ("errors",), ("doors",), ("output", "signals", "stacks", "startup", "files", "compiling"))
+GROUND = (
+    *(("types",), ("errors",), ("doors",), ("systems",)),
+    ("output", "signals", "stacks", "startup", "files", "compiling"),
+)
 CORE = (
     ("core.config",),
     ("core.state",),

@@ -15,7 +15,8 @@ from msgspec import Meta
 from marl_sb3.core.config import FiniteFloat, require
 from marl_sb3.core.metrics import Result, flatten, require_metric
 from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.signals import ENDING, HANGUP, handled
+from marl_sb3.signals import ENDING, handled
+from marl_sb3.systems import HANGUP
 
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from marl_sb3.files.paths import path_is_usable
+from marl_sb3.systems import kind_of_file, replace, sync
 
 UNFINISHED = ".unfinished-"  # how the names of temporary files and folders begin
 
@@ -41,7 +42,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
         with with_filename(fresh):
             fresh.unlink(missing_ok=True)  # what a killed process has left, or a link that a stranger has put there
             yield fresh
-        os.replace(fresh, path)
+        replace(fresh, path)
     except BaseException:
         with suppress(OSError):
             fresh.unlink()
@@ -99,7 +100,7 @@ def remove_folder(folder: Path) -> None:
     doomed = _former_path(folder)
     _remove(doomed)
     with suppress(OSError):
-        os.rename(folder, doomed)
+        replace(folder, doomed)
     _remove(doomed)
 
 
@@ -114,7 +115,7 @@ def remove_unfinished(folder: Path) -> None:
 def _remove(path: str | Path) -> None:
     """Remove a folder, or the link, file or pipe in its place, if possible."""
     with suppress(OSError):
-        if not stat.S_ISDIR(os.lstat(path).st_mode):  # rmtree opens what it gets, and would wait for a pipe
+        if kind_of_file(path) != stat.S_IFDIR:  # rmtree opens what it gets, and would wait for a pipe
             os.unlink(path)
     shutil.rmtree(path, ignore_errors=True)
 
@@ -136,12 +137,12 @@ def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
     former = _former_path(folder)
     if replaces := folder.exists():
         _remove(former)
-        os.rename(folder, former)
+        replace(folder, former)
     try:
-        os.rename(fresh, folder)
+        replace(fresh, folder)
     except BaseException:
         if replaces:
-            os.rename(former, folder)
+            replace(former, folder)
         raise
     try:
         if sync:
@@ -153,14 +154,8 @@ def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
 
 def sync_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with with_filename(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with with_filename(path):
+        sync(path)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import TextIO
 import psutil
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.systems import AS_BYTES, NO_LINKS_NO_WAITING, OPEN_FOLLOWS_LINKS, kind_of_file
 
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOUND = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -35,8 +35,10 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
     Raises:
         OSError: it cannot be opened, or it is a link, a folder, a pipe or a device; names the file.
     """
+    if OPEN_FOLLOWS_LINKS:
+        require_regular(path)
     try:
-        descriptor = os.open(path, flags | _NO_LINKS, 0o666)
+        descriptor = os.open(path, flags | NO_LINKS_NO_WAITING | AS_BYTES, 0o666)
     except OSError:
         require_regular(path)  # says in words what ELOOP and ENXIO mean
         raise
@@ -156,7 +158,7 @@ def require_fits(path: str | Path, size: int) -> None:
 def _kind(path: str | Path) -> int | None:
     """The kind of file, as `stat.S_IFMT` returns it; None if there is none."""
     try:
-        return stat.S_IFMT(os.lstat(path).st_mode)
+        return kind_of_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
 

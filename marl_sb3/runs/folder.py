@@ -59,7 +59,7 @@ _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for nam
 def find_run_or_env(name: str) -> Path | None:
     """Find the run folder at a path, or else the newest run of an env of this name; None if there is neither."""
     with path_is_usable("cannot read", name, "run"):
-        is_path = os.sep in name and Path(name).parent.is_dir()  # `sisl/pursuit-v5` is an env
+        is_path = bool({"/", os.sep} & {*name}) and Path(name).parent.is_dir()  # `sisl/pursuit-v5` is an env
         if is_path or Path(name).exists():
             return find_run(name)
         return find_run(runs_of(name)) if newest_run(runs_of(name)) is not None else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,11 +24,12 @@ from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.start import resolve
 from marl_sb3.signals import ENDS_WITH_INPUT
+from marl_sb3.systems import ENDED_BY_SIGNAL, apart, ask_to_end
 
 POLL_S = 0.2  # time between looks at the training runs
 SETTINGS_FILE = "settings.yaml"
 _DONE = 0  # exit code of the command
-_INTERRUPTED = (130, -signal.SIGTERM)  # by a signal while it trained, or while it started
+_INTERRUPTED = (130, *ENDED_BY_SIGNAL)  # by a signal while it trained, or while it started
 
 
 class Pool:
@@ -134,9 +134,9 @@ def run_command_in_pool(
             stderr=output,
             stdin=pipe,
             env={**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
-            start_new_session=True,  # Ctrl-C reaches only this process, which ends them
+            **apart(),  # Ctrl-C reaches only this process, which ends them
         )
-    end_if_wanted = pool.ender(lambda kills: process.kill() if kills else process.terminate())
+    end_if_wanted = pool.ender(lambda kills: process.kill() if kills else ask_to_end(process))
     while (code := process.poll()) is None:
         end_if_wanted()
         time.sleep(POLL_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ATOMIC = "marl_sb3.files.atomic"
+ATOMIC, SYSTEMS = "marl_sb3.files.atomic", "marl_sb3.systems"
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,16 @@ PLACES = {
     "save": Place(
         "marl_sb3.extensions.store.checkpoint_folder",
         {
-            "marl_sb3.extensions.store.checkpoint_format": {"os": ("open", "write", "fsync")},
-            ATOMIC: {"os": ("mkdir", "open", "fsync", "rename"), "shutil": ("rmtree",)},
+            "marl_sb3.extensions.store.checkpoint_format": {"os": ("open", "write")},
+            ATOMIC: {"os": ("mkdir",), "shutil": ("rmtree",)},
+            SYSTEMS: {"os": ("open", "fsync", "replace")},
             "marl_sb3.files.regular": {"os": ("open",)},  # to find the best of those that there are
         },
     ),
-    "cut": Place("marl_sb3.runs.logs.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
+    "cut": Place("marl_sb3.runs.logs.truncate_logs", {SYSTEMS: {"os": ("replace",)}}),
     "policies": Place(
-        "marl_sb3.runs.execution.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
+        "marl_sb3.runs.execution.save_policies",
+        {ATOMIC: {"os": ("mkdir",), "shutil": ("rmtree",)}, SYSTEMS: {"os": ("replace",)}},
     ),
 }
 MOMENTS = ("before", "during", "after")

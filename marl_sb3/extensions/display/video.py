@@ -14,6 +14,7 @@ import numpy as np
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.extensions.display.filmed_env import is_picture
 from marl_sb3.files import path_is_usable, unfinished_path, with_filename
+from marl_sb3.systems import replace
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class VideoFile:
             raise EnvError("no frame was rendered: there is no video")
         with with_filename(self.path):
             self._encoder.finish()
-        os.replace(self._unfinished, self.path)
+        replace(self._unfinished, self.path)
         self._encoder = None
 
 

@@ -2,7 +2,6 @@
 
 from .processes.channel import Heartbeat as Heartbeat
 from .processes.channel import anonymous_file as anonymous_file
-from .processes.fork_server import CAN_FORK as CAN_FORK
 from .processes.fork_server import Forker as Forker
 from .processes.fork_server import ForkServer as ForkServer
 from .processes.fork_server import fork_server as fork_server

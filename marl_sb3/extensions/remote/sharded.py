@@ -36,6 +36,7 @@ from marl_sb3.extensions.remote.shard import (
 from marl_sb3.extensions.remote.shard_experience import OfLearner, ShardedExperience, ShardedRollout
 from marl_sb3.extensions.remote.shard_runners import ShardRunners
 from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
+from marl_sb3.systems import require_fork
 from marl_sb3.types import BoolArray, PolicyID
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
 
             return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
         modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+        require_fork("n_runners", settings.runners, "0")
         return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
 
     return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

@@ -43,6 +43,7 @@ from marl_sb3.core.state import (
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.tensor_file import SUFFIX, StoredTensors, tensor_chunks
 from marl_sb3.files import read_bytes, replaced_folder, with_filename
+from marl_sb3.systems import AS_BYTES, sync_open
 from marl_sb3.types import Array
 
 FORMAT = "marl_sb3 checkpoint 7"
@@ -94,7 +95,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a file to the disk; returns its entry in the manifest."""
     size, digest = 0, hashlib.sha256()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_BYTES, 0o666)
     try:
         with with_filename(path):
             for chunk in chunks:
@@ -103,7 +104,7 @@ def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, A
                 rest = memoryview(chunk)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
+            sync_open(descriptor)
     finally:
         os.close(descriptor)
     return {"size": size, "sha256": digest.hexdigest()}

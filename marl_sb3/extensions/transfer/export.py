@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.files import UNFINISHED, path_is_usable, temporary_folder, with_filename
+from marl_sb3.systems import replace as in_place_of
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def export_policies(
             for suffix in companions:  # those beside it become those that were written with it
                 target.with_suffix(suffix).unlink(missing_ok=True)
                 if file.path.with_suffix(suffix).exists():
-                    os.replace(file.path.with_suffix(suffix), target.with_suffix(suffix))
-            os.replace(file.path, target)
+                    in_place_of(file.path.with_suffix(suffix), target.with_suffix(suffix))
+            in_place_of(file.path, target)
     return [replace(file, path=targets[file.policy_id]) for file in written]
 
 

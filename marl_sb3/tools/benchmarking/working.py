@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -32,6 +31,7 @@ from marl_sb3.evaluation import RANDOM, EvaluationPlan, SeatEvaluations, play_ep
 from marl_sb3.files import remove_folder, write_whole
 from marl_sb3.results import last_result
 from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, resume_run
+from marl_sb3.systems import end_this_at_once
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 
 HEARTBEAT_S = 10.0  # time between the signs of life of a process that trains
@@ -150,7 +150,7 @@ def _alive(training: Training, claim: Path) -> Iterator[None]:
             with suppress(FileNotFoundError):
                 os.utime(claim)
             if _newest(training) not in (claim, None):
-                os.kill(os.getpid(), signal.SIGKILL)
+                end_this_at_once()
 
     thread = threading.Thread(target=beat, name="sign of life", daemon=True)
     thread.start()

@@ -19,7 +19,6 @@ from marl_sb3.core.state import is_plain
 from marl_sb3.envs import importable_id, named_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote import (
-    CAN_FORK,
     Forker,
     ForkServer,
     Link,
@@ -31,6 +30,7 @@ from marl_sb3.extensions.remote import (
     ending,
     packed_request,
 )
+from marl_sb3.systems import CAN_FORK
 from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Finding, Report, Seen, Told, difference
 from marl_sb3.tools.checkup.player import EnvUnderTest, Job, noted

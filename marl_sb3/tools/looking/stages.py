@@ -30,6 +30,7 @@ from marl_sb3.extensions.display import (
     scene_picture,
     standard_console,
 )
+from marl_sb3.systems import HAS_DISPLAY_VARIABLES, console_keys, has_console_keys
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
 
@@ -80,6 +81,8 @@ class TerminalKeys:
     def pressed(self, timeout_s: float) -> list[str]:
         """Wait for keys for at most so long; returns their names."""
         if self._before is None:
+            if has_console_keys():
+                return names_of_keys(console_keys(timeout_s))
             time.sleep(timeout_s)
             return []
         if not select.select([sys.stdin], [], [], timeout_s)[0]:
@@ -287,7 +290,7 @@ def why_no_window() -> str | None:
 
     # Without a display, SDL draws where nobody sees it, and says nothing.
     is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
-    if not is_named and sys.platform not in ("win32", "darwin"):
+    if not is_named and HAS_DISPLAY_VARIABLES:
         return "there is no display ($DISPLAY and $WAYLAND_DISPLAY name none)"
     try:
         pygame = import_pygame()

@@ -42,6 +42,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.extensions.display import one_line
 from marl_sb3.signals import ENDING, handled
+from marl_sb3.systems import take_port_alone
 from marl_sb3.tools.serving.metrics import (
     CONTENT_TYPE,
     OTHER_ROUTE,
@@ -660,7 +661,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host is {host!r}: {error}; accepted: a name or an address of this machine") from error
     listening = socket.socket(family, kind, protocol)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        take_port_alone(listening)
         listening.bind(address)
         listening.listen(1024)
     except OSError as error:

@@ -8,12 +8,13 @@ https://prometheus.io/docs/instrumenting/exposition_formats
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from marl_sb3.systems import IS_WINDOWS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Upper bounds of buckets. Of times, in seconds: from a small network here to an update that clients wait for.
@@ -175,6 +176,6 @@ def process_families() -> list[Family]:
         gauge("process_resident_memory_bytes", "Resident memory.", resident),
         gauge("process_start_time_seconds", "When the process started, in seconds since 1970.", start_s),
     ]
-    if os.name == "posix":
+    if not IS_WINDOWS:
         families.append(gauge("process_open_fds", "Open file descriptors.", process.num_fds()))
     return families

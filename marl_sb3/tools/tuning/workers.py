@@ -30,7 +30,6 @@ from marl_sb3.envs import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.extensions.hooks import RunningEpisode
 from marl_sb3.extensions.remote import (
-    CAN_FORK,
     Link,
     ProcessContext,
     RestartBudget,
@@ -43,6 +42,7 @@ from marl_sb3.extensions.remote import (
 )
 from marl_sb3.runs import Pool, TrainConfig, execute, prepare
 from marl_sb3.signals import interrupting
+from marl_sb3.systems import CAN_FORK, KILL, require_fork
 from marl_sb3.tools.tuning.queue import HERE, TrialQueue
 from marl_sb3.tools.tuning.study import TuneStudy
 
@@ -231,6 +231,7 @@ def _work_in_pool(pool: Pool, study: TuneStudy, queue: TrialQueue, run: RunTrial
 def local_workers(study: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:
     """See `Trainer`: each worker has a process, and all divide the cores among them."""
     env, path = study.search.env, importable_id(study.search.env, study.factory)
+    require_fork("--workers", count, "1, or a Ray cluster of Linux")
     if path is None:
         words = f"env {env!r} cannot be imported by {count} worker processes"
         raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
@@ -276,9 +277,7 @@ class _ProcessOfWorker:
 
         try:
             worker = self._worker or self._start()
-            end_if_wanted = self._pool.ender(
-                lambda kills: worker.send_signal(signal.SIGKILL if kills else signal.SIGTERM)
-            )
+            end_if_wanted = self._pool.ender(lambda kills: worker.send_signal(KILL if kills else signal.SIGTERM))
             arguments = config, folder.absolute(), goes_on is not None
             run: TrainedRun = worker.ask("train", *arguments, on_news=answer, on_look=end_if_wanted)
         except WorkerLostError as error:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -247,3 +248,13 @@ def test_what_is_no_terminal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("TERM", "dumb")
     assert "dumb" in str(why_no_terminal(Console(file=io.StringIO(), force_terminal=True)))
+
+
+def test_keys_of_a_console_of_windows_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = [*"q\xe0H\0K ", "\x1b"]
+    console = SimpleNamespace(kbhit=lambda: bool(typed), getwch=lambda: typed.pop(0))
+    monkeypatch.setitem(sys.modules, "msvcrt", console)
+    monkeypatch.setattr("marl_sb3.systems.IS_WINDOWS", True)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert TerminalKeys().pressed(1.0) == ["q", "up", "left", "space", "escape"]
+    assert TerminalKeys().pressed(0.0) == []

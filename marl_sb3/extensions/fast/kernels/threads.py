@@ -8,7 +8,6 @@ matter by whom: a thread that comes late finds nothing left to do, and does not 
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -19,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from marl_sb3.compiling import inner_kernel
+from marl_sb3.systems import yielding
 from marl_sb3.types import Array
 
 get_or_insert_function: Any = cgutils.get_or_insert_function
@@ -29,15 +29,7 @@ _ORDER = "seq_cst"
 _YIELD = "marl_sb3_yield"  # the name by which compiled code finds the system's function, also from the cache
 
 
-def _yield_address() -> int:
-    if sys.platform == "win32":
-        function: Any = ctypes.windll.kernel32.SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-llvm.add_symbol(_YIELD, _yield_address())
+llvm.add_symbol(_YIELD, ctypes.cast(yielding(), ctypes.c_void_p).value or 0)
 
 
 def counters(tasks: int) -> Array:

@@ -151,8 +151,6 @@ class ForkServer:
             self._process.returncode = 0  # it is the child of another process
 
 
-CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")  # Windows cannot
-
 _servers: dict[str, ForkServer] = {}
 
 
@@ -163,10 +161,8 @@ def fork_server(modules: str) -> ForkServer:
         modules: their names, separated by commas.
 
     Raises:
-        ConfigError: this system cannot fork processes, see `CAN_FORK`, or Python cannot be started.
+        ConfigError: Python cannot be started.
     """
-    if not CAN_FORK:
-        raise ConfigError("n_workers: this system cannot fork processes; accepted: 0, and no runners", key="n_workers")
     server = _servers.get(modules)
     if server is None or not server.is_alive:
         if server is not None:

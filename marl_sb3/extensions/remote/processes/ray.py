@@ -20,6 +20,7 @@ from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.extensions.remote.processes.messages import Failed, MessageLog, pass_on
 from marl_sb3.extensions.remote.processes.pool import Lost, Make, Pool, unsendable
 from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.systems import without_hangup
 
 _log = logging.getLogger(__name__)
 
@@ -197,13 +198,12 @@ def _undisturbed() -> Iterator[None]:
     """
     logger = logging.getLogger("ray")
     level, before = logger.level, signal.getsignal(signal.SIGTERM)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with without_hangup():
+            yield
     finally:
         logger.setLevel(level)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -13,6 +12,7 @@ from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.state import State
 from marl_sb3.doors import EnvKind
 from marl_sb3.errors import ConfigError
+from marl_sb3.systems import cores
 from marl_sb3.types import Array, Observations
 
 
@@ -61,7 +61,7 @@ class WorkerSpec:
         Raises:
             ConfigError: there are more workers than envs.
         """
-        number = min(_cores(), self.num_envs) if n_workers == "auto" else int(n_workers)
+        number = min(cores(), self.num_envs) if n_workers == "auto" else int(n_workers)
         if number > self.num_envs:
             raise ConfigError(
                 f"n_workers is {number}, but n_envs is {self.num_envs}; accepted: at most "
@@ -80,11 +80,7 @@ _POLLING_S = 5e-4  # longer than most policies take to choose actions
 
 def polling_s(n_workers: int) -> float:
     """Return how long a worker and the main process poll for a message; 0 if they have no core each."""
-    return _POLLING_S if n_workers < _cores() else 0.0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _POLLING_S if n_workers < cores() else 0.0
 
 
 # The state of a worker's envs: of a batch as `BatchedVecEnv.get_state` returns it. Of separate envs, `slots` has the

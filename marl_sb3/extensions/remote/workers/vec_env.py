@@ -36,6 +36,7 @@ from marl_sb3.extensions.remote.processes.messages import pass_on
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec, WorkerState
 from marl_sb3.extensions.remote.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
 from marl_sb3.extensions.remote.workers.supervisor import MOST_STEPS, Journal, Supervisor
+from marl_sb3.systems import require_fork
 from marl_sb3.types import Array
 
 _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
@@ -60,6 +61,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def __init__(self, request: VecEnvRequest, most_steps: int = MOST_STEPS) -> None:
         name, num_envs = request.vectorizer, request.n_envs
+        require_fork("n_workers", request.n_workers, "0")
         if name not in ("auto", "batched", "sync"):
             words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
             raise ConfigError(words, key="vectorizer")
