@@ -180,6 +180,7 @@ class BatchedArena(CompiledBatch):
         coins = state.array("coins", np.uint8, (self.num_envs, None))
         if coins.shape[1] < -(-limit // 8):
             raise state.error("coins", coins, f"an array of uint8 ({self.num_envs}, {-(-limit // 8)}), or wider")
+        self._is_observed = False
         self.states.visited[...] = state.array("visited", np.bool_, (self.num_envs, size))
         self.states.cells[...], self.states.timestep[...] = cells, timesteps
         self.states.coins[:, :limit] = np.unpackbits(coins, axis=1, count=limit)

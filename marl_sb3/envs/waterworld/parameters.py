@@ -6,7 +6,7 @@ Lengths are in sides of the square, times in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,8 +114,6 @@ _RANGES = {
     "thrust_penalty": (-_MAX_NUMBER, _MAX_NUMBER),
     "local_ratio": (0.0, 1.0),
 }
-
-NAMES = tuple(field.name for field in fields(Parameters))
 
 
 def _is_number(value: Any, lowest: float, highest: float) -> bool:

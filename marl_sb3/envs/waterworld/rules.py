@@ -609,6 +609,7 @@ class BatchedWaterworld(CompiledBatch):
             rng = np.random.default_rng(0)
             set_generator_state(rng, saved.fields(str(number)))
             words[number] = words_of(rng)
+        self._is_observed = False
         for name, array in own.items():
             array[...] = read[name]
         self.rngs[...] = words

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_toys import RULES, Uneven, UnevenCategories
+from compiled_toys import RULES, Drifting, Uneven, UnevenCategories
 from gymnasium import spaces
 
 from marl_sb3 import make_vec_env
 from marl_sb3.core.state import StateReader
-from marl_sb3.envs.compiled import require_same
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.compiled import CompiledBatch, require_same
+from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import ConfigError, EnvError
 
 COIN, LINE = spaces.Discrete(2), spaces.Box(0, 1, (2,), np.float32)
@@ -78,3 +80,17 @@ def test_an_action_out_of_range_names_the_agent_that_has_such_actions() -> None:
         env.step([np.array([[0, 0], [0, 2]]), np.zeros((2, 1, 2), np.int64)])
     with pytest.raises(EnvError, match=r"env 0, step 0: guide must act in MultiDiscrete\(\[2 3\]\); received \[0, 3\]"):
         env.step([np.zeros((2, 2), np.int64), np.array([[[0, 3]], [[0, 0]]])])
+
+
+@pytest.mark.parametrize("env", [ArenaEnv, WaterworldEnv, Drifting])
+def test_what_is_brought_back_is_observed_after_a_step_that_nobody_has_looked_at(env: Any) -> None:
+    batch: CompiledBatch = env.make_batched(1)
+    batch.reset([0], [0])
+    before, seen = batch.get_state(), batch.observations().tolist()
+    for _ in range(5):
+        batch.step(np.zeros_like(batch.actions))
+    batch.set_state(StateReader(before))
+    assert batch.observations().tolist() == seen
+    batch.step(np.zeros_like(batch.actions))
+    batch.reset([0], [0])
+    assert batch.observations().tolist() == seen
