@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
-from marl_sb3.cli import CommandParser
-
-COMMANDS = (
-    *("train", "tune", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
-    *("export", "imitate", "serve", "doctor", "new"),
-)
+from marl_sb3.cli import COMMANDS, CommandParser, command_named
 
 
 def build_parser() -> CommandParser:
     """The command line."""
     width = max(map(len, COMMANDS))
-    descriptions = {name: importlib.import_module(f"marl_sb3.{name}").main.description for name in COMMANDS}
+    descriptions = {name: command_named(name).description for name in COMMANDS}
     listed = "\n".join(f"  {name:<{width}}  {description}" for name, description in descriptions.items())
     parser = CommandParser(
         "marl-sb3",
@@ -39,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0]
     if command not in COMMANDS:  # the parsers of all commands are made only where they are needed
         command = build_parser().parse_args(arguments[:1]).command
-    return int(importlib.import_module(f"marl_sb3.{command}").main(arguments[1:]))
+    return command_named(command)(arguments[1:])
 
 
 if __name__ == "__main__":

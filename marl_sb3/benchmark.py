@@ -37,7 +37,7 @@ exit codes: 1 a training has failed, 2 wrong command line or file,
 """
 
 
-@command("benchmark FILE [options]", "Train algorithms in envs with several seeds each, and compare them.", _EPILOG)
+@command("benchmark FILE [options]", "Train algorithms in envs with several seeds each; compare them.", _EPILOG)
 def main(
     file: Annotated[str, "FILE", "what is trained, or the name of a benchmark of the package"],
     *,

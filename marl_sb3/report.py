@@ -24,9 +24,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
 
 
-@command(
-    "report RUN|FOLDER ... [options]", "Write a page about runs: curves, tables, hints on what looks wrong.", _EPILOG
-)
+@command("report RUN|FOLDER ... [options]", "Write a page about runs: curves, tables, hints on what is wrong.", _EPILOG)
 def main(
     paths: Annotated[Sequence[str], "RUN|FOLDER", "run folders, folders of runs, names of envs"],
     *,

@@ -54,6 +54,7 @@ def start_without_dynamo() -> None:
 
 # Extra -> the packages that some feature cannot do without.
 _OF_EXTRAS = {
+    "completions": ("shtab",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "report": ("plotly",),

@@ -27,6 +27,7 @@ OPTIONS = {
     "tune": 34,
     "benchmark": 8,
     "new": 3,
+    "completions": 1,
 }
 
 PROGRAM = """

@@ -64,7 +64,7 @@ EXTENSIONS = (
 TOOLS = ("tools.benchmarking", "tools.checkup", "tools.looking", "tools.serving", "tools.starting", "tools.tuning")
 COMMANDS = (
     *("train", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
-    *("export", "imitate", "serve", "tune", "doctor", "new"),
+    *("export", "imitate", "serve", "tune", "doctor", "new", "completions"),
 )
 
 # From the bottom up: a module imports from the layers below its own and from its own room, not from others beside it.

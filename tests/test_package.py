@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import marl_sb3
-from marl_sb3.__main__ import COMMANDS, main
+from marl_sb3.__main__ import main
+from marl_sb3.cli import COMMANDS
 from marl_sb3.extensions.fast import ALGORITHMS
 
 FUNCTIONS = {"train": "marl_sb3.runs.train", "tune": "marl_sb3.tools.tuning.api"}

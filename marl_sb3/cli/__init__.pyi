@@ -1,5 +1,6 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .options import COMMANDS as COMMANDS
 from .options import NEW_RUN as NEW_RUN
 from .options import REPEATED as REPEATED
 from .options import Bare as Bare
@@ -8,6 +9,7 @@ from .options import Section as Section
 from .options import Setting as Setting
 from .options import Verbosity as Verbosity
 from .options import command as command
+from .options import command_named as command_named
 from .options import given_options as given_options
 from .options import options_of as options_of
 from .options import record as record

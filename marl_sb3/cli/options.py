@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -220,6 +221,11 @@ def given_options(record: Any) -> Iterator[tuple[Option, Any]]:
 # --- Commands --------------------------------------------------------------------------------------------------------
 
 
+COMMANDS = (
+    *("train", "tune", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
+    *("export", "imitate", "serve", "doctor", "new", "completions"),
+)
+
 _VERBOSITY = ("-v", "log more, and show tracebacks of errors; -vv logs even more; default: off")
 Verbosity = Annotated[int, *_VERBOSITY]  # of all commands
 
@@ -261,6 +267,12 @@ class Command:
 def command(usage: str, description: str, epilog: str) -> Callable[[Callable[..., int]], Command]:
     """Make a command of a function; the arguments are those of `Command`."""
     return lambda function: Command(function, usage, description, epilog)
+
+
+def command_named(name: str) -> Command:
+    """Import one of `COMMANDS`."""
+    found: Command = importlib.import_module(f"marl_sb3.{name}").main
+    return found
 
 
 def _import_users_modules(arguments: argparse.Namespace) -> None:

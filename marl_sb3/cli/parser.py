@@ -32,6 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, usage, formatter_class=formatter, allow_abbrev=False, **settings)
         self._section: argparse._ActionsContainer = self
+        self.options: list[argparse.Action] = []  # and arguments, without --help and --version
         words = f"marl_sb3 {marl_sb3.__version__}"
         self.add_argument("--version", action="version", version=words, help="print the version and exit")
 
@@ -43,10 +44,10 @@ class CommandParser(argparse.ArgumentParser):
         """Add an option, `--seed S`, whose value is called S in the help text; or an argument, `RUN`."""
         name, _, metavar = option.partition(" ")
         if not option.startswith("-"):
-            self._section.add_argument(dest, metavar=option, help=words, **settings)
+            self.options.append(self._section.add_argument(dest, metavar=option, help=words, **settings))
         else:
             settings |= {"metavar": metavar} if metavar else {}
-            self._section.add_argument(name, dest=dest, help=words, **settings)
+            self.options.append(self._section.add_argument(name, dest=dest, help=words, **settings))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
