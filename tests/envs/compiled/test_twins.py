@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from dataclasses import replace
 from functools import partial
@@ -44,18 +43,17 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "taxi": (TAXI, {}),
     "taxi without end": (TAXI, {"max_episode_steps": -1}),
     "cart pole, other rewards": ("CartPole-v1", {"sutton_barto_reward": True, "max_episode_steps": -1}),
+    "spread": ("mpe2/simple_spread-v3", {}),
+    "five agents spread": ("mpe2/simple_spread-v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60}),
+    "reference": ("mpe2/simple_reference-v3", {"local_ratio": 0.3}),
+    "speaker and listener": ("mpe2/simple_speaker_listener-v4", {}),
+    "tag": ("mpe2/simple_tag-v3", {}),
+    "larger tag until all are caught": (
+        "mpe2/simple_tag-v3",
+        {"num_good": 2, "num_adversaries": 4, "num_obstacles": 1, "max_cycles": 70, "terminate_on_success": True},
+    ),
+    "tag without obstacles": ("mpe2/simple_tag-v3", {"num_obstacles": 0, "num_adversaries": 1}),
 }
-
-
-if importlib.util.find_spec("mpe2") is not None:
-    TWINS["spread"] = ("mpe2/simple_spread-v3", {})
-    TWINS["reference"] = ("mpe2/simple_reference-v3", {"local_ratio": 0.3})
-    TWINS["speaker and listener"] = ("mpe2/simple_speaker_listener-v4", {})
-    TWINS["tag"] = ("mpe2/simple_tag-v3", {})
-    many: dict[str, Any] = {"num_good": 2, "num_adversaries": 4, "num_obstacles": 1, "max_cycles": 70}
-    TWINS["larger tag until all are caught"] = ("mpe2/simple_tag-v3", {**many, "terminate_on_success": True})
-    TWINS["tag without obstacles"] = ("mpe2/simple_tag-v3", {"num_obstacles": 0, "num_adversaries": 1})
-    TWINS["five agents spread"] = ("mpe2/simple_spread-v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60})
 
 
 @pytest.mark.parametrize("name", TWINS)
