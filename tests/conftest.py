@@ -6,7 +6,7 @@ import functools
 import gc
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
 from marl_sb3.signals import ENDING
+from marl_sb3.systems import CAN_FORK
 
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
 
@@ -26,6 +27,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What needs workers is skipped where they are refused."""
+    report = yield
+    if not CAN_FORK and call.excinfo is not None and "cannot fork processes" in str(call.excinfo.value):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, "Skipped: this system cannot fork processes")
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -65,6 +78,8 @@ SHARED = pytest.StashKey[ForkServer]()
 def pytest_configure_node(node: Any) -> None:
     """The processes of pytest-xdist share a fork server, since one takes seconds of the processor to start."""
     stash = node.config.stash
+    if not CAN_FORK:
+        return
     if SHARED not in stash:
         no_signals_are_ignored()
         stash[SHARED] = ForkServer()
@@ -80,6 +95,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, _signals_are_not_ignored: None) -> Iterator[Client]:
     """Starts commands as processes without waiting for their imports."""
+    if not CAN_FORK:
+        pytest.skip("this system cannot fork processes")
     from marl_sb3.extensions.remote.processes.fork_server import close_all
 
     shared = getattr(request.config, "workerinput", {}).get("fork_server")

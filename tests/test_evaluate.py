@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 from pathlib import Path
@@ -326,6 +325,8 @@ def test_an_env_that_cannot_be_filmed_is_refused(in_tmp: Path, capsys: pytest.Ca
 def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(
     run_folder: Path, in_tmp: Path, server: ForkServer
 ) -> None:
+    import pty
+
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     options = [str(run_folder), "--episodes", "6", "--json", "--video", "film.gif"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pty
 import re
 import signal
 from pathlib import Path
@@ -17,6 +16,7 @@ from waiting import wait_for
 
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.systems import CAN_FORK
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
@@ -279,6 +279,7 @@ def test_of_many_agents_and_policies_few_are_shown(in_tmp: Path, capsys: pytest.
         assert f"policies: {agents[0]}/policies (20 SB3 zips)" in lines
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="it takes a signal of POSIX")
 def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (in_tmp / "hanging_up.py").write_text(
         "import os, signal\n"
@@ -297,6 +298,8 @@ def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path, caps
 
 
 def test_a_terminal_gets_the_live_view(tmp_path: Path, server: ForkServer) -> None:
+    import pty
+
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     errors = tmp_path / "errors"

@@ -16,7 +16,7 @@ LACKING = {
     "os": (
         *("fork", "forkpty", "killpg", "setsid", "getsid", "setpgid", "getpgid", "getpgrp", "tcgetpgrp", "tcsetpgrp"),
         *("getuid", "geteuid", "getgid", "getegid", "sched_getaffinity", "sched_setaffinity", "sched_yield", "nice"),
-        *("memfd_create", "pread", "pwrite", "preadv", "pwritev", "readv", "writev", "posix_fallocate", "sendfile"),
+        *("memfd_create", "pread", "pwrite", "preadv", "pwritev", "readv", "writev", "posix_fallocate"),
         *("posix_fadvise", "register_at_fork", "wait", "wait3", "wait4", "waitid", "mkfifo", "mknod", "chown"),
         *("chroot", "getloadavg", "openpty", "sysconf", "statvfs", "fstatvfs", "ttyname", "uname", "fchdir", "fchmod"),
         *("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_CLOEXEC", "O_SYNC", "O_DSYNC", "pidfd_open", "eventfd"),

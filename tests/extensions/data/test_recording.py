@@ -40,6 +40,7 @@ from marl_sb3.extensions.data import (
 from marl_sb3.extensions.data import store as store_module
 from marl_sb3.extensions.data.recorder import Timeline
 from marl_sb3.extensions.data.store import PolicyKind
+from marl_sb3.systems import CAN_FORK
 from marl_sb3.train import main as train_command
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
@@ -463,6 +464,7 @@ while True:
 """
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="it takes a signal of POSIX")
 def test_what_was_finished_is_there_after_a_kill(tmp_path: Path) -> None:
     here = Path(__file__).parent
     code = KILLED.format(tests=str(here.parents[1]), data=str(here), directory=str(tmp_path / "killed"))

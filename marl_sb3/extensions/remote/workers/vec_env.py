@@ -61,10 +61,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def __init__(self, request: VecEnvRequest, most_steps: int = MOST_STEPS) -> None:
         name, num_envs = request.vectorizer, request.n_envs
-        require_fork("n_workers", request.n_workers, "0")
         if name not in ("auto", "batched", "sync"):
             words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
             raise ConfigError(words, key="vectorizer")
+        require_fork("n_workers", request.n_workers, "0")
         self._batched = name == "batched" or (
             name == "auto" and why_not_batched(request.factory, request.env_kwargs) is None
         )
