@@ -47,6 +47,19 @@ def _one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _registered_envs_are_forgotten() -> Iterator[None]:
+    """What a test registers, none of the next ones finds, whatever their order."""
+    from marl_sb3.doors import REGISTERED_ENVS
+
+    before = REGISTERED_ENVS.added()
+    yield
+    for name in REGISTERED_ENVS.names():
+        REGISTERED_ENVS.remove(name)
+    for name, factory in before.items():
+        REGISTERED_ENVS.add(name, factory)
+
+
 def no_signals_are_ignored() -> None:
     """As they are where tests run in the background or under `nohup`; processes that tests start inherit it."""
     for number in ENDING:

@@ -27,14 +27,11 @@ from marl_sb3.errors import ConfigError, EnvRaisedError
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers or finds in its working directory is gone after it."""
-    registered = REGISTERED_ENVS.names()
+    """What a test finds in its working directory is gone after it."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     registries = (pettingzoo.parallel_registry, pettingzoo.aec_registry, gymnasium.registry)
     before = [dict(envs) for envs in registries]
     yield
-    for name in {*REGISTERED_ENVS.names()} - {*registered}:
-        REGISTERED_ENVS.remove(name)
     for envs, known in zip(registries, before, strict=True):
         envs.clear()
         envs.update(known)
