@@ -61,7 +61,7 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
         "chooser": PolicySpec(MaskablePPO, "MultiInputPolicy"),
     }
     env = make_vec_env(ManySpaces, n_envs=1, seed=0)
-    served = Served(MultiAgentAlgorithm(env, policies, n_steps=8, batch_size=8, seed=0).bundle(), 0, b"", "")
+    served = Served(MultiAgentAlgorithm(env, policies, n_steps=8, batch_size=8, seed=0).bundle(), 0, b"", "", 0.0, 0.0)
     seen_by_all = {
         "kind": "Dict",
         "spaces": {

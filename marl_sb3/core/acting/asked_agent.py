@@ -19,7 +19,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from marl_sb3.core.acting.actor import env_actions
 from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
 from marl_sb3.core.envs import MASK
-from marl_sb3.core.processing import REWARD, Memory, Processing
+from marl_sb3.core.processing import REWARD, Memory, Processing, require_choices
 from marl_sb3.core.sb3 import States, inference, initial_states, takes_masks
 from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined, mask_fault
 from marl_sb3.errors import ConfigError
@@ -239,10 +239,9 @@ class AskedAgent:
         if array.shape[: len(self.shape)] != self.shape or row not in accepted:
             raise self.misfit(f"its shape is {array.shape}")
         rows = array.reshape(self.rows, *row)
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):  # on a GPU, PyTorch would end the process
-            number = getattr(space, "nvec", getattr(space, "n", None))
-            if not np.all((rows >= space.start) & (rows < space.start + number)):
-                raise self.misfit("it has other numbers")
+        if (sizes := choices_of(space)) is not None:  # on a GPU, PyTorch would end the process
+            with self.misfit_refused():
+                require_choices(ZeroBased(space).from_env(rows).reshape(self.rows, -1), np.array(sizes))
         return rows.astype(space.dtype) if self.processing.processors else rows
 
     def _rewarded(self, memory: Memory, initial: Memory, starts: BoolArray) -> Memory:

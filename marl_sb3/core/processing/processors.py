@@ -217,7 +217,7 @@ class FrameStack(ObservationProcessor):
             frames, axis = inputs.memory[_name(key)], self._axes[key] + 1
             if key in self._choices:
                 newest = newest.reshape(len(newest), -1)  # a Discrete has no axis
-                _require_choices(newest, self._choices[key])
+                require_choices(newest, self._choices[key])
             kept = (slice(None),) * axis + (slice(newest.shape[axis], None),)
             after[_name(key)] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis)
             return after[_name(key)]
@@ -254,13 +254,13 @@ def flat_values(space: spaces.Space[Any], values: Array) -> Array:
     first = np.cumsum([0, *sizes[:-1]])
     start = np.asarray(getattr(space, "start", 0)).reshape(-1)
     numbers = rows.astype(np.int64) - start
-    _require_choices(numbers, sizes)
+    require_choices(numbers, sizes)
     flat = np.zeros((len(rows), sum(sizes)), dtype=np.float32)
     np.put_along_axis(flat, numbers + first, 1.0, axis=1)
     return flat
 
 
-def _require_choices(numbers: Array, sizes: Array) -> None:
+def require_choices(numbers: Array, sizes: Array) -> None:
     """Refuse (rows, numbers) numbers that are none of so many choices: they would stand for others.
 
     Raises:

@@ -97,7 +97,7 @@ def test_a_bundle_knows_its_agents_and_refuses_others(saved: Path) -> None:
     assert bundle.agents_of("agent2") == ["agent2"]
     with pytest.raises(ConfigError, match="observations: unknown agent 'agent3'; the env has agent1, agent2"):
         bundle.predict({"agent3": None})
-    for observation, fault in (([0, 1, 2], r"its shape is \(3,\)"), ([0, 500], "it has other numbers")):
+    for observation, fault in (([0, 1, 2], r"its shape is \(3,\)"), ([0, 500], "number 1 is 500; accepted: 0 to 99")):
         with pytest.raises(
             ConfigError, match=rf"agent 'agent1': the observation does not fit MultiDiscrete.*: {fault}"
         ):
