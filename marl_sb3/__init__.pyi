@@ -27,6 +27,7 @@ from .evaluation.playing import evaluate_policies as evaluate_policies
 from .extensions.assignment import MappedEpisode as MappedEpisode
 from .extensions.assignment import SampledAssignment as SampledAssignment
 from .extensions.assignment import SwappedAssignment as SwappedAssignment
+from .extensions.data.iql import IQL as IQL
 from .extensions.exploration import Exploration as Exploration
 from .extensions.exploration import SoftQ as SoftQ
 from .extensions.fast.contrib import QRDQN as QRDQN

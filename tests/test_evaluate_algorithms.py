@@ -29,7 +29,7 @@ CASES = {
     **dict.fromkeys(("dqn", "qrdqn", "recurrent_dqn", "vdn"), ("CartPole-v1", REPLAY)),
     "qmix": ("arena", REPLAY),
     **dict.fromkeys(("maskable_dqn", "maskable_qrdqn"), ("classic/tictactoe-v3", REPLAY)),
-    **dict.fromkeys(("sac", "recurrent_sac", "td3", "ddpg", "tqc", "crossq"), ("Pendulum-v1", REPLAY)),
+    **dict.fromkeys(("sac", "recurrent_sac", "td3", "ddpg", "tqc", "crossq", "iql"), ("Pendulum-v1", REPLAY)),
 }
 
 

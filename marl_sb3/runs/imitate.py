@@ -20,7 +20,15 @@ from marl_sb3.core.training import IterationReport, ResultLogger, iteration_resu
 from marl_sb3.core.vec_env import derived_seed
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data import Cloning, CloningOptions, PolicyData, read_data, require_episodes
+from marl_sb3.extensions.data import (
+    Cloning,
+    CloningOptions,
+    OfflineTraining,
+    PolicyData,
+    learns_offline,
+    read_data,
+    require_episodes,
+)
 from marl_sb3.extensions.display import number, progress_bars, standard_console
 from marl_sb3.files import as_path, path_is_usable, read_regular, require_text
 from marl_sb3.runs.building import import_algorithms, source_named
@@ -38,6 +46,7 @@ from marl_sb3.signals import pass_on
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
+Jobs = dict[PolicyID, Cloning | OfflineTraining]
 
 
 def imitate(
@@ -189,7 +198,7 @@ def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
         raise ConfigError(f"{shown} is damaged: {error}", key="run") from error
 
 
-def _execute(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, *, quiet: bool) -> None:
+def _execute(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> None:
     """Pass over the data until all policies are done, or a signal comes; then save them."""
     with limited_threads(run.config.n_threads), tracking(run) as trackers:
         if jobs:
@@ -205,8 +214,8 @@ def _execute(run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions
 
 def _jobs(
     run: Run, sets: list[PolicyData], data: Path, options: CloningOptions, *, learn: bool = True
-) -> dict[PolicyID, Cloning]:
-    """Return the cloning of each policy that is trained.
+) -> Jobs:
+    """Return the cloning or the offline training of each policy that is trained.
 
     Args:
         sets: what is in the data.
@@ -216,12 +225,15 @@ def _jobs(
         ConfigError: a policy cannot learn from the data.
     """
     assert run.config.seed is not None, "prepare() has drawn one"
-    jobs: dict[PolicyID, Cloning] = {}
+    jobs: Jobs = {}
     for index, (policy_id, learner) in enumerate(run.algorithm.parts.learners.items()):
         if learner.trained:
             seed = derived_seed(run.config.seed, 1000 + index)
             episodes = require_episodes(sets, learner.rows, data)
-            jobs[policy_id] = Cloning(learner, episodes, options, seed, learn=learn)
+            if learns_offline(learner.algorithm):
+                jobs[policy_id] = OfflineTraining(learner, episodes, options, learn=learn)
+            else:
+                jobs[policy_id] = Cloning(learner, episodes, options, seed, learn=learn)
     if not jobs:
         raise ConfigError(
             "no policy is trained; accepted: policies_to_train with at least one", key="policies_to_train"
@@ -230,7 +242,7 @@ def _jobs(
 
 
 def _train(
-    run: Run, jobs: Mapping[PolicyID, Cloning], options: CloningOptions, trackers: Tracking, *, quiet: bool
+    run: Run, jobs: Jobs, options: CloningOptions, trackers: Tracking, *, quiet: bool
 ) -> None:
     console = standard_console()
 
@@ -252,9 +264,9 @@ def _train(
             result = iteration_result(IterationReport(), algorithm.parts, algorithm.env.agents)
             for policy_id, metrics in measured.items():
                 result["learners"][policy_id] |= metrics
-                apart = metrics["imitation_loss_validation"]
-                validated = "" if apart is None else f", validation {number(apart, 4)}"
-                losses[policy_id] = f"{policy_id} loss {number(metrics['imitation_loss'], 4)}{validated}"
+                shown = jobs[policy_id].losses_in(metrics).items()
+                words = ", ".join(f"{name} {number(loss, 4)}" for name, loss in shown if loss is not None)
+                losses[policy_id] = f"{policy_id} {words}"
             algorithm.logger.write_result(result, algorithm.iteration)
             if bar is not None and not bars.disable:
                 bars.update(bar, completed=counters.iteration, description="; ".join(losses.values()))
@@ -272,7 +284,7 @@ def _train(
         say(f"policy {policy_id}: weights of epoch {job.best_epoch} of {job.epoch}")
 
 
-def _save(run: Run, trackers: Tracking, jobs: Mapping[PolicyID, Cloning] | None = None) -> None:
+def _save(run: Run, trackers: Tracking, jobs: Jobs | None = None) -> None:
     """Write a checkpoint of the policies.
 
     Args:

@@ -112,12 +112,12 @@ def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
         ConfigError: names the policy, the space, and what is accepted.
     """
     discrete = any(cls.__name__ in ("DQN", "QRDQN") for cls in spec.algorithm.__mro__)
-    action_space = rows.group.action_space
-    if not isinstance(action_space, spaces.Discrete if discrete else spaces.Box):
-        agents = ", ".join(map(str, rows.agents))
+    accepted = getattr(spec.algorithm, "accepted_actions", (spaces.Discrete if discrete else spaces.Box,))
+    action_space, agents = rows.group.action_space, ", ".join(map(str, rows.agents))
+    if not isinstance(action_space, accepted):
         raise ConfigError(
             f"policy {rows.policy_id!r}, agents {agents}: the action space is {action_space}; "
-            f"accepted by {spec.algorithm.__name__}: {'Discrete' if discrete else 'Box'}",
+            f"accepted by {spec.algorithm.__name__}: {', '.join(each.__name__ for each in accepted)}",
             key="algo",
         )
 

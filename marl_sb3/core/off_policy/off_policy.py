@@ -138,7 +138,7 @@ class OffPolicyLearner(Learner):
             for _ in self.experience.due_updates():
                 metrics.append(self._train())
 
-        return Update(run, lambda: joined_metrics(metrics or [self._finish_update(0)]))
+        return Update(run, lambda: joined_metrics(metrics or [self.finish_update(0)]))
 
     def _train(self) -> Result:
         """Update by the algorithm's `train()`, or do nothing if the policy is not to learn yet.
@@ -159,10 +159,10 @@ class OffPolicyLearner(Learner):
         if gradient_steps > 0:
             with not_finite_refused(self.policy_id, "update"):
                 (self.trains or algorithm.train)(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
-        return self._finish_update(gradient_steps)
+        return self.finish_update(gradient_steps)
 
-    def _finish_update(self, gradient_steps: int) -> Result:
-        """Read what `train()` has recorded, and look for numbers that are not finite."""
+    def finish_update(self, gradient_steps: int) -> Result:
+        """Return the metrics of gradient steps, after a look for numbers that are not finite."""
         logger = self.algorithm.logger
         recorded = dict(logger.name_to_value)
         logger.dump()

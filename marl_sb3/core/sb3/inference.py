@@ -132,9 +132,9 @@ def q_values(
     seen = _tensor(algorithm, observations)
     with th.no_grad():
         if isinstance(algorithm.action_space, spaces.Discrete):
-            quantiles = getattr(policy, "quantile_net", None)
-            memory = _memory(algorithm, states, starts) if states else ()
-            found = policy.q_net(seen, *memory) if quantiles is None else quantiles(seen).mean(dim=1)
+            net = next(getattr(policy, name) for name in ("q_net", "quantile_net", "critic") if hasattr(policy, name))
+            found = net(seen, *(_memory(algorithm, states, starts) if states else ()))
+            found = found.mean(dim=1) if found.dim() == 3 else found  # of quantiles
         else:
             taken = policy._predict(seen, deterministic=True) if actions is None else _actions(algorithm, actions)
             of_critics = policy.critic(seen, taken)

@@ -20,6 +20,8 @@ from .estimators import joint_weights as joint_weights
 from .estimators import made as made
 from .estimators import resamples as resamples
 from .estimators import robust_values as robust_values
+from .offline import OfflineTraining as OfflineTraining
+from .offline import learns_offline as learns_offline
 from .recorder import recorder_of as recorder_of
 from .settings import DataSettings as DataSettings
 from .store import EpisodeStore as EpisodeStore

@@ -142,6 +142,11 @@ class Cloning(Stateful):
             "curr_lr": self._options.learning_rate,
         }
 
+    @staticmethod
+    def losses_in(metrics: Result) -> Mapping[str, float | None]:
+        """Return what to show of the metrics of a pass, by words."""
+        return {"loss": metrics["imitation_loss"], "validation": metrics["imitation_loss_validation"]}
+
     def finish(self) -> None:
         """Give the policy the weights of the best pass, and its target networks the same."""
         self._put(self._best)

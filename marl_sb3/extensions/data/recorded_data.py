@@ -92,6 +92,24 @@ def columns_of(data: Demonstrations, rows: PolicyRows) -> list[Array]:
     return [data.of_episodes(np.array(episodes)) if episodes else np.zeros(0, np.int64) for episodes in columns]
 
 
+def fill(buffer: Any, data: Demonstrations, rows: PolicyRows, name: str) -> None:
+    """Put recorded transitions into a replay buffer, as if its rows had experienced them side by side.
+
+    Args:
+        rows: of the policy.
+        name: of the data, for a warning if there are more than the buffer holds.
+    """
+    columns, capacity = columns_of(data, rows), buffer.buffer_size * rows.num_rows
+    if len(data) > capacity:
+        words = "policy %s: %s has %d transitions, the replay buffer holds %d: the latest stay"
+        _log.warning(words, rows.policy_id, name, len(data), capacity)
+    for step in range(max(map(len, columns))):
+        present = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
+        chosen = np.array([columns[row][step] for row in present])
+        buffer.add_transitions(data.transitions(chosen, present))
+    buffer.break_off(np.ones(len(columns), dtype=np.bool_))
+
+
 def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., Any]:
     """Return the `sample` of a replay buffer that draws a share of each minibatch from another one.
 
@@ -198,16 +216,9 @@ class ReplayData(LearnerPart):
         self._recorded.forget()
         if learner.actor.policy.takes_masks and learner.actor.policy.needs_masks:
             require_masks(data, learner.policy_id, learner.algorithm)
-        columns, buffer = columns_of(data, learner.rows), learner.buffer
+        buffer = learner.buffer
         if self._share is not None:
-            buffer = self._make_buffer(size=max(map(len, columns)) * learner.rows.num_rows)
+            longest = max(map(len, columns_of(data, learner.rows)))
+            buffer = self._make_buffer(size=longest * learner.rows.num_rows)
             learner.buffer.sample = drawing_from_both(learner.buffer, buffer, self._share)
-        capacity = buffer.buffer_size * learner.rows.num_rows
-        if len(data) > capacity:
-            words = "policy %s: replay_data has %d transitions, the replay buffer holds %d: the latest stay"
-            _log.warning(words, learner.policy_id, len(data), capacity)
-        for step in range(max(map(len, columns))):  # as if the rows had experienced them side by side
-            rows = np.array([row for row, of_row in enumerate(columns) if len(of_row) > step])
-            chosen = np.array([columns[row][step] for row in rows])
-            buffer.add_transitions(data.transitions(chosen, rows))
-        buffer.break_off(np.ones(len(columns), dtype=np.bool_))
+        fill(buffer, data, learner.rows, "replay_data")

@@ -164,6 +164,11 @@ _ENTROPY: Mapping[str, Any] = {
 SAC: Mapping[str, Any] = {**_ENTROPY, "target_update_interval": _Delay}
 RECURRENT_SAC: Mapping[str, Any] = {**SAC, **_SEQUENCES}
 TQC: Mapping[str, Any] = {**SAC, "top_quantiles_to_drop_per_net": Annotated[int, Meta(ge=0)]}
+IQL: Mapping[str, Any] = {
+    **_CONTINUOUS,
+    "expectile": Annotated[float, Meta(gt=0, lt=1, description="a number above 0 and below 1")],
+    "beta": _Moderate,
+}
 CROSSQ: Mapping[str, Any] = {
     **{name: kind for name, kind in _ENTROPY.items() if name != "tau"},  # there are no target networks
     "policy_delay": _Delay,
@@ -213,6 +218,12 @@ _OF_REPLAY: Mapping[str, str | None] = {"replay_buffer_size": None, **_COMMON}
 _OF_Q: Mapping[str, str | None] = {"qf_loss": "train/loss", "exploration_rate": None, **_OF_REPLAY}
 _LOSSES: Mapping[str, str | None] = {"actor_loss": "train/actor_loss", "critic_loss": "train/critic_loss"}
 _OF_ACTOR_CRITIC: Mapping[str, str | None] = {**_LOSSES, **_OF_REPLAY}
+_OF_IQL: Mapping[str, str | None] = {
+    "vf_loss": "train/value_loss",
+    **_LOSSES,
+    "advantage_weight": "train/advantage_weight",
+    **_OF_REPLAY,
+}
 _OF_ENTROPY: Mapping[str, str | None] = {
     **_LOSSES,
     "ent_coef": "train/ent_coef",
@@ -425,6 +436,14 @@ _BUILT_IN = (
         _OFF_POLICY_LEARNER,
         _OF_ENTROPY,
         stock="sb3_contrib.crossq.crossq:CrossQ",
+    ),
+    AlgorithmInfo(
+        "iql",
+        "marl_sb3.extensions.data.iql:IQL",
+        "implicit Q-learning, from recorded episodes alone or going on online (Kostrikov et al. 2021)",
+        IQL,
+        _OFF_POLICY_LEARNER,
+        _OF_IQL,
     ),
 )
 ALGORITHMS: Mapping[str, AlgorithmInfo] = {info.name: info for info in _BUILT_IN}

@@ -299,8 +299,8 @@ class TeamLearner(OffPolicyLearner):
         return TeamExperience(self.actor, stored_space(self.processing, self.algorithm), self.progress_remaining)
 
     @override
-    def _finish_update(self, gradient_steps: int) -> Result:
-        metrics = super()._finish_update(gradient_steps)
+    def finish_update(self, gradient_steps: int) -> Result:
+        metrics = super().finish_update(gradient_steps)
         trained = gradient_steps * self.algorithm.batch_size * len(self.rows.agents)
         return {**metrics, "num_module_steps_trained": trained}
 

@@ -69,9 +69,9 @@ class RecurrentLearner(OffPolicyLearner):
     takes_parts = ()
 
     @override
-    def _finish_update(self, gradient_steps: int) -> Result:
+    def finish_update(self, gradient_steps: int) -> Result:
         drawn, self.buffer.num_drawn = self.buffer.num_drawn, 0
-        return {**super()._finish_update(gradient_steps), "num_module_steps_trained": drawn}
+        return {**super().finish_update(gradient_steps), "num_module_steps_trained": drawn}
 
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------

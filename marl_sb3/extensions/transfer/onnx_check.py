@@ -26,6 +26,7 @@ from marl_sb3.extensions.transfer.onnx_graph import (
     has_q_values,
     more_inputs,
     onnx_packages,
+    outputs_of,
     parts_of_distribution,
 )
 from marl_sb3.types import Array, Observations
@@ -158,11 +159,13 @@ def _by_sb3(algorithm: Any, observations: Observations, more: Arrays) -> dict[st
     if has_q_values(policy):
         q_values = inference.q_values(algorithm, observations, None, of_actor, starts)
         return {"actions": actions, "q_values": q_values, **kept}
-    if not hasattr(policy, "predict_values"):
+    if len(outputs_of(policy)) == 1:  # actions
         return {"actions": actions, **kept}
-    values, after_critic = inference.values(algorithm, observations, of_critic or of_actor, starts)
-    states = dict(zip((*STATES, *CRITIC_STATES), (*(after or ()), *after_critic), strict=False))
-    found = {"actions": actions, "values": values, **{f"{NEXT}{name}": array for name, array in states.items()}}
+    found = {"actions": actions}
+    if hasattr(policy, "predict_values"):
+        values, after_critic = inference.values(algorithm, observations, of_critic or of_actor, starts)
+        states = dict(zip((*STATES, *CRITIC_STATES), (*(after or ()), *after_critic), strict=False))
+        found |= {"values": values, **{f"{NEXT}{name}": array for name, array in states.items()}}
     with th.no_grad():
         own = parts_of_distribution(inference.distribution(algorithm, observations, of_actor, starts, masks))
     if isinstance(own, th.distributions.Normal):

@@ -220,9 +220,9 @@ def outputs_of(policy: Any) -> tuple[str, ...]:
     """
     if has_q_values(policy):
         return "actions", "q_values"
-    if isinstance(getattr(policy, "actor", None), nn.Module):
-        return ("actions",)
     distribution = type(getattr(policy, "action_dist", None))
+    if isinstance(getattr(policy, "actor", None), nn.Module):
+        return "actions", *_DISTRIBUTIONS.get(distribution, ())
     if isinstance(policy, ActorCriticPolicy) and distribution in _DISTRIBUTIONS:
         return "actions", "values", *_DISTRIBUTIONS[distribution]
     if _is_a(policy, _MASKABLE_POLICY) and distribution.__module__ == f"{_MASKABLE}.distributions":
@@ -258,6 +258,8 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         values = policy.quantile_net(observations).mean(dim=1) if of_quantiles else policy.q_net(observations)
         allowed = values.masked_fill(~more[MASK], -th.inf) if MASK in more else values
         return th.argmax(allowed, dim=1), values
+    if type(getattr(policy, "action_dist", None)) in _DISTRIBUTIONS:  # IQL
+        return policy(observations, deterministic=True), *_parameters(policy)
     if hasattr(policy.actor, "get_action_dist_params"):  # SAC, TQC, CrossQ: the mode of the distribution
         mean, *_ = policy.actor.get_action_dist_params(observations)
         return (th.tanh(mean),)

@@ -143,7 +143,7 @@ _NETWORKS: Mapping[str, Any] = {
     **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo")},
     **{name: [64, 64] for name in ("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn")},
     **{name: [64, 64] for name in ("vdn", "qmix")},
-    **{name: [256, 256] for name in ("sac", "recurrent_sac", "tqc")},
+    **{name: [256, 256] for name in ("sac", "recurrent_sac", "tqc", "iql")},
     **{name: [400, 300] for name in ("td3", "ddpg")},
     "crossq": {"pi": [256, 256], "qf": [1024, 1024]},
 }

@@ -21,6 +21,7 @@ from marl_sb3.core.acting import AgentInputs, PolicyByAgent, Want
 BATCH = np.array([[1, 1, 0], [1, 2, 3], [1, 1, 5]], np.float32)
 ONE_ALLOWED = np.eye(3, dtype=bool)
 STARTS = np.array([True, False, False])
+HAVING_DISTRIBUTIONS = ("action_net", "actor.mu", "actor.networks.0.2")
 
 
 @pytest.fixture(scope="module", params=LEARNERS)
@@ -114,6 +115,12 @@ def test_values_distributions_and_log_probabilities_are_those_of_sb3s_policy(tra
         with th.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(seen, taken, *memory, **masks)
         close(algorithm.value(observations)["a"], values.reshape(-1))
+    elif kind.algorithm is marl_sb3.IQL:
+        with th.no_grad():
+            outputs, taken = policy.actor(seen), th.as_tensor(actions["a"])
+            gaussian = th.distributions.Normal(th.tanh(outputs), np.exp(-5.0))
+            of_actions: Any = gaussian if kind.continuous else th.distributions.Categorical(logits=outputs)
+            log_probs, entropy = of_actions.log_prob(taken).reshape(3), of_actions.entropy().reshape(3)
     elif kind.chooses == "actor.mu":
         with th.no_grad():
             mean, log_std, _ = policy.actor.get_action_dist_params(seen)
@@ -140,7 +147,7 @@ def test_values_distributions_and_log_probabilities_are_those_of_sb3s_policy(tra
 def test_one_question_has_the_answers_of_several_methods(trained: Any) -> None:
     kind, algorithm, _ = trained
     given = inputs(kind, algorithm)
-    want = Want(actions=True, deterministic=True, log_probs=kind.chooses in ("action_net", "actor.mu"))
+    want = Want(actions=True, deterministic=True, log_probs=kind.chooses in HAVING_DISTRIBUTIONS)
     has_q_values = not is_on_policy(kind) and not issubclass(kind.algorithm, marl_sb3.RecurrentSAC)
     want = want._replace(values=is_on_policy(kind), critic_state=is_on_policy(kind), q_values=has_q_values)
     answer = algorithm.ask(AgentInputs(**given), want)
@@ -182,7 +189,12 @@ def test_q_values_are_those_of_sb3s_networks(trained: Any) -> None:
     if not kind.continuous:
         assert found["a"].shape == (3, 3)
         assert found["b"].shape == (3,)
-        np.testing.assert_array_equal(found["a"].argmax(axis=1), best["a"])
+        if kind.algorithm is marl_sb3.IQL:  # whose actions are its actor's
+            with th.no_grad():
+                expected = th.minimum(*policy.critic.of_each(th.as_tensor(BATCH)))
+            close(found["a"], expected)
+        else:
+            np.testing.assert_array_equal(found["a"].argmax(axis=1), best["a"])
         with pytest.raises(ConfigError, match="has a Q value of each action; leave the agent out of actions"):
             algorithm.q_values(observations, {"a": [0, 1, 2]})
         return

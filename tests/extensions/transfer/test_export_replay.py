@@ -40,20 +40,23 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
     "ddpg": (SEEN, "MlpPolicy", {**SMALL, "action_noise": {"normal": 0.1}}),
     "tqc": (spaces.Discrete(5), "MlpPolicy", SMALL),
     "crossq": (SEEN, "MlpPolicy", SMALL),
+    "iql": (MIXED, "MultiInputPolicy", {"policy_kwargs": {"features_extractor_kwargs": {"cnn_output_dim": 4}}}),
+    "iql, Discrete": (SEEN, "MlpPolicy", SMALL),
 }
 MASKED = ["maskable_dqn", "maskable_qrdqn", "qmix"]
 OF_VALUES = [name for name in CASES if "dqn" in name or name == "qmix"]
+OUTPUTS = {**dict.fromkeys(OF_VALUES, ["q_values"]), "iql": ["mean", "log_std"], "iql, Discrete": ["logits"]}
 
 
 def trained(name: str) -> MultiAgentAlgorithm:
     seen, policy, settings = CASES[name]
-    done = spaces.Discrete(3) if name in OF_VALUES else FORCES
+    done = spaces.Discrete(3) if name in OF_VALUES or "Discrete" in name else FORCES
     masked = name in MASKED
     env = make_vec_env(
         SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")}, masked=masked
     )
     more = {"buffer_size": 30, "learning_starts": 4, "batch_size": 4, "learning_rate": 0.01, **settings}
-    spec = PolicySpec(algorithm_info(name).algorithm_class, policy, **more)
+    spec = PolicySpec(algorithm_info(name.partition(",")[0]).algorithm_class, policy, **more)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=20, seed=0, device="cpu")
     return algorithm.learn(20)
 
@@ -80,13 +83,13 @@ def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_gr
     np.testing.assert_array_equal(bundle.predict({"a": observations}, deterministic=True, **of_a)["a"], expected)
 
     (zipped,) = export_policies(bundle, "sb3", tmp_path / "zip")
-    stock = algorithm_info(name).algorithm_class.load(zipped.path, device="cpu")
+    stock = algorithm_info(name.partition(",")[0]).algorithm_class.load(zipped.path, device="cpu")
     np.testing.assert_array_equal(stock.predict(observations, deterministic=True, **masked)[0], expected)
 
     (graph,) = export_policies(bundle, "onnx", tmp_path / "onnx")
     session = onnxruntime.InferenceSession(graph.path.read_bytes(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    assert names == (["actions", "q_values"] if name in OF_VALUES else ["actions"])
+    assert names == ["actions", *OUTPUTS.get(name, [])]
     given |= (
         {f"observation.{key}": part for key, part in observations.items()}
         if isinstance(observations, dict)
