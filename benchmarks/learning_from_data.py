@@ -1,6 +1,6 @@
-"""What recorded episodes bring: clones of policies in the arena, and SAC in Pendulum with data of an earlier run.
+"""What recorded episodes bring: clones, IQL and data in replay buffers, in the arena and in Pendulum.
 
-    python benchmarks/learning_from_data.py [--only cloning,replay] [--seeds 5] [--json FILE]
+    python benchmarks/learning_from_data.py [--only cloning,replay,offline] [--seeds 5] [--json FILE]
 
 cloning: for each seed the arena's preset trains a policy for 200,000 env steps, 500 episodes of it are recorded, and
 `imitate` trains another policy on them. Both play the same 100 episodes, with sampled actions as the preset says. The
@@ -10,6 +10,10 @@ replay: a training of SAC for 10,000 env steps is recorded. For each seed SAC th
 env: with nothing else; with that data in its replay buffer from the start; and with half of each minibatch from the
 data. With data, the first update takes 3,000 gradient steps more. After each 1,000 env steps, 20 episodes are
 evaluated, the same ones for all.
+
+offline: for each seed, a training is recorded from its first step on, so that bad episodes are in the data with good
+ones: SAC in Pendulum, PPO in the arena. On nothing but these data, `imitate` clones a policy of the same algorithm, and
+trains one of IQL. The figures are the mean return of the data, and those of the same evaluated episodes.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from command_line import add_count, add_names, parser
 from measure import Report, Setting, number, print_table, say
 
 import marl_sb3
 from marl_sb3.core.metrics import sample_stats
 from marl_sb3.evaluate import main as evaluate_main
+from marl_sb3.extensions.data import joint_episodes
 
 SETTING = Setting(
     what="arena: PPO with its preset; Pendulum-v1: SAC with its preset and one env",
@@ -37,6 +43,12 @@ SETTING = Setting(
 )
 CLONING = {"timesteps": 200_000, "recorded": 500, "evaluated": 100}
 REPLAY = {"recorded": 10_000, "timesteps": 5_000, "updates": 3_000, "evaluated": 20}
+# Task -> the algorithm that is recorded and cloned, its env steps, passes of IQL over the data, evaluated episodes, and
+# settings of all.
+OFFLINE: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {"algo": "sac", "timesteps": 5_000, "epochs": 500, "evaluated": 50, "settings": {}},
+    "arena": {"algo": "ppo", "timesteps": 40_000, "epochs": 60, "evaluated": 50, "settings": {}},
+}
 OF_ARENA: dict[str, Any] = {}  # more settings of the trainings
 OF_SAC: dict[str, Any] = {}
 
@@ -55,6 +67,25 @@ def cloned(folder: Path, seed: int) -> dict[str, float]:
     for name, run in (("expert", expert), ("clone", clone)):
         with closing(marl_sb3.load_run(run.folder, "latest")) as loaded:
             returns[name] = float(loaded.evaluate(CLONING["evaluated"], seed=1)["episode_return_mean"])
+    return returns
+
+
+def offline(env: str, folder: Path, seed: int) -> dict[str, float]:
+    """Return the mean return of recorded episodes, and those of what has recorded them, of its clone, and of IQL."""
+    task = OFFLINE[env]
+    quiet: dict[str, Any] = {"progress_bar": False, "seed": seed}
+    quiet["settings"] = task["settings"]
+    more: dict[str, Any] = {"timesteps": task["timesteps"], "record": folder / "data"}
+    trained = marl_sb3.train(env, algo=task["algo"], run_dir=folder / "online", **more, **quiet)
+    say(f"{env}, seed {seed}: recorded")
+    clone = marl_sb3.imitate(folder / "data", env, algo=task["algo"], run_dir=folder / "clone", **quiet)
+    passes = {"epochs": task["epochs"]}
+    iql = marl_sb3.imitate(folder / "data", env, algo="iql", run_dir=folder / "iql", **passes, **quiet)
+    joints = joint_episodes(folder / "data")
+    returns = {"data": float(np.mean([sum(each.rewards.sum() for each in joint.values()) for joint in joints]))}
+    for name, run in (("online", trained), ("clone", clone), ("iql", iql)):
+        with closing(marl_sb3.load_run(run.folder, "latest")) as loaded:
+            returns[name] = float(loaded.evaluate(task["evaluated"], seed=1)["episode_return_mean"])
     return returns
 
 
@@ -103,10 +134,19 @@ def print_replay(found: Sequence[Mapping[str, Sequence[float]]]) -> None:
     print_table(["env steps", *(f"{1000 * (column + 1):,}" for column in columns)], rows)
 
 
+def print_offline(env: str, found: Sequence[Mapping[str, float]]) -> None:
+    """Print the means over the seeds, and what came of each."""
+    rows = []
+    for name in found[0]:
+        values = [each[name] for each in found]
+        rows.append([env, name, number(sum(values) / len(values)), ", ".join(map(number, values))])
+    print_table(["task", "policy", "mean return", "of each seed"], rows)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     options = parser(__doc__, repeats=None)
-    add_names(options, "--only", ("cloning", "replay"))
+    add_names(options, "--only", ("cloning", "replay", "offline"))
     add_count(options, "--seeds", 5, "trainings of each side")
     arguments = options.parse_args(argv)
     SETTING.print()
@@ -122,6 +162,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             curves = [replayed(folder / "data", folder, seed) for seed in range(1, arguments.seeds + 1)]
             print_replay(curves)
             report.results["replay"] = curves
+        for env in OFFLINE if "offline" in arguments.only else ():
+            found = [offline(env, folder / f"{env}-{seed}", seed) for seed in range(1, arguments.seeds + 1)]
+            print_offline(env, found)
+            report.results[f"offline, {env}"] = found
     report.write(arguments.json)
 
 

@@ -45,6 +45,7 @@ class Small:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
+OFFLINE = {"epochs": 1, "evaluated": 1}
 RUNS = {
     "arena_vs_stock_sb3": Small(
         "--repeats 1 --iterations 1",
@@ -113,12 +114,16 @@ RUNS = {
     ),
     "learning_from_data": Small(
         "--seeds 1",
-        {"cloning", "replay"},
+        {"cloning", "replay", "offline, Pendulum-v1", "offline, arena"},
         {
             "CLONING": {"timesteps": 40, "recorded": 2, "evaluated": 2},
             "REPLAY": {"recorded": 200, "timesteps": 200, "evaluated": 1},
             "OF_ARENA": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "env.max_timesteps": 15},
             "OF_SAC": {"learning_starts": 10**6},
+            "OFFLINE": {
+                "Pendulum-v1": {**OFFLINE, "algo": "sac", "timesteps": 400, "settings": {"learning_starts": 10**6}},
+                "arena": {**OFFLINE, "algo": "ppo", "timesteps": 40, "settings": {"env.max_timesteps": 15}},
+            },
         },
     ),
     "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),

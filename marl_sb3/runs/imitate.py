@@ -212,9 +212,7 @@ def _execute(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> N
         run.policy_files = save_policies_of_complete(run)
 
 
-def _jobs(
-    run: Run, sets: list[PolicyData], data: Path, options: CloningOptions, *, learn: bool = True
-) -> Jobs:
+def _jobs(run: Run, sets: list[PolicyData], data: Path, options: CloningOptions, *, learn: bool = True) -> Jobs:
     """Return the cloning or the offline training of each policy that is trained.
 
     Args:
@@ -241,9 +239,7 @@ def _jobs(
     return jobs
 
 
-def _train(
-    run: Run, jobs: Jobs, options: CloningOptions, trackers: Tracking, *, quiet: bool
-) -> None:
+def _train(run: Run, jobs: Jobs, options: CloningOptions, trackers: Tracking, *, quiet: bool) -> None:
     console = standard_console()
 
     def say(line: str) -> None:

@@ -21,7 +21,7 @@ from marl_sb3 import imitate
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
-from marl_sb3.extensions.data import Cloning
+from marl_sb3.extensions.data import Cloning, OfflineTraining
 from marl_sb3.imitate import main
 from marl_sb3.runs import imitate as runs_imitate
 from marl_sb3.runs.tracking import Tracking
@@ -172,6 +172,66 @@ def test_only_what_was_cloned_goes_on_and_as_it_was(
     for content in ("{", "[]", '{"data": 1}', '{"data": "x", "epochs": 0}', "[" * 10**5):
         (spoiled / "imitation.json").write_text(content)
         assert "imitation.json is damaged" in refusal(main, ["--resume", str(spoiled)], capsys)
+
+
+# --- Offline training ------------------------------------------------------------------------------------------------
+
+
+def offline(data: Path, folder: Path, **more: Any) -> marl_sb3.Run:
+    settings = {**SMALL, "batch_size": 8, "learning_rate": "lin_0.01", **more.pop("settings", {})}
+    given: dict[str, Any] = {"algo": "iql", "seed": 1, "epochs": 3, "progress_bar": False, **more}
+    return imitate(data, "Pendulum-v1", settings=settings, run_dir=folder, **given)
+
+
+def test_iql_learns_from_the_data_alone_and_every_command_takes_the_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = offline(data, tmp_path / "run")
+    metrics = [result["learners"]["shared"] for result in run.results]
+    assert [each["num_grad_updates_lifetime"] for each in metrics] == [8, 16, 24]  # 60 transitions, 8 in a minibatch
+    assert [each["num_module_steps_trained"] for each in metrics] == [64, 64, 64]
+    assert [each["curr_lr"] for each in metrics] == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
+    assert all(each[name] is not None for each in metrics for name in ("vf_loss", "critic_loss", "actor_loss"))
+    assert {result["num_env_steps_sampled_lifetime"] for result in run.results} == {0}
+    assert evaluate_main([str(run.folder), "--episodes", "1"]) == 0
+    assert export_main([str(run.folder), "--format", "onnx", "--out", str(tmp_path / "out")]) == 0
+    trained = marl_sb3.train(resume=run.folder, timesteps=20, progress_bar=False)
+    last = trained.results[-1]["learners"]["shared"]
+    assert last["replay_buffer_size"] == 60 + 20  # it has the data, and goes on online
+    assert last["num_grad_updates_lifetime"] == 24 + 20
+
+
+def test_offline_training_that_is_interrupted_goes_on_exactly(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = offline(data, tmp_path / "whole")
+
+    def interrupted(training: OfflineTraining) -> Any:
+        if training.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return run_epoch(training)
+
+    run_epoch = OfflineTraining.run_epoch
+    monkeypatch.setattr(OfflineTraining, "run_epoch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        offline(data, tmp_path / "run")
+    monkeypatch.undo()
+    np.random.seed(99)  # noqa: NPY002 - the minibatches are drawn from this generator, whose state is in the checkpoint
+    went_on = imitate(resume=tmp_path / "run", progress_bar=False)
+    assert [result["iteration"] for result in went_on.results] == [1, 2, 3]
+    assert all(np.array_equal(weights(whole)[name], weights(went_on)[name]) for name in weights(whole))
+
+
+def test_options_of_cloning_are_refused_for_iql_and_leave_no_folder(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(data), "--env", "Pendulum-v1", "--algo", "iql", "--run-dir", str(tmp_path / "run")]
+    words = "learning_rate is 0.1, but it is of cloning, and IQL learns from the data by its own losses"
+    assert words in refusal(main, [*arguments, "--learning-rate", "0.1"], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+# --- Trackers --------------------------------------------------------------------------------------------------------
 
 
 def test_trackers_get_every_pass_and_the_checkpoints(

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_sb3.core.acting import not_finite_refused
+from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.off_policy import OffPolicyLearner
 from marl_sb3.core.state import Fields, Stateful, integer
@@ -58,11 +59,13 @@ class OfflineTraining(Stateful):
     ) -> None:
         self._learner, self._algorithm, self._most = learner, learner.algorithm, options.epochs
         _refuse_others(options, type(self._algorithm).__name__)
-        data = demonstrations(
-            episodes, learner.rows, learner.processing, self._algorithm, learn=learn, normalize=False
-        )
+        data = demonstrations(episodes, learner.rows, learner.processing, self._algorithm, learn=learn, normalize=False)
         if learn:
             fill(learner.buffer, data, learner.rows, "the data")
+        if not learner.buffer.can_sample:
+            rows = learner.rows.num_rows
+            words = f"policy {learner.policy_id!r}: {counted(len(data), 'transition')} in the data"
+            raise ConfigError(f"{words}; accepted: at least {rows}, one for each of its {rows} rows", key="data")
         self.checksum = data.checksum()
         self.num_episodes = len(episodes), 0
         self._steps = math.ceil(len(data) / self._algorithm.batch_size)
