@@ -22,6 +22,7 @@ ACTIONS = {
     **dict.fromkeys(("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo"), _NOT_BOX),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "recurrent_dqn", "vdn", "qmix"), _DISCRETE),
     **dict.fromkeys(("sac", "recurrent_sac", "td3", "ddpg", "tqc", "crossq"), _BOX),
+    "iql": f"{_BOX}, {_DISCRETE}",
 }
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
 FUSED = {
@@ -35,7 +36,7 @@ FUSED = {
         "rollouts of MLPs with LSTMs, on CPUs; updates in PyTorch, over whole sequences",
     ),
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
-    **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac"), "nowhere"),
+    **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac", "iql"), "nowhere"),
 }
 # When to take it, in two sentences at most.
 ADVICE = {
@@ -71,6 +72,8 @@ ADVICE = {
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
     "tqc": "SAC whose critics learn quantiles; the most optimistic ones are left out. An update costs more arithmetic.",
     "crossq": "Its class is sb3-contrib's own, and has no fused path.",
+    "iql": "For [recorded episodes](../how_to/learning_from_data.md#offline-by-iql) that are not all good: where "
+    "a clone acts as they do, it looks for the best that is in them. Online, it goes on from there.",
 }
 
 
@@ -123,6 +126,8 @@ def _class(info: AlgorithmInfo) -> str:
         base = info.class_name.removeprefix("Maskable").removeprefix("Recurrent")
         if info.learner is not None and "team" in str(info.learner):
             base = "DQN"
+        if info.name == "iql":
+            return "`marl_sb3.IQL`, a subclass of SB3's `OffPolicyAlgorithm`"
         return f"`marl_sb3.{info.class_name}`, a subclass of `{package}.{base}`"
     stock = str(info.stock).partition(":")[0].split(".")[0]
     if info.stock == info.place:

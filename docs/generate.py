@@ -170,7 +170,7 @@ def _code(value: Any) -> str:
 _RLLIB = """# RLlib's names
 
 Settings files, `--set`, search spaces and `MultiAgentAlgorithm` accept the names of RLlib's `AlgorithmConfig`: those
-of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, and those
+of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, what CQL, MARWIL and IQL have besides, and those
 of older versions that its tuned examples of these have. Names without a counterpart are errors that say why.
 The entries of `model`, `model_config` and `replay_buffer_config` are read as if they stood alone. `gamma`, `seed`,
 `tau`, `target_entropy`, `clip_rewards`, `policies_to_train`, `evaluation_interval`, `evaluation_duration` and

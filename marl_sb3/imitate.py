@@ -18,10 +18,14 @@ DATA is what train --record or evaluate --record wrote: each policy learns the
 actions of its agents, whichever policy they had. Or it is the folder of a
 Minari dataset of a Gymnasium env.
 
+Policies are cloned, whatever their algorithm. IQL learns from the rewards, too,
+by its own losses: see the page on learning from data.
+
 examples
   python -m marl_sb3.imitate recorded --env arena
   python -m marl_sb3.imitate recorded --env arena --policies per_agent --seed 1
   python -m marl_sb3.imitate recorded/agent/data --env Pendulum-v1 --algo sac
+  python -m marl_sb3.imitate recorded --env arena --algo iql --epochs 300
   python -m marl_sb3.train arena --init-from RUN      (goes on from the clone)
 
 exit codes: 0 done, 1 failed, 2 wrong command line, settings or data, 130
@@ -99,7 +103,7 @@ class ImitateOptions:
 
 @cli.command(
     "imitate DATA --env ENV [options] | --resume RUN",
-    "Train policies to act as recorded episodes do: behaviour cloning.",
+    "Train policies on recorded episodes: behaviour cloning, or offline by IQL.",
     _EPILOG,
 )
 def main(options: ImitateOptions) -> int:

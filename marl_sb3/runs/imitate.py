@@ -70,9 +70,9 @@ def imitate(
     resume: str | Path | None = None,
     progress_bar: bool = True,
 ) -> Run:
-    """Train policies to act as recorded episodes do, as `python -m marl_sb3.imitate` does: behaviour cloning.
+    """Train policies on recorded episodes, as `python -m marl_sb3.imitate` does: behaviour cloning, or offline by IQL.
 
-    Each policy learns the actions of its agents. The run that this returns has a checkpoint of the policies, which
+    Each policy learns the actions of its agents; those of IQL learn from their rewards, too, by their own losses. The run that this returns has a checkpoint of the policies, which
     `evaluate`, `export` and `train(init_from=...)` take; no env step was trained.
 
     Args:

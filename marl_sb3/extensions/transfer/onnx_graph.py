@@ -260,10 +260,8 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         return th.argmax(allowed, dim=1), values
     if type(getattr(policy, "action_dist", None)) in _DISTRIBUTIONS:  # IQL
         return policy(observations, deterministic=True), *_parameters(policy)
-    if hasattr(policy.actor, "get_action_dist_params"):  # SAC, TQC, CrossQ: the mode of the distribution
-        mean, *_ = policy.actor.get_action_dist_params(observations)
-        return (th.tanh(mean),)
-    return (policy.actor(observations),)
+    of_actor = getattr(policy.actor, "get_action_dist_params", None)  # SAC, TQC, CrossQ: the mode of the distribution
+    return (policy.actor(observations) if of_actor is None else th.tanh(of_actor(observations)[0]),)
 
 
 class _Memory(NamedTuple):
@@ -305,6 +303,7 @@ class PolicyGraph(nn.Module):
         # `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits` (batch,
         # choices), which are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch, numbers) before
         # any squashing; then each state with `next_` before its name. Of DQN and QRDQN `q_values` (batch, choices).
+        # Of IQL what on-policy algorithms have, but no `values`.
         self.output_names = (*outputs_of(algorithm.policy), *states)
         policy: Any = copy_on_cpu(algorithm)
         if states:

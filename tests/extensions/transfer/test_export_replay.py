@@ -45,7 +45,7 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
 }
 MASKED = ["maskable_dqn", "maskable_qrdqn", "qmix"]
 OF_VALUES = [name for name in CASES if "dqn" in name or name == "qmix"]
-OUTPUTS = {**dict.fromkeys(OF_VALUES, ["q_values"]), "iql": ["mean", "log_std"], "iql, Discrete": ["logits"]}
+OUTPUTS = {**{name: ["q_values"] for name in OF_VALUES}, "iql": ["mean", "log_std"], "iql, Discrete": ["logits"]}
 
 
 def trained(name: str) -> MultiAgentAlgorithm:
