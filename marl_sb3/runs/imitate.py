@@ -72,8 +72,9 @@ def imitate(
 ) -> Run:
     """Train policies on recorded episodes, as `python -m marl_sb3.imitate` does: behaviour cloning, or offline by IQL.
 
-    Each policy learns the actions of its agents; those of IQL learn from their rewards, too, by their own losses. The run that this returns has a checkpoint of the policies, which
-    `evaluate`, `export` and `train(init_from=...)` take; no env step was trained.
+    Each policy learns the actions of its agents; those of IQL learn from their rewards, too, by their own losses. The
+    run that this returns has a checkpoint of the policies, which `evaluate`, `export` and `train(init_from=...)` take;
+    no env step was trained.
 
     Args:
         data: a folder of recorded episodes, or of a Minari dataset. None: with `resume`, the one of that run.

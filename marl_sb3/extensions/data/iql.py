@@ -130,7 +130,7 @@ class IQLPolicy(BasePolicy):
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 2,
     ) -> None:
-        seen = {
+        seen: dict[str, Any] = {
             "observation_space": observation_space,
             "action_space": action_space,
             "features_extractor_class": features_extractor_class,
@@ -169,7 +169,7 @@ class IQLPolicy(BasePolicy):
     @property
     def log_std(self) -> th.Tensor:
         """The logarithm of the deviation of each number of an action in a Box, from -1 to 1, within its bounds."""
-        return self.actor.log_std.clamp(*_LOG_STD)  # type: ignore[operator, return-value]
+        return self.actor.log_std.clamp(*_LOG_STD)  # type: ignore[operator]
 
     def get_distribution(self, obs: Any) -> Distribution:
         """Return the distribution of actions; of those in a Box, scaled to [-1, 1], before they are clipped to that."""
@@ -292,7 +292,7 @@ class IQL(OffPolicyAlgorithm):
             batch_size,
             tau,
             gamma,
-            train_freq,  # type: ignore[arg-type]
+            train_freq,
             gradient_steps,
             action_noise=action_noise,
             replay_buffer_class=replay_buffer_class,
@@ -315,7 +315,7 @@ class IQL(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._batch_norms = tuple(
+        self._batch_norms, self._target_batch_norms = (
             get_parameters_by_name(each, ["running_"]) for each in (self.policy.critic, self.policy.critic_target)
         )
 
@@ -328,7 +328,7 @@ class IQL(OffPolicyAlgorithm):
         for _ in range(gradient_steps):
             found.append(self.learn_from(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)))
             polyak_update(policy.critic.parameters(), policy.critic_target.parameters(), self.tau)
-            polyak_update(*self._batch_norms, 1.0)
+            polyak_update(self._batch_norms, self._target_batch_norms, 1.0)
         self._n_updates += gradient_steps
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in found[0] if found else ():
@@ -370,11 +370,12 @@ class IQL(OffPolicyAlgorithm):
             following = self.policy.value_net(batch.next_observations)
             targets = batch.rewards + (1 - batch.dones) * discounts * following
         values = self.policy.q_values(self.policy.critic, batch.observations, batch.actions)
-        return ((targets - values) ** 2).mean(dim=0).sum()
+        errors: th.Tensor = targets - values
+        return (errors**2).mean(dim=0).sum()
 
     @override
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_batch_norms"]
+        return [*super()._excluded_save_params(), "_batch_norms", "_target_batch_norms"]
 
     @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_sb3.core.acting import not_finite_refused
 from marl_sb3.core.config import counted
+from marl_sb3.core.learners import Learner
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.off_policy import OffPolicyLearner
 from marl_sb3.core.state import Fields, Stateful, integer
@@ -51,12 +52,13 @@ class OfflineTraining(Stateful):
 
     def __init__(
         self,
-        learner: OffPolicyLearner,
+        learner: Learner,
         episodes: Sequence[RecordedEpisode],
         options: CloningOptions,
         *,
         learn: bool = True,
     ) -> None:
+        assert isinstance(learner, OffPolicyLearner)
         self._learner, self._algorithm, self._most = learner, learner.algorithm, options.epochs
         _refuse_others(options, type(self._algorithm).__name__)
         data = demonstrations(episodes, learner.rows, learner.processing, self._algorithm, learn=learn, normalize=False)

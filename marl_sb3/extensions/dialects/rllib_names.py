@@ -1,5 +1,4 @@
-"""What RLlib's names of settings mean here: those of its `AlgorithmConfig`s of PPO, APPO, IMPALA, DQN and SAC,
-and those that CQL, MARWIL and IQL have besides.
+"""What RLlib's names of settings mean here: those of its `AlgorithmConfig`s of PPO, APPO, IMPALA, DQN, SAC and CQL.
 
 Every name of RLlib 2.60 without a leading underscore, and those of older versions that its tuned examples have, is in
 one of three tables: it means a setting, or it is always so here, or it has no counterpart. Those that need no code
