@@ -173,9 +173,8 @@ def _hyperparameters(info: AlgorithmInfo) -> str:
         f"| `{name}` | {_default(value)} | {_in_cell(words(info.kinds[name])) if name in info.kinds else ''} |"
         for name, value in defaults.items()
     ]
-    intro = (
-        "The defaults are those of SB3. A [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
-    )
+    whose = "those of SB3's SAC, and of the paper's locomotion tasks" if info.name == "iql" else "those of SB3"
+    intro = f"The defaults are {whose}. A [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
     return intro + "\n".join(["| name | default | accepted |", "| --- | --- | --- |", *rows]) + "\n"
 
 
