@@ -155,10 +155,10 @@ class IQLPolicy(BasePolicy):
         self.actor = Heads(1, number, of_actor, activation_fn, **seen)
         if self._is_box:
             self.actor.log_std = nn.Parameter(th.full((number,), float(log_std_init)))
-        of_critics_kind: Any = (OfActions, 1, number) if self._is_box else (Heads, number, 0)
-        kind, outputs, more = of_critics_kind
+        critic: Any = OfActions if self._is_box else Heads
+        outputs, more_inputs = (1, number) if self._is_box else (number, 0)
         self.critic, self.critic_target = (
-            kind(n_critics, outputs, of_critics, activation_fn, more, **seen) for _ in range(2)
+            critic(n_critics, outputs, of_critics, activation_fn, more_inputs, **seen) for _ in range(2)
         )
         self.critic_target.load_state_dict(self.critic.state_dict())
         self.critic_target.set_training_mode(False)
