@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from marl_sb3.core.acting import not_finite_refused
-from marl_sb3.core.config import counted
 from marl_sb3.core.learners import Learner
 from marl_sb3.core.metrics import Result
-from marl_sb3.core.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy import OffPolicyLearner, TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.state import Fields, Stateful, integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import CloningOptions
-from marl_sb3.extensions.data.demonstrations import demonstrations
+from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations
 from marl_sb3.extensions.data.recorded_data import fill
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ class OfflineTraining(Stateful):
         data = demonstrations(episodes, learner.rows, learner.processing, self._algorithm, learn=learn, normalize=False)
         if learn:
             fill(learner.buffer, data, learner.rows, "the data")
-        if not learner.buffer.can_sample:
-            rows = learner.rows.num_rows
-            words = f"policy {learner.policy_id!r}: {counted(len(data), 'transition')} in the data"
-            raise ConfigError(f"{words}; accepted: at least {rows}, one for each of its {rows} rows", key="data")
+            _complete(learner.buffer, data)
         self.checksum = data.checksum()
         self.num_episodes = len(episodes), 0
         self._steps = math.ceil(len(data) / self._algorithm.batch_size)
@@ -107,6 +105,16 @@ class OfflineTraining(Stateful):
     def finished(self) -> AbstractContextManager[None]:
         """See `Cloning.finished`."""
         return nullcontext()
+
+
+def _complete(buffer: Any, data: Demonstrations) -> None:
+    """Fill the last line of a replay buffer that is drawn from by lines, by some transitions a second time.
+
+    Otherwise the last transitions of the data would wait there for others that never come.
+    """
+    missing = -buffer.num_transitions % buffer.n_envs
+    if missing and isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
+        buffer.add_transitions(data.transitions(np.arange(missing) % len(data), np.arange(missing)))
 
 
 def _refuse_others(options: CloningOptions, algorithm: str) -> None:
