@@ -134,9 +134,8 @@ def clone(
         cleanup.callback(run.close)
         with source_named(run.config):
             jobs = _jobs(run, read_data(data), data, options)
-        remark = (
-            f"its policies were cloned from {data} by imitate with {options}; training from this file clones nothing"
-        )
+        how = "cloned from" if any(isinstance(job, Cloning) for job in jobs.values()) else "trained on"
+        remark = f"its policies were {how} {data} by imitate with {options}; training from this file does not do that"
         about = {"data": os.path.abspath(data), **asdict(options)}
         run.files.make(run.config, remark, json.dumps(about, indent=1) + "\n")
         _execute(run, jobs, options, quiet=quiet)

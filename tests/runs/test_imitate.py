@@ -193,6 +193,9 @@ def test_iql_learns_from_the_data_alone_and_every_command_takes_the_run(
     assert [each["curr_lr"] for each in metrics] == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
     assert all(each[name] is not None for each in metrics for name in ("vf_loss", "critic_loss", "actor_loss"))
     assert {result["num_env_steps_sampled_lifetime"] for result in run.results} == {0}
+    assert (
+        (run.folder / "config.yaml").read_text().startswith(f"# its policies were trained on {data} by imitate with ")
+    )
     assert evaluate_main([str(run.folder), "--episodes", "1"]) == 0
     assert export_main([str(run.folder), "--format", "onnx", "--out", str(tmp_path / "out")]) == 0
     trained = marl_sb3.train(resume=run.folder, timesteps=20, progress_bar=False)
