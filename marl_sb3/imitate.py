@@ -103,7 +103,7 @@ class ImitateOptions:
 
 @cli.command(
     "imitate DATA --env ENV [options] | --resume RUN",
-    "Train policies on recorded episodes: behaviour cloning, or offline by IQL.",
+    "Train policies on recorded episodes: cloned, or offline by IQL.",
     _EPILOG,
 )
 def main(options: ImitateOptions) -> int:
