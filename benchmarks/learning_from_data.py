@@ -46,7 +46,7 @@ REPLAY = {"recorded": 10_000, "timesteps": 5_000, "updates": 3_000, "evaluated":
 # Task -> the algorithm that is recorded and cloned, its env steps, passes of IQL over the data, evaluated episodes, and
 # settings of all.
 OFFLINE: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {"algo": "sac", "timesteps": 5_000, "epochs": 500, "evaluated": 50, "settings": {}},
+    "Pendulum-v1": {"algo": "sac", "timesteps": 5_000, "epochs": 300, "evaluated": 50, "settings": {}},
     "arena": {"algo": "ppo", "timesteps": 40_000, "epochs": 60, "evaluated": 50, "settings": {}},
 }
 OF_ARENA: dict[str, Any] = {}  # more settings of the trainings
