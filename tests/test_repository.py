@@ -15,7 +15,7 @@ from documentation import ROOT, blocks
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-CPU_BUILD = """pip install "$(grep '^torch==' constraints.txt)" --index-url https://download.pytorch.org/whl/cpu"""
+CPU_BUILD = """pip install "$(grep '^torch==' constraints.txt)" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}"""
 
 
 def workflow(name: str) -> dict[str, Any]:
