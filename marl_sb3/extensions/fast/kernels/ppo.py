@@ -141,7 +141,7 @@ def memory(
 
 
 @inner_kernel
-def _gather(samples: Samples, order: Array, part: int, batch: Samples) -> None:
+def gather(samples: Samples, order: Array, part: int, batch: Samples) -> None:
     """Copy samples into the arrays of `batch`, without the advantages: those that the nets of a task need."""
     _gather_rows(samples.inputs.indices, order, batch.inputs.indices)
     _gather_rows(samples.inputs.floats, order, batch.inputs.floats)
@@ -172,7 +172,7 @@ def _gather_numbers(source: FloatArray, order: Array, target: FloatArray) -> Non
 
 
 @inner_kernel
-def _gather_advantages(source: FloatArray, order: Array, begin: int, normalise: bool, target: FloatArray) -> None:
+def gather_advantages(source: FloatArray, order: Array, begin: int, normalise: bool, target: FloatArray) -> None:
     """Copy a chunk's advantages, normalised over the minibatch: (advantages - mean) / (std + 1e-8), as torch does.
 
     Args:
@@ -202,7 +202,7 @@ def _gather_advantages(source: FloatArray, order: Array, begin: int, normalise: 
 
 
 @inner_kernel
-def _policy_losses(
+def policy_losses(
     nets: Nets,
     batch: Samples,
     rows: int,
@@ -271,7 +271,7 @@ def _surrogate(
 
 
 @inner_kernel
-def _value_losses(
+def value_losses(
     returns: FloatArray, rows: int, vf_out: FloatArray, settings: Settings, vf_delta: FloatArray, notes: Array
 ) -> None:
     """Compute a chunk's share in the value loss, into `notes`, and its gradients of the critic's outputs."""
@@ -322,12 +322,12 @@ def gradients(
         pi_out, pi_delta = forward(nets.pi, inputs, work), last_layer(nets.pi, deltas, size)
         of_log_std = grad[begin_log_std:]
         log_std = vector_at(nets.log_std, of_log_std.shape[0])
-        _policy_losses(nets, batch, rows, pi_out, log_std, settings, pi_delta, of_log_std, notes)
+        policy_losses(nets, batch, rows, pi_out, log_std, settings, pi_delta, of_log_std, notes)
         backward(nets.pi, inputs, work, deltas, grad[:begin_vf], below)
     if part != ACTOR:
         work, deltas = vf_space
         vf_out, vf_delta = forward(nets.vf, inputs, work), last_layer(nets.vf, deltas, size)
-        _value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
+        value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
         more = np.empty_like(below)
         backward(nets.vf, inputs, work, deltas, grad[begin_vf:begin_trunk], more)
         if shares:
@@ -384,9 +384,9 @@ def _chunk_gradients(
         batch.advantages[first:last],
         batch.returns[first:last],
     )
-    _gather(samples, order[begin:end], part, own)
+    gather(samples, order[begin:end], part, own)
     if part != CRITIC:
-        _gather_advantages(samples.advantages, order, begin, settings.normalize_advantage, own.advantages)
+        gather_advantages(samples.advantages, order, begin, settings.normalize_advantage, own.advantages)
     trunk, pi = _of_net(memory.trunk, nets.trunk, begin, end), _of_net(memory.pi, nets.pi, begin, end)
     vf = _of_net(memory.vf, nets.vf, begin, end)
     gradients(nets, part, own, rows, settings, trunk, pi, vf, memory.grads[chunk], notes)
@@ -415,7 +415,7 @@ def _add_chunks(grads: FloatArray, chunks: int, begin: int, end: int) -> float:
 
 
 @inner_kernel
-def _combine(notes: Array, settings: Settings, stats: Array) -> None:
+def combine(notes: Array, settings: Settings, stats: Array) -> None:
     """Compute the statistics of a minibatch from those of its tasks."""
     for column in range(NUM_STATS):
         stats[column] = 0.0
@@ -481,7 +481,7 @@ def train(
                 notes[task, GRAD_NORM] = squares
                 finish(memory.counters)
         wait(memory.counters, phase * tasks)
-        _combine(notes, settings, stats[done])
+        combine(notes, settings, stats[done])
         finite = np.isfinite(stats[done, GRAD_NORM]) and np.isfinite(stats[done, LOSS])
         done += 1
         if finite:
