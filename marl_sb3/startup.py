@@ -55,6 +55,7 @@ def start_without_dynamo() -> None:
 # Extra -> the packages that some feature cannot do without.
 _OF_EXTRAS = {
     "completions": ("shtab",),
+    "hub": ("huggingface_hub",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "report": ("plotly",),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # --- Of runs ---------------------------------------------------------------------------------------------------------
 
-RUN = ("RUN", "a run folder, or a folder of runs, for the newest run in it")
+RUN = ("RUN", "a run folder; a folder of runs, for the newest run in it; or hf:OWNER/NAME, a run on the Hub")
 CHECKPOINT = (
     "--checkpoint WHICH",
     "best, latest or the number of an iteration; default: best, or latest where the agents' returns oppose each other; "
@@ -37,7 +37,9 @@ def found_run(path: str) -> Path:
     if run_around(path) is not None:  # a checkpoint, or a member of a league
         return Path(path)
     folder = find_run(path)
-    if Path(path) != folder:
+    if path.startswith("hf:"):
+        print(f"{path}: downloaded to {folder}", file=sys.stderr)
+    elif Path(path) != folder:
         print(f"newest run in {path}: {folder}", file=sys.stderr)
     return folder
 

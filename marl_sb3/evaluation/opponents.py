@@ -18,6 +18,7 @@ from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.doors import Door
 from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.extensions.hub import is_address
 from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.wrappers import choices_of
 
@@ -101,7 +102,7 @@ def bundle_of(against: Against) -> PolicyBundle | None:
 
 def is_code(name: str) -> bool:
     """Return whether a text names an opponent that is no policy: `random`, one of `OPPONENTS`, or `MODULE:CLASS`."""
-    return name == RANDOM or name in OPPONENTS or ":" in name
+    return name == RANDOM or name in OPPONENTS or (":" in name and not is_address(name))
 
 
 def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[AgentID]) -> dict[AgentID, Opponent]:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from marl_sb3.core.config import EXTERNAL, file_names, shown
 from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (
     as_path,
@@ -59,6 +60,8 @@ _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for nam
 def find_run_or_env(name: str) -> Path | None:
     """Find the run folder at a path, or else the newest run of an env of this name; None if there is neither."""
     with path_is_usable("cannot read", name, "run"):
+        if is_address(name):
+            return find_run(name)
         is_path = bool({"/", os.sep} & {*name}) and Path(name).parent.is_dir()  # `sisl/pursuit-v5` is an env
         if is_path or Path(name).exists():
             return find_run(name)
@@ -68,9 +71,9 @@ def find_run_or_env(name: str) -> Path | None:
 def find_run(path: str | Path) -> Path:
     """Find the run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
 
-    The newest run is the one that was started or resumed last.
+    The newest run is the one that was started or resumed last. A run on the Hub is downloaded.
     """
-    folder = as_path("run", path)
+    folder = local_folder(as_path("run", path))
     with path_is_usable("cannot read", folder, "run"):
         if is_regular(folder / RUN_CONFIG):
             return folder
@@ -85,6 +88,8 @@ def find_run(path: str | Path) -> Path:
 def run_around(path: str | Path) -> Path | None:
     """Return the run folder that a checkpoint or a member of a league is in; None if the path is none of these."""
     folder = Path(path)
+    if is_address(path):  # of a whole run
+        return None
     with path_is_usable("cannot read", folder, "run"):
         parents = folder.absolute().parents[:2] if (folder / MANIFEST).exists() else ()
         return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
@@ -234,8 +239,11 @@ class RunFolder:
         """Lock the folder for this process, until `unlock` or its end.
 
         Raises:
-            ConfigError: another process has locked it, or it cannot be written to.
+            ConfigError: another process has locked it, it cannot be written to, or it is a copy of a run on the Hub.
         """
+        if is_downloaded(self.path):
+            words = f"{self.shown} is a copy of a run on the Hub, which is not written to"
+            raise ConfigError(f"{words}; accepted: a copy of this folder, or a new run with --init-from", key="run")
         try:
             with self.writing():
                 require_regular(self.path / _LOCK)

@@ -14,6 +14,7 @@ from marl_sb3.core.config import shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, combine_policies, is_code
+from marl_sb3.extensions.hub import local_folder
 from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
 from marl_sb3.files import UNFINISHED, require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
@@ -67,7 +68,7 @@ def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
     Raises:
         ConfigError: it is none of these, or of a run of another env.
     """
-    path = Path(who)
+    path = local_folder(who)
     if not path.exists():
         if not is_code(who):
             raise ConfigError(f"opponent {shown(who)}: there is no such path; accepted: {_ACCEPTED}", key="against")

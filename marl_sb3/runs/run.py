@@ -192,7 +192,8 @@ def load_run(
     continue the training, use `marl_sb3.train(resume=folder)`.
 
     Args:
-        folder: the run folder, or a folder of runs, such as `runs/arena`, for its newest run.
+        folder: the run folder; a folder of runs, such as `runs/arena`, for its newest run; or a run on the Hugging Face
+            Hub, `hf:OWNER/NAME[@REVISION]`, which is downloaded.
         checkpoint: the checkpoint to load: `best`, `latest` or the number of an iteration. None: the best; or the
             latest, where the sum of returns would decide and the agents' returns oppose each other.
             `run.checkpoint_why` says in a sentence which one was taken, and why.

@@ -26,6 +26,7 @@ from marl_sb3.core.metrics import require_metric
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import accepted_callbacks
 from marl_sb3.errors import ConfigError, NumericError, described
+from marl_sb3.extensions.hub import is_address, pinned
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import RUN_CONFIG
 from marl_sb3.extensions.transfer import init_from as start_from
@@ -142,13 +143,18 @@ def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunn
 
 
 def _with_found_sources(config: TrainConfig) -> TrainConfig:
-    """Replace folders of runs in `init_from` by their newest run: later, another run may be the newest."""
+    """Replace folders of runs in `init_from` by their newest run, as addresses on the Hub by their newest commit.
+
+    Later, another may be the newest.
+    """
     if config.init_from is None:
         return config
     with source_named(config, "init_from"):
         sources = [parse_init_from(text) for text in config.init_from]
         for place, path in enumerate([source.path for source in sources]):
-            if path.is_dir() and not any((path / name).exists() for name in ("manifest.json", "checkpoints")):
+            if is_address(path):
+                sources[place] = replace(sources[place], path=Path(pinned(path)))
+            elif path.is_dir() and not any((path / name).exists() for name in ("manifest.json", "checkpoints")):
                 sources[place] = replace(sources[place], path=find_run(path))
         return replace(config, init_from=list(map(str, sources)))
 

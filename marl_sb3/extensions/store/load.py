@@ -42,7 +42,8 @@ def load_policies(
     """Load the policies of a run or of a saved algorithm, to act without an env.
 
     Args:
-        path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
+        path: a run folder, one of its checkpoints, what `MultiAgentAlgorithm.save` wrote, or a run on the Hugging Face
+            Hub, `hf:OWNER/NAME[@REVISION]`, which is downloaded.
         checkpoint: of a run folder: `best`, `latest` or the number of an iteration. None: the best; or the latest,
             where the sum of returns would decide and the agents' returns oppose each other. `checkpoint_why` of the
             result says in a sentence which one was taken, and why.

@@ -20,6 +20,7 @@ from marl_sb3.core.learners import specs_of_checkpoint
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.sb3 import reset_optimizers
 from marl_sb3.core.state import Checkpoint, StateReader, copies, find_files, store_of
+from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 from marl_sb3.types import PolicyID
@@ -59,6 +60,8 @@ def parse_init_from(text: str) -> InitFrom:
     """Parse the value of `--init-from`: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`."""
     policy_id, equals, rest = text.partition("=") if "=" in text else ("", "", text)
     path, colon, source_id = rest.rpartition(":")
+    if path == "hf":  # the colon of an address on the Hub
+        path, colon, source_id = rest, "", ""
     if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
         path, colon, source_id = rest, "", ""
     if not path or (equals and not policy_id) or (colon and not source_id):
@@ -139,7 +142,7 @@ def _read(
     source: InitFrom, policies: Mapping[PolicyID, BaseAlgorithm], trust_pickle: bool
 ) -> tuple[dict[PolicyID, _Weights], str]:
     """Return the weights of a source for each of these policies; for a run also why its checkpoint was taken."""
-    if source.path.is_dir():
+    if source.path.is_dir() or store_of(source.path) is not STORES["folder"]:
         ids = {policy_id: source.source_id or policy_id for policy_id in policies}
 
         def read(found: Checkpoint) -> tuple[dict[PolicyID, _Weights], str]:
