@@ -17,7 +17,7 @@ OPTIONS = {
     "evaluate": 19,
     "watch": 13,
     "report": 5,
-    "export": 7,
+    "export": 14,
     "imitate": 22,
     "serve": 19,
     "plot": 9,

@@ -55,13 +55,22 @@ EXTENSIONS = (
     "extensions.exploration",
     "extensions.fast",
     "extensions.hooks",
+    "extensions.hub",
     "extensions.memory",
     "extensions.remote",
     "extensions.sb3_vec_env",
     "extensions.store",
     "extensions.transfer",
 )
-TOOLS = ("tools.benchmarking", "tools.checkup", "tools.looking", "tools.serving", "tools.starting", "tools.tuning")
+TOOLS = (
+    "tools.benchmarking",
+    "tools.checkup",
+    "tools.looking",
+    "tools.publishing",
+    "tools.serving",
+    "tools.starting",
+    "tools.tuning",
+)
 COMMANDS = (
     *("train", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
     *("export", "imitate", "serve", "tune", "doctor", "new", "completions"),

@@ -15,6 +15,7 @@ from .evaluate import EvaluatedRun as EvaluatedRun
 from .evaluate import evaluate_run as evaluate_run
 from .evaluate import game_plan as game_plan
 from .evaluate import samples_of as samples_of
+from .evaluate import samples_of_seats as samples_of_seats
 from .execution import execute as execute
 from .files import Hparams as Hparams
 from .files import entry_of as entry_of

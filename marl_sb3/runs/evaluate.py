@@ -80,7 +80,7 @@ class EvaluatedRun:
             how = f"against {one_line(played.opponent)}, each seat {how}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        samples = _samples(played) if isinstance(played, Evaluation) else _samples_of_seats(played)
+        samples = _samples(played) if isinstance(played, Evaluation) else samples_of_seats(played)
         console.print(samples_table(samples, console.width, bold=SUM))
         for hint in self.hints:
             console.print(hint, soft_wrap=True)
@@ -245,7 +245,7 @@ def _samples(evaluation: Evaluation) -> Samples:
     return samples_of(evaluation, list(agents), custom)
 
 
-def _samples_of_seats(played: SeatEvaluations) -> Samples:
+def samples_of_seats(played: SeatEvaluations) -> Samples:
     """Return the rows of a table: for each seat the shares of outcomes, its agents' returns and the lengths."""
     outcomes, rows = played.outcomes(), list[tuple[str, Sequence[float] | SampleStats]]()
     for seat, evaluation in played.by_seat.items():

@@ -1,0 +1,127 @@
+"""Write a run folder that holds one checkpoint of a run, and what it is worth: for others, and for the Hub.
+
+All commands that take a run take it. What only its training needs is left out: logs, replay buffers, other checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from marl_sb3.core.config import EXTERNAL
+from marl_sb3.core.metrics import flatten
+from marl_sb3.core.state import Checkpoint, copies
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.evaluation import RANDOM, EvaluationPlan, play_episodes
+from marl_sb3.extensions.display import VideoFile
+from marl_sb3.extensions.store import RUN_CONFIG, with_checkpoint, write_checkpoint
+from marl_sb3.files import path_is_usable, read_regular, replaced_folder, write_whole
+from marl_sb3.results import RESULT_FILE, read_results
+from marl_sb3.runs import EvaluatedRun, SavedRun, evaluate_run, make_envs
+from marl_sb3.tools.publishing.card import Measured, card_text
+
+_log = logging.getLogger(__name__)
+
+CARD = "README.md"
+_NAME = re.compile(r"ckpt-[0-9]{6,12}")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is written about a run for others."""
+
+    address: str | None = None  # where it will be, such as hf:OWNER/NAME; None: it stays a folder
+    episodes: int = 20  # complete ones, played for the card and filmed; 0: none, the card has what the training logged
+    references: Mapping[str, float] = field(default_factory=dict)  # other sums of returns by name, from elsewhere
+    env: str | None = None  # the run's env, as the user names it
+
+
+def write_run_folder(
+    run: SavedRun, checkpoint: str | None, out: Path, about: Publication, *, force: bool = False
+) -> Checkpoint:
+    """Write the folder: `config.yaml`, `result.jsonl`, the checkpoint, `README.md`, and a film if the env draws itself.
+
+    Args:
+        run: whose checkpoint it is.
+        checkpoint: which; see `CheckpointFolder.load`.
+        out: new or empty folder; or one that this has written, with `force`.
+        about: what the card says beside.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ConfigError: there is something else, the checkpoint is a member of a league, or the env cannot be made.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        EnvError: the env broke the `ParallelEnv` contract.
+    """
+    with ExitStack() as cleanup:
+        with path_is_usable("--out: cannot write to", out, "out"):
+            _require_replaceable(out, force=force)
+            fresh = cleanup.enter_context(replaced_folder(out))
+        found = with_checkpoint(lambda: run.find(checkpoint), lambda found: _copied(found, fresh))
+        write_whole(fresh / RUN_CONFIG, read_regular(run.files.config_file))
+        iteration = found.about.integer("iteration")
+        results = [each for each in read_results(run.files.path) if each["iteration"] <= iteration]
+        lines = "".join(f"{json.dumps(each, allow_nan=False)}\n" for each in results)
+        write_whole(fresh / RESULT_FILE, lines)
+        written = SavedRun.open(fresh, about.env, makes_env=about.episodes > 0)
+        measured = _measured(written, about, fresh) or Measured.of_training(flatten(results[-1]) if results else {})
+        write_whole(fresh / CARD, card_text(written.config, found, measured, about.address, about.references))
+    return found
+
+
+def _require_replaceable(out: Path, *, force: bool) -> None:
+    there = {each.name for each in out.iterdir()} if out.is_dir() else set()
+    if there and not force:
+        raise ConfigError(f"{out} exists already; --force replaces it", key="out")
+    if (there or out.exists()) and not {RUN_CONFIG, CARD} <= there and (there or not out.is_dir()):
+        raise ConfigError(f"--out: {out} is something else; accepted: a new folder, or one of an export", key="out")
+
+
+def _copied(found: Checkpoint, folder: Path) -> Checkpoint:
+    """Write a checkpoint anew without its replay buffers; its files have been verified."""
+    if not _NAME.fullmatch(found.name):
+        words = f"{found.folder} is a member of a league"
+        raise ConfigError(f"{words}; accepted: a run, or a checkpoint in `checkpoints/`", key="run")
+    tensors = {name: copies(group) for name, group in found.tensors.items() if not name.startswith("replay-")}
+    write_checkpoint(folder / "checkpoints" / found.name, found.state, tensors, found.about.values())
+    return found
+
+
+# --- What it is worth ------------------------------------------------------------------------------------------------
+
+
+def _measured(run: SavedRun, about: Publication, folder: Path) -> Measured | None:
+    """Let the policies and random agents play the same episodes; None if none are to be played.
+
+    Where the agents' returns oppose each other, the policies play against random agents, on each side.
+    """
+    if not about.episodes or run.config.env == EXTERNAL:
+        return None
+    plan = EvaluationPlan.of_run(run.config, about.episodes, film_episodes=1)
+    if run.files.checkpoints.opposed() is not None:
+        plan = replace(plan, against=RANDOM)
+    played, film = _filmed(run, plan, folder)
+    if plan.against is not None:
+        return Measured.of_seats(played, film)
+    with closing(make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
+        at_random = play_episodes(run.policies(None, env), env, plan.n_episodes, seed=plan.seed, acting=())
+    return Measured.of_episodes(played, at_random, film)
+
+
+def _filmed(run: SavedRun, plan: EvaluationPlan, folder: Path) -> tuple[EvaluatedRun, str | None]:
+    """Evaluate a run; if its env draws itself, with a film of the first episode."""
+    name = "replay.mp4" if find_spec("imageio_ffmpeg") else "replay.gif"
+    try:
+        with VideoFile(folder / name) as video:
+            return evaluate_run(run, plan, video=video), name
+    except (ConfigError, EnvError) as error:
+        _log.info("no film: %s", error)
+    return evaluate_run(run, replace(plan, film_episodes=0)), None
