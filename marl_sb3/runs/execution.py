@@ -21,7 +21,7 @@ from marl_sb3.runs.folder import LEAGUE, RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.resume import Phase, phases_after
 from marl_sb3.runs.run import Run, SavedRun
-from marl_sb3.runs.start import MAX_ROLLBACKS, curricula_of, evaluations_of, roll_back
+from marl_sb3.runs.start import MAX_ROLLBACKS, curricula_of, enter, evaluations_of, roll_back
 from marl_sb3.runs.tracking import Tracking, tracking
 from marl_sb3.types import PolicyID
 
@@ -80,8 +80,6 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     If the training fails, the policies are saved in their present state. The run is closed in any case.
     """
     algorithm = run.algorithm
-    if run.config.league.is_on and isinstance(algorithm.assignment, League):
-        algorithm.assignment.folder = run.folder / LEAGUE
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         evaluations = [cleanup.enter_context(closing(evaluation)) for evaluation in evaluations_of(run)]
@@ -111,6 +109,10 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         others = [signals, histograms, *curriculum, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
             for phase in phases_after(run.config, algorithm.num_timesteps):
+                enter(run, phase)
+                algorithm = run.algorithm
+                if run.config.league.is_on and isinstance(algorithm.assignment, League):
+                    algorithm.assignment.folder = run.folder / LEAGUE
                 end = stop if phase.until is None else StopAfterSteps(phase.until)
                 if phase.until is None and algorithm.iteration and algorithm.num_timesteps < phase.end:
                     stop.expect(last_result(run.folder))

@@ -1,6 +1,7 @@
 """What changes when a run goes on: its planned end, and settings that its state does not depend on.
 
-Each extension plans a new end; a run from `config.yaml` repeats all extensions. Schedules such as `lin_3e-4` run to the
+Each extension plans a new end or has other settings than what follows; a run from `config.yaml` repeats all of them.
+Schedules such as `lin_3e-4` run to the
 planned end. When it moves they jump: after 10,000 of 10,000 env steps `lin_3e-4` is 0; with 10,000 more it is 1.5e-4
 again, and falls to 0 once more.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from marl_sb3.core.config import PositiveInt, accepts
@@ -26,6 +27,8 @@ class Phase:
 
     n_timesteps: int  # the planned end, in env steps of the whole run
     until: int | None = None  # the env steps of the whole run after which the next phase begins; None in the last one
+    # values of settings by key, `NAME` or `POLICY.NAME`, which in the last phase are those of the configuration
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -36,7 +39,9 @@ class Phase:
 def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
     """Return the phases of a run that do not end within its first `env_steps`."""
     extended = [
-        Phase(each["n_timesteps"], each["until"]) for each in config.extensions or () if each["until"] > env_steps
+        Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
+        for each in config.extensions or ()
+        if each["until"] > env_steps
     ]
     return [*extended, Phase(config.n_timesteps)]
 
@@ -46,10 +51,26 @@ def is_complete(config: TrainConfig, env_steps: int) -> bool:
     return env_steps >= config.n_timesteps and len(phases_after(config, env_steps)) == 1
 
 
-def continued(config: TrainConfig, env_steps: int, timesteps: int | None, changes: Mapping[str, Any]) -> TrainConfig:
+def config_in(config: TrainConfig, phase: Phase) -> TrainConfig:
+    """Return the configuration with the settings of a phase."""
+    of_run, of_policies = dict(config.hyperparameters), dict(config.policy_settings)
+    for key, value in phase.settings.items():
+        policy_id, _, name = key.rpartition(".")
+        if policy_id:
+            of_policies[policy_id] = {**of_policies.get(policy_id, {}), name: value}
+        else:
+            of_run[name] = value
+    return replace(config, hyperparameters=of_run, policy_settings=of_policies) if phase.settings else config
+
+
+def continued(
+    before: TrainConfig, after: TrainConfig, env_steps: int, timesteps: int | None, changes: Mapping[str, Any]
+) -> TrainConfig:
     """Return the configuration of a run that is continued.
 
     Args:
+        before: that of the run folder.
+        after: with the settings of the present phase, and with those that change now.
         timesteps: train for this many env steps more; None: to the planned end.
         changes: new values of fields; None: no change.
     """
@@ -59,17 +80,41 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
             words = f"--timesteps is {timesteps!r}; accepted with --resume: an integer of at least 1, env steps to add"
             raise ConfigError(words, key="n_timesteps")
         given["n_timesteps"] = env_steps + timesteps
-    after = config.changed(given)
-    now = phases_after(config, env_steps)[0]
+    after = after.changed(given)
+    now = phases_after(before, env_steps)[0]
+    present = config_in(before, now)
     extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
     # If a stop condition ended the run so far, a run that repeats it must not stop there.
-    beyond_stop = now.until is None and bool(config.stop or after.stop) and not is_complete(after, env_steps)
-    if not extended and not beyond_stop:
-        return after
-    extensions: list[Extension] = [each for each in after.extensions or () if each["until"] <= env_steps]
-    if env_steps > (extensions[-1]["until"] if extensions else 0):  # the present phase has trained some, and ends here
-        extensions.append({"until": env_steps, "n_timesteps": now.n_timesteps})
+    beyond_stop = now.until is None and bool(before.stop or after.stop) and not is_complete(after, env_steps)
+    differs = bool(_learned_otherwise(present, after)) and not is_complete(after, env_steps)
+    if not extended and not beyond_stop and not differs:
+        # Later phases remain as they are planned.
+        return before.changed({**{name: value_of(after, name) for name in _OTHERS}, **given}) if now.settings else after
+    ended = [
+        Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
+        for each in before.extensions or ()
+        if each["until"] <= env_steps
+    ]
+    if env_steps > (ended[-1].until or 0 if ended else 0):  # the present phase has trained some, and ends here
+        ended.append(replace(now, until=env_steps))
+    extensions: list[Extension] = []
+    for phase in ended:
+        other = _learned_otherwise(after, config_in(before, phase))
+        extension: Extension = {"until": phase.until, "n_timesteps": phase.n_timesteps}
+        extensions.append({**extension, "settings": other} if other else extension)
     return replace(after, extensions=extensions or None)
+
+
+def _learned_otherwise(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:
+    """Return the new values of settings on which depends what is learned, and that a run may change as it goes on."""
+    ours, theirs = before.hyperparameters, after.hyperparameters
+    found = {name: theirs[name] for name in theirs if name in CHANGEABLE and ours.get(name) != theirs[name]}
+    for policy_id in dict.fromkeys([*before.single_policies(), *after.single_policies()]):
+        own = {*before.own_settings(policy_id), *after.own_settings(policy_id)} & CHANGEABLE
+        ours, theirs = (config.of_policy(policy_id).hyperparameters for config in (before, after))
+        different = [name for name in theirs if name in own and ours.get(name) != theirs[name]]
+        found.update({f"{policy_id}.{name}": theirs[name] for name in different})
+    return found
 
 
 # --- Changes of settings ---------------------------------------------------------------------------------------------
@@ -82,14 +127,14 @@ n_epochs batch_size tau target_update_interval gradient_steps policy_delay targe
 exploration_fraction exploration_final_eps cg_max_steps cg_damping line_search_shrinking_factor line_search_max_iter
 n_critic_updates sub_sampling_factor
 """
-_HYPERPARAMETERS = frozenset(_READ_ANEW.split())
+CHANGEABLE = frozenset(_READ_ANEW.split())
 # Settings that change nothing of what is learned.
 _OTHERS = frozenset(
     [f"{section}.{name}" for section in ("checkpoints", "evaluation") for name in names_in(section)]
     + ["on_nan", "track", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
 )
 _MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are compared, and how their names begin
-_ACCEPTED = f"{', '.join(sorted(_HYPERPARAMETERS))}, checkpoints.*, evaluation.*; for any other setting"
+_ACCEPTED = f"{', '.join(sorted(CHANGEABLE))}, checkpoints.*, evaluation.*; for any other setting"
 _INSTEAD = {
     "n_timesteps": "with --resume, accepted: --timesteps N, env steps to add",
     "stop": "with --resume, accepted: --stop METRIC=VALUE, or --stop none",
@@ -118,7 +163,7 @@ def changes_between(before: TrainConfig, after: TrainConfig) -> dict[str, Change
         own = key.rpartition(".")[2]
         # Without a number, SAC and its like learn the coefficient: its state is in the checkpoint.
         is_learned = own == "ent_coef" and any(isinstance(value, str) for value in change[:2])
-        if key in _OTHERS or (not is_learned and change.learns_otherwise and own in _HYPERPARAMETERS):
+        if key in _OTHERS or (not is_learned and change.learns_otherwise and own in CHANGEABLE):
             continue
         words = f"{key} cannot change in a run that goes on: its state depends on it; accepted: {_ACCEPTED}"
         words += f", start a new run from its weights: train {shlex.quote(after.env)} --init-from RUN --set KEY=VALUE"

@@ -23,6 +23,7 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
+from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
 from marl_sb3.files import is_regular
 from marl_sb3.results import read_results
@@ -56,6 +57,8 @@ class Run:
     changes: Mapping[str, Change] = field(default_factory=dict)  # the settings that this resume has changed, by name
     callbacks: Sequence[BaseCallback] = ()  # those that the user has named
     recorder: RecordEpisodes | None = None  # records the episodes; None: they are not recorded
+    runners: AnyRunners | None = None  # which processes roll out the shards; None: this one
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the present phase, where `config` has others
 
     @property
     def folder(self) -> Path:

@@ -92,12 +92,12 @@ _ByPolicyTrue = Annotated[
 ]
 _ByMetric = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to {key: ..., reduce: ...}")]
 _Stop = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to numbers")]
-Extension = Annotated[Mapping[Literal["until", "n_timesteps"], PositiveInt], Meta(min_length=2)]
+Extension = Annotated[Mapping[Literal["until", "n_timesteps", "settings"], Any], Meta(min_length=2)]
 _Extensions = Annotated[
     Sequence[Extension] | None,
     Meta(
         description="a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the "
-        "highest; or null"
+        "highest, each with settings: {NAME: VALUE} or without; or null"
     ),
 ]
 _Wrappers = Annotated[
@@ -173,9 +173,9 @@ class TrainConfig:
 
     env: str  # the id of the env
     n_timesteps: PositiveInt = 1_000_000  # number of env steps to train for
-    # the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env steps.
-    # Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last extension. None: the
-    # run was not extended.
+    # the phases of the run before the last one, in order: `{until: N, n_timesteps: N}` in env steps, and `settings:
+    # {NAME: VALUE}` where some had other values than after the last one. Schedules lead to `n_timesteps` until the step
+    # `until`; stop conditions apply after the last extension. None: the run was not extended, nor changed.
     extensions: _Extensions = None
     n_envs: NumberOfEnvs = 8  # number of envs that step together
     seed: Seed | None = None  # seed of the run. None: the run draws one and writes it to `config.yaml`.
@@ -269,7 +269,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in ACCEPTED.items():
             require(name, attrgetter(name)(self), kind)
-        if any(one["until"] >= following["until"] for one, following in pairwise(self.extensions or ())):
+        phases = self.extensions or ()
+        ends = [accepts(PositiveInt, each.get(name)) for each in phases for name in ("until", "n_timesteps")]
+        if (
+            not all(ends)
+            or not all(accepts(Named, each.get("settings", {})) for each in phases)
+            or any(one["until"] >= following["until"] for one, following in pairwise(phases))
+        ):
             raise refusal("extensions", self.extensions, _Extensions)
         for metric, value in self.stop.items():
             if not accepts(FiniteFloat, value):

@@ -20,11 +20,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
-from marl_sb3.core.config import counted, shown
+from marl_sb3.core.config import algorithm_info, counted, shown
 from marl_sb3.core.envs import EnvFactory, attribute_from_here
+from marl_sb3.core.learners import resolve_hyperparameters
 from marl_sb3.core.metrics import require_metric
 from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.training import accepted_callbacks
+from marl_sb3.core.training import MultiAgentAlgorithm, accepted_callbacks
 from marl_sb3.errors import ConfigError, NumericError, described
 from marl_sb3.extensions.hub import is_address, pinned
 from marl_sb3.extensions.remote import AnyRunners
@@ -33,11 +34,11 @@ from marl_sb3.extensions.transfer import init_from as start_from
 from marl_sb3.extensions.transfer import parse_init_from
 from marl_sb3.files import parse_value, path_is_usable, read_regular, require_own, require_text, write_whole
 from marl_sb3.league import League
-from marl_sb3.runs.building import build, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.building import build, policy_spec, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
-from marl_sb3.runs.resume import changes_between, continued, is_complete, phases_after
+from marl_sb3.runs.resume import Phase, changes_between, config_in, continued, is_complete, phases_after
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config, name_of_callback, require_trusted, with_arguments
@@ -113,8 +114,8 @@ def prepare(
     for note in config.notes:
         _log.warning("%s", note)
     set_up_process(config)
-    config, algorithm = build(config, factory, runners)
-    run = Run(files, config, algorithm, factory=factory, recorder=recorder)
+    config, algorithm, phase = _build(config, 0, factory, runners)
+    run = Run(files, config, algorithm, factory=factory, recorder=recorder, runners=runners, settings=phase.settings)
     with undone_on_error(run.close):
         require_metrics(run)
         with source_named(config, "callbacks"):
@@ -134,6 +135,45 @@ def prepare(
         if makes_folder:
             files.make(config)
     return run
+
+
+def _build(
+    config: TrainConfig, env_steps: int, factory: EnvFactory | None, runners: AnyRunners | None
+) -> tuple[TrainConfig, MultiAgentAlgorithm, Phase]:
+    """Build envs and policies as `build` does, with the settings of the phase after so many env steps.
+
+    Raises:
+        ConfigError: a setting does not fit, or one of a phase cannot change in a run.
+    """
+    phase, *later = phases_after(config, env_steps)
+    for each in (phase, *later):
+        with source_named(config, "extensions"):
+            changed = config_in(config, each)
+            changes_between(config, changed)
+            for policy_id in changed.single_policies() if each.settings else ():
+                policy_spec(changed, policy_id)
+            if each.settings:
+                resolve_hyperparameters(algorithm_info(config.algo).algorithm_class, changed.hyperparameters)
+    if not phase.settings:
+        return *build(config, factory, runners), phase
+    return config, build(config_in(config, phase), factory, runners)[1], phase
+
+
+def enter(run: Run, phase: Phase) -> None:
+    """Let a run go on with the settings of its next phase, from the checkpoint with which the last one has ended.
+
+    Envs and policies are made anew, as if the run was resumed; `Run.algorithm` is another one then.
+    """
+    if run.settings == phase.settings:
+        return
+    checkpoint = run.files.checkpoints.load("latest")
+    run.algorithm.env.close()
+    run.algorithm = build(config_in(run.config, phase), run.factory, run.runners)[1]
+    run.settings = phase.settings
+    with source_named(run.config):
+        run.algorithm.read_data()
+        run.algorithm.start_runners()
+    _restore(run, checkpoint)
 
 
 def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunners | None = None) -> TrainConfig:
@@ -205,11 +245,14 @@ def resume_run(
         before, settings = files.read_config(env), dict(settings or {})
         if settings.get("stop", 0) is None:  # as `--stop none`
             changes["stop"] = changes.get("stop") or settings.pop("stop") or {}
-        changed = _with_settings(before, settings)
-        noted_changes = changes_between(before, changed)
+        _with_settings(before, settings)  # refuses most of what is wrong before the checkpoint is read
         checkpoint = _newest_checkpoint(files, cloning=cloning)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
-        config = continued(changed, env_steps, timesteps, changes)
+        now = phases_after(before, env_steps)[0]
+        present = config_in(before, now)
+        changed = _with_settings(present, settings)
+        noted_changes = changes_between(present, changed)
+        config = continued(before, changed, env_steps, timesteps, changes)
         if runners is not None and not config.n_shards:
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
         require_trackers(config)
@@ -217,8 +260,9 @@ def resume_run(
         set_up_process(config)
         # Otherwise nothing will be trained.
         goes_on = CLONING in checkpoint.state if cloning else not is_complete(config, env_steps)
-        config, algorithm = build(config, factory, runners)
+        config, algorithm, phase = _build(config, env_steps, factory, runners)
         run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory, recorder=recorder)
+        run.runners, run.settings = runners, phase.settings
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)
@@ -236,9 +280,8 @@ def resume_run(
                 with source_named(config):
                     if not cloning:
                         run.algorithm.read_data()
-                planned = phases_after(before, env_steps)[0].n_timesteps
                 with files.writing():
-                    _note_resume(run, inexact, planned if timesteps is not None else None)
+                    _note_resume(run, inexact, now.n_timesteps if timesteps is not None else None)
                     files.write_config(config, remark_on_changes(run))
     return run
 
@@ -309,7 +352,7 @@ def remark_on_changes(run: Run) -> str | None:
         return None
     changes = ", ".join(f"{name} {change}" for name, change in run.changes.items())
     done = counted(run.algorithm.num_timesteps, "env step")
-    return f"changed after {done}: {changes}; from there on the run is not exact"
+    return f"changed after {done}: {changes}"
 
 
 def roll_back(run: Run, count: int, error: NumericError) -> None:

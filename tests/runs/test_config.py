@@ -228,6 +228,8 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
                 [3],
                 [{"until": 5}],
                 [{"until": 5, "n_timesteps": 0}],
+                [{"until": 5, "n_timesteps": {"gamma": 0.9}}],
+                [{"until": 5, "n_timesteps": 9, "settings": 3}],
                 [{"until": True, "n_timesteps": 9}],
                 [{"until": 9, "n_timesteps": 9}, {"until": 9, "n_timesteps": 20}],
             )

@@ -114,7 +114,19 @@ def test_without_timesteps_a_resume_extends_nothing(in_tmp: Path) -> None:
     assert marl_sb3.train(resume="run").config.extensions is None
 
 
+SMALL_FILE = {"n_timesteps": 80, "n_envs": 2, "n_steps": 20, "batch_size": 20}
+
+
+def changed_twice(folder: str) -> None:
+    settings = {"learning_rate": "lin_1e-3", "gamma": 0.9}
+    start(folder, iterations=6, policies="per_agent", stop={"iteration": 2}, settings=settings)
+    changes = {"agent1.gamma": 0.8, "learning_rate": "lin_2e-3", "batch_size": 10}
+    marl_sb3.train(resume=folder, settings=changes, stop={"iteration": 4})
+    marl_sb3.train(resume=folder, settings={"gamma": 0.95, "ent_coef": 0.1}, stop={"iteration": 100})
+
+
 EXTENDED = {
+    changed_twice: ([(80, 240), (160, 240)], 240),
     extended_when_complete: ([(120, 120)], 240),
     extended_when_broken_off: ([(160, 320)], 240),
     extended_twice: ([(160, 320), (240, 240)], 280),
@@ -133,6 +145,21 @@ def test_the_config_of_an_extended_run_repeats_it_bit_for_bit(extend: Any, in_tm
     assert again.config.n_timesteps == n_timesteps
     assert_same_runs("extended", "again")
     assert again.config == RunFolder(Path("extended")).read_config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gama": 0.9}, r"gama cannot change in a run that goes on"),
+        ({"shared.n_steps": 5}, r"shared.n_steps cannot change in a run that goes on"),
+        ({"gamma": "high"}, r"gamma is 'high'; accepted: "),
+    ],
+)
+def test_a_phase_may_change_what_a_resume_may(settings: dict[str, Any], message: str, in_tmp: Path) -> None:
+    phases = [{"until": 40, "n_timesteps": 80}, {"until": 60, "n_timesteps": 80, "settings": settings}]
+    with pytest.raises(ConfigError, match=message):
+        marl_sb3.train(hparams={"arena": {**SMALL_FILE, "extensions": phases}}, run_dir="run")
+    assert not Path("run").exists()
 
 
 def test_an_extension_moves_the_learning_rate_and_is_noted(in_tmp: Path) -> None:
@@ -377,7 +404,7 @@ def test_a_run_goes_on_with_changed_settings_and_is_marked(in_tmp: Path, capsys:
         "agent2.learning_rate": {"from": 3e-4, "to": 1e-3},
     }
     remark = "changed after 80 env steps: agent2.learning_rate from 0.0003 to 0.001, evaluation.interval from 0 to 1, "
-    assert f"{remark}learning_rate from 0.0003 to 0.0; from there on the run is not exact\n" in capsys.readouterr().out
+    assert f"{remark}learning_rate from 0.0003 to 0.0\n" in capsys.readouterr().out
     assert Path("run/config.yaml").read_text().startswith(f"# {remark}")
 
 
