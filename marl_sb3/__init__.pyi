@@ -55,6 +55,7 @@ from .extensions.memory.sac import RecurrentSAC as RecurrentSAC
 from .extensions.remote.ray import RaySettings as RaySettings
 from .extensions.remote.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 from .extensions.store.load import load_policies as load_policies
+from .files.signed import sign_folder as sign_folder
 from .league.league import League as League
 from .runs.equilibrium import nash_conv as nash_conv
 from .runs.estimates import OffPolicyEvaluation as OffPolicyEvaluation

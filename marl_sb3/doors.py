@@ -192,6 +192,13 @@ class Store(Protocol):
     def takes(self, path: str | Path) -> bool:
         """Whether a path that the user names is one of this store's."""
 
+    def folder(self, path: str | Path) -> Path:
+        """Return the folder here that a path means, whose signature can be verified.
+
+        Raises:
+            ConfigError: there is none.
+        """
+
     def place(self, path: str | Path) -> Path:
         """Return where the checkpoint of a path is kept, in the form that `write` takes and users see.
 

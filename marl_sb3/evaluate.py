@@ -8,7 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, RUN, STOCHASTIC, OfRun, command, found_run, record
+from marl_sb3.cli import (
+    CHECKPOINT,
+    EPISODES_SEED,
+    EXIT_DONE,
+    RUN,
+    STOCHASTIC,
+    VERIFY,
+    OfRun,
+    command,
+    found_run,
+    record,
+)
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
@@ -102,6 +113,7 @@ class EvaluateOptions:
         "play nothing: compute how much more best responses to the policies would win, and to the pool of their "
         "league, in a game of OpenSpiel such as open_spiel/leduc_poker; default: no",
     ]
+    verify: Annotated[Path | None, VERIFY]
     env: OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: a table"]
 
@@ -141,7 +153,7 @@ def _nash_conv(options: EvaluateOptions) -> int:
     with without_collections():
         from marl_sb3.runs import nash_conv
 
-        run, env = found_run(options.run), options.env.named()
+        run, env = found_run(options.run, options.verify), options.env.named()
         found = nash_conv(run, env, options.checkpoint, options.deterministic)
     if options.json:
         print(json.dumps(found, allow_nan=False), flush=True)
@@ -158,7 +170,7 @@ def _nash_conv(options: EvaluateOptions) -> int:
 
 def _estimate(options: EvaluateOptions, data: str) -> int:
     _require_without(options, "--on", ("deterministic", *_OF_PLAYING), "--gamma")
-    folder = found_run(options.run)
+    folder = found_run(options.run, options.verify)
     with without_collections():
         from marl_sb3.runs import SavedRun, estimate_policies
 
@@ -181,7 +193,7 @@ def _play(options: EvaluateOptions) -> "EvaluatedRun":
             from marl_sb3.extensions.display import VideoFile
 
             video = cleanup.enter_context(VideoFile(options.video))
-        folder = found_run(options.run)
+        folder = found_run(options.run, options.verify)
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs import SavedRun, evaluate_run

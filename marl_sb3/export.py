@@ -9,6 +9,7 @@ from marl_sb3.cli import (
     CHECKPOINT,
     EXIT_DONE,
     RUN,
+    VERIFY,
     OfRun,
     Section,
     assignments,
@@ -20,7 +21,7 @@ from marl_sb3.cli import (
 from marl_sb3.core.config import Count
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
-from marl_sb3.files import path_is_usable, require_own
+from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ examples
   python -m marl_sb3.export runs/arena/20260101-120000-abcd --format onnx
   python -m marl_sb3.export runs/arena --hub me/arena --private
   python -m marl_sb3.evaluate hf:me/arena
+  python -m marl_sb3.export runs/arena --format run --sign key.pem
 
 exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 """
@@ -118,23 +120,31 @@ def main(
     ],
     out: Annotated[str | None, "--out DIR", "folder of the files; default: RUN/export/FORMAT"],
     force: Annotated[bool, "--force", "replace existing files; default: off"],
+    sign: Annotated[
+        Path | None,
+        "--sign KEY",
+        "sign the folder by this private key, PEM, as its file model.sig; needs the extra signing; default: unsigned",
+    ],
     of_run: RunOptions,
-    env: Annotated[OfRun, Section("other options")],
+    verify: Annotated[Path | None, VERIFY, Section("other options")],
+    env: OfRun,
 ) -> int:
     """Write the files; returns the exit code."""
     from marl_sb3.extensions.hub import is_downloaded, require_repo
 
     of_run.require_accepted(format)
+    if sign is not None:
+        require_key(sign)
     if of_run.hub is not None:
         require_repo(of_run.hub)
         if not of_run.dry_run:
             require_extra("--hub", "hub")
     name = "run" if of_run.hub is not None else format or "sb3"
-    folder = found_run(path)
+    folder = found_run(path, verify)
     target = Path(out or folder / "export" / name)
     if not out:
-        if is_downloaded(folder):
-            raise ConfigError(f"{path} is on the Hub; accepted: with --out DIR", key="out")
+        if verify is not None or is_downloaded(folder):
+            raise ConfigError(f"{folder} is a copy of {path}; accepted: with --out DIR", key="out")
         with path_is_usable("--out: cannot write to", target, "out"):  # a link or a file there is refused
             require_own(folder, ["export/", f"export/{name}/"])
     with without_collections():  # the imports take seconds: wrong options are refused before
@@ -142,10 +152,12 @@ def main(
 
         run = SavedRun.open(folder, env.named(), makes_env=False)
     if name == "run":
-        return _as_run(run, checkpoint, target, of_run, env.named(), force=force)
+        return _as_run(run, checkpoint, target, of_run, env.named(), sign, force=force)
     bundle = run.policies(checkpoint)
     about = {"env": run.config.env, "run": folder.resolve().name}
     files = export_policies(bundle, name, target, about, force=force)
+    if sign is not None:
+        sign_folder(target, sign)
     said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
         print(line, flush=True)
@@ -153,7 +165,14 @@ def main(
 
 
 def _as_run(
-    run: "SavedRun", checkpoint: str | None, out: Path, options: RunOptions, env: str | None, *, force: bool
+    run: "SavedRun",
+    checkpoint: str | None,
+    out: Path,
+    options: RunOptions,
+    env: str | None,
+    key: Path | None,
+    *,
+    force: bool,
 ) -> int:
     """Write the folder of a run for others, and push it."""
     from marl_sb3.extensions.hub import push
@@ -162,6 +181,8 @@ def _as_run(
     address = None if options.hub is None else f"hf:{options.hub}"
     about = Publication(address, options.episodes, options.references(), env)
     found = write_run_folder(run, checkpoint, out, about, force=force)
+    if key is not None:
+        sign_folder(out, key)
     if found.why:
         print(found.why, flush=True)
     print(f"{out}: {found.name}, its settings, and a model card", flush=True)

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
@@ -84,7 +85,8 @@ class ServeOptions:
         "--drain-s S",
         "seconds for which requests are still answered after SIGTERM, while /ready says no; default: 0",
     ] = 0.0
-    env: Annotated[cli.OfRunForLog, cli.Section("other options")]
+    verify: Annotated[Path | None, cli.VERIFY, cli.Section("other options")]
+    env: cli.OfRunForLog
 
 
 @cli.command("serve RUN [options]", "Serve the policies of a run over HTTP.", _EPILOG)
@@ -99,7 +101,7 @@ def main(options: ServeOptions) -> int:
 
     listening = Listening(**settings)
     limits = Limits(options.max_body, options.max_batch, options.timeout_s, options.max_connections)
-    folder = cli.found_run(options.run)
+    folder = cli.found_run(options.run, options.verify)
     with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs import SavedRun, rival_of
 

@@ -2,9 +2,21 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from marl_sb3.cli import CHECKPOINT, EPISODES_SEED, EXIT_DONE, SEARCH, STOCHASTIC, OfRun, command, record
+from marl_sb3.cli import (
+    CHECKPOINT,
+    EPISODES_SEED,
+    EXIT_DONE,
+    SEARCH,
+    STOCHASTIC,
+    VERIFY,
+    OfRun,
+    command,
+    found_run,
+    record,
+)
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
@@ -85,6 +97,7 @@ class WatchOptions:
     search: Annotated[Count, SEARCH] = 0
     stochastic: Annotated[bool, STOCHASTIC]
     seed: Annotated[Count | None, EPISODES_SEED]
+    verify: Annotated[Path | None, VERIFY]
     env: OfRun
 
     def require_accepted(self) -> None:
@@ -108,6 +121,8 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     from marl_sb3.extensions.store import runs_of
     from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around
 
+    if options.verify is not None:
+        options = replace(options, run=str(found_run(options.run, options.verify)))
     around = run_around(options.run)
     folder = find_run_or_env(options.run) if around is None else around
     if folder is None:

@@ -36,6 +36,7 @@ from .shared import SEED as SEED
 from .shared import STOCHASTIC as STOCHASTIC
 from .shared import TRUST_FILE as TRUST_FILE
 from .shared import VECTORIZER as VECTORIZER
+from .shared import VERIFY as VERIFY
 from .shared import BesideENV as BesideENV
 from .shared import EnvOptions as EnvOptions
 from .shared import OfRun as OfRun

@@ -1,8 +1,10 @@
 """The options that several commands have, and what they mean."""
 
+import atexit
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,8 @@ from marl_sb3.cli.options import NEW_RUN, Bare, Setting, given_options, one_env,
 from marl_sb3.core.config import canonical_algorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.hub import local_folder
+from marl_sb3.files import verified_copy
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.remote import RaySettings
@@ -22,6 +26,11 @@ CHECKPOINT = (
     "best, latest or the number of an iteration; default: best, or latest where the agents' returns oppose each other; "
     "a line of the output says which and why",
 )
+VERIFY = (
+    "--verify KEY",
+    "file of the public key, PEM, that must have signed the run folder: a copy of it is verified, then used; default: "
+    "it need not be signed",
+)
 STOCHASTIC = ("--stochastic", "sample the actions, as in training; default: the run's setting")
 SEARCH = (
     "--search N",
@@ -30,10 +39,18 @@ SEARCH = (
 EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed")
 
 
-def found_run(path: str) -> Path:
-    """Return the run folder at a path; of a folder of runs the newest, which is then printed."""
+def found_run(path: str, verify: Path | None = None) -> Path:
+    """Return the run folder at a path; of a folder of runs the newest, which is then printed.
+
+    Args:
+        verify: a public key that must have signed the folder; the verified copy of it is there until the process ends.
+    """
     from marl_sb3.runs import find_run, run_around
 
+    if verify is not None:
+        copy = ExitStack()
+        path = str(copy.enter_context(verified_copy(local_folder(path), verify)))
+        atexit.register(copy.close)
     if run_around(path) is not None:  # a checkpoint, or a member of a league
         return Path(path)
     folder = find_run(path)

@@ -37,7 +37,7 @@ _ADDRESS = re.compile(rf"hf:({_REPO.pattern})(?:@([\w][\w./-]{{0,199}}))?", re.A
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONFIG, _CHECKPOINT = "config.yaml", r"checkpoints/ckpt-[0-9]{6,12}/"
 _FILE = re.compile(
-    rf"config\.yaml|result\.jsonl|README\.md|replay\.(gif|mp4)|"
+    rf"config\.yaml|model\.sig|result\.jsonl|README\.md|replay\.(gif|mp4)|"
     rf"{_CHECKPOINT}(manifest\.json|state\.json|[a-z]+(-[0-9]{{3,6}})?\.safetensors)"
 )
 _OF_PICKLES = (".zip", ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
@@ -271,6 +271,10 @@ class HubStore:
         """See `Store.takes`."""
         return is_address(path)
 
+    def folder(self, path: str | Path) -> Path:
+        """See `Store.folder`: the one that the run is downloaded to."""
+        return local_folder(path)
+
     def place(self, path: str | Path) -> Path:
         """See `Store.place`; there is none."""
         words = f"{path} is on the Hub, where algorithms are not saved"
@@ -281,8 +285,8 @@ class HubStore:
         self.place(place)
 
     def read(self, path: str | Path, which: str | None, use: Callable[[Checkpoint], T]) -> T:
-        """See `Store.read`: from the folder that the run is downloaded to."""
-        return STORES["folder"].read(local_folder(path), which, use)
+        """See `Store.read`."""
+        return STORES["folder"].read(self.folder(path), which, use)
 
 
 STORE: Store = HubStore()

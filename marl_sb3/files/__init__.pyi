@@ -29,3 +29,7 @@ from .regular import require_folder as require_folder
 from .regular import require_own as require_own
 from .regular import require_readable as require_readable
 from .regular import require_regular as require_regular
+from .signed import SIGNATURE as SIGNATURE
+from .signed import require_key as require_key
+from .signed import sign_folder as sign_folder
+from .signed import verified_copy as verified_copy

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -23,9 +24,10 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
+from marl_sb3.extensions.hub import local_folder
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
-from marl_sb3.files import is_regular
+from marl_sb3.files import is_regular, verified_copy
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, members_of, run_around, undone_on_error
@@ -187,7 +189,12 @@ class Run:
 
 
 def load_run(
-    folder: str | Path, checkpoint: str | None = None, *, env: str | EnvFactory | None = None, device: str = "cpu"
+    folder: str | Path,
+    checkpoint: str | None = None,
+    *,
+    env: str | EnvFactory | None = None,
+    device: str = "cpu",
+    verify: str | Path | None = None,
 ) -> Run:
     """Load a run that was trained before, with the policies of one of its checkpoints.
 
@@ -202,11 +209,21 @@ def load_run(
             `run.checkpoint_why` says in a sentence which one was taken, and why.
         env: the run's env id, or a factory of the env; required if the env is your own code.
         device: device of the policies; it may differ from that of the training.
+        verify: file of a public key: the run folder must be signed by it, see `sign_folder`. It is verified before
+            anything in it is read. The run that is returned is a copy, which lasts as long as the object. None: it need
+            not be signed.
 
     Raises:
         ConfigError: it is not a run folder, `env` is required, or there is no such device.
-        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+        CheckpointError: there is no such checkpoint, it is damaged, does not fit the run's configuration, or the
+            signature is missing or not of this folder.
     """
+    if verify is not None:
+        with ExitStack() as cleanup:
+            copy = cleanup.enter_context(verified_copy(local_folder(folder), verify))
+            run = load_run(copy, checkpoint, env=env, device=device)
+            finalize(run, cleanup.pop_all().close)
+        return run
     name, factory = named_factory(env)
     saved = SavedRun.open(folder, name, device)
     files = saved.files

@@ -218,7 +218,7 @@ def find_checkpoint(path: str | Path, which: str | None = "latest") -> Checkpoin
 
 
 def _find(path: str | Path, which: str | None) -> Checkpoint:
-    folder = Path(path) if os.path.lexists(path) else without_zip(path)
+    folder = STORE.folder(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)
     for candidate in (checkpoints_of(folder), CheckpointFolder(folder)) if folder.is_dir() else ():
@@ -260,6 +260,10 @@ class FolderStore:
     def takes(self, path: str | Path) -> bool:
         """See `Store.takes`."""
         return True
+
+    def folder(self, path: str | Path) -> Path:
+        """See `Store.folder`."""
+        return Path(path) if os.path.lexists(path) else without_zip(path)
 
     def place(self, path: str | Path) -> Path:
         """See `Store.place`: without `.zip`; a folder that is new, empty or a checkpoint."""

@@ -8,6 +8,7 @@ A checkpoint is a folder `ckpt-<iteration>` with these files:
     optimizer-000.safetensors ...  the state of its optimizers
     replay-000.safetensors ...     its replay buffer, if it has one
     manifest.json                  size and SHA-256 of all other files; a description of the checkpoint
+    model.sig                      the signature of all others, if somebody has signed it; see `files.signed`
 
 It is written to a temporary folder, and every file is synced to the disk, the manifest last; then the folder is
 renamed. Reading follows no links, unpickles nothing, imports nothing, and verifies the hash of each file.
@@ -42,7 +43,7 @@ from marl_sb3.core.state import (
 )
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.tensor_file import SUFFIX, StoredTensors, tensor_chunks
-from marl_sb3.files import read_bytes, replaced_folder, with_filename
+from marl_sb3.files import SIGNATURE, read_bytes, replaced_folder, with_filename
 from marl_sb3.systems import AS_BYTES, sync_open
 from marl_sb3.types import Array
 
@@ -162,7 +163,7 @@ def _read(folder: Path) -> Checkpoint:
     names = _file_names(folder)
     manifest = read_manifest(folder)
     listed = manifest.fields("files")
-    listed.require_names([name for name in names if name != MANIFEST])
+    listed.require_names([name for name in names if name not in (MANIFEST, SIGNATURE)])
     tensors = {}
     for name in listed:
         if name != _STATE:
@@ -219,7 +220,7 @@ def _file_names(folder: Path) -> list[str]:
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}") from error
     for name in names:
-        if name not in (MANIFEST, _STATE) and not _TENSOR_FILE.fullmatch(name):
+        if name not in (MANIFEST, _STATE, SIGNATURE) and not _TENSOR_FILE.fullmatch(name):
             raise CheckpointError(f"unexpected file {name!r} in checkpoint")
     for name in (MANIFEST, _STATE, f"{_ARRAYS}.safetensors"):
         if name not in names:

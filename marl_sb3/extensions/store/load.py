@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from marl_sb3.core.state import (
     store_of,
 )
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
+from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.files import verified_copy
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.wrappers import policy_actions
 
@@ -38,6 +41,7 @@ def load_policies(
     policies: Mapping[PolicyID, PolicySpec] | None = None,
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
+    verify: str | Path | None = None,
 ) -> PolicyBundle:
     """Load the policies of a run or of a saved algorithm, to act without an env.
 
@@ -51,12 +55,19 @@ def load_policies(
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA, if there is any, for convolutions and wide layers (512).
         env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
             checkpoint cannot hold.
+        verify: file of a public key: the folder that `path` means must be signed by it, see `sign_folder`. It is
+            verified before anything in it is read, and a copy of it is what is read. None: it need not be signed.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
+        CheckpointError: there is no checkpoint, it is damaged, its signature is missing or wrong, or it does not hold a
+            space: `env` is needed.
         ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
     """
-    return store_of(path).read(path, checkpoint, lambda found: read_bundle(found, policies, device, env))
+    store = store_of(path)
+    with ExitStack() as cleanup:
+        if verify is not None:
+            path, store = cleanup.enter_context(verified_copy(store.folder(path), verify)), STORES["folder"]
+        return store.read(path, checkpoint, lambda found: read_bundle(found, policies, device, env))
 
 
 def read_bundle(

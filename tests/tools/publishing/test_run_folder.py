@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from refusals import refusal
+from signing_keys import keys_in
 from stand_in_hub import served
 from toy_envs import ScriptedEnv
 
@@ -74,6 +75,20 @@ def test_a_dry_run_writes_the_folder_and_asks_nobody(
     (logged,) = card.data.eval_results
     expected = marl_sb3.load_run(run_folder).results[1]["env_runners"]["episode_return_mean"]
     assert (logged.metric_value, logged.metric_args) == (pytest.approx(expected, abs=1e-3), None)
+
+
+def test_a_signed_run_comes_back_from_the_hub_verified(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, out = keys_in(tmp_path), tmp_path / "out"
+    options = ["--hub", "me/arena", "--episodes", "0", "--out", str(out), "--sign", str(keys.private)]
+    with served(tmp_path / "home", monkeypatch) as hub:
+        assert main([str(run_folder), *options]) == 0
+        assert marl_sb3.load_policies("hf:me/arena", verify=keys.public).policies
+        files = hub.repos["me/arena"].commits[hub.repos["me/arena"].branches["main"]]
+        hub.repos["me/arena"].commit("main", {**files, "README.md": files["README.md"] + b"\nIt wins always.\n"})
+        with pytest.raises(marl_sb3.CheckpointError, match=r"is not what was signed: .*Hash mismatch for 'README.md'"):
+            marl_sb3.load_run("hf:me/arena", verify=keys.public)
 
 
 class Hunt(ScriptedEnv):
