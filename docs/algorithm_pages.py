@@ -33,7 +33,7 @@ FUSED = {
     **dict.fromkeys(("vdn", "qmix"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     **dict.fromkeys(
         ("recurrent_ppo", "maskable_recurrent_ppo"),
-        "rollouts of MLPs with LSTMs, on CPUs; updates in PyTorch, over whole sequences",
+        "rollouts and updates of MLPs with LSTMs, on CPUs; other updates in PyTorch, over whole sequences",
     ),
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac", "iql"), "nowhere"),

@@ -220,6 +220,11 @@ def inner_kernel(function: _Function) -> _Function:
     return compiled(function, **_OPTIONS, no_cpython_wrapper=True)
 
 
+def inlined(function: _Function) -> _Function:
+    """Compile an inner kernel as a part of the one that calls it: LLVM optimises what it calls once less."""
+    return compiled(function, **_OPTIONS, no_cpython_wrapper=True, inline="always")
+
+
 def precise_kernel(function: _Function) -> _Function:
     """Compile an inner kernel without fastmath: its operations stay in the order in which they are written."""
     return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)

@@ -27,18 +27,16 @@ from marl_sb3.core.on_policy import (
 )
 from marl_sb3.core.sb3 import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage
+from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage, sequence_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
-from marl_sb3.extensions.fast.hybrid import HybridActions
 from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import OF_LSTMS, MemoryCnnPolicy, MemoryMultiInputPolicy, MemoryPolicy
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
-from marl_sb3.extensions.fast.update_path import TwoPaths
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.fast.fused_policy import FusedRecurrentPolicy
+    from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy, FusedSequenceUpdate
 
 
 class ContribPPOLearner(OnPolicyLearner):
@@ -90,11 +88,12 @@ class MaskablePPOLearner(ContribPPOLearner):
         return RolloutPolicy(self.algorithm, takes_masks=True)
 
 
-class RecurrentPPO(TwoPaths, HybridActions, sb3_contrib.RecurrentPPO):
+class RecurrentPPO(FusedOnPolicy, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
-    Its sequences are cut where episodes start. On the *fused* path the LSTM gets each sequence in one call; sb3-contrib
-    calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
+    The *fused* path runs the update of plain MLPs behind LSTMs in compiled kernels, see `TwoPaths`. Where they do not
+    cover it, PyTorch computes it, from sequences that are cut where episodes start: the LSTM gets each in one call, and
+    sb3-contrib calls it once per time step as soon as a minibatch contains the start of an episode.
 
     `policy_kwargs={"cell": "gru"}` lets it have GRUs instead, see `MemoryPolicy`.
     """
@@ -105,8 +104,9 @@ class RecurrentPPO(TwoPaths, HybridActions, sb3_contrib.RecurrentPPO):
         "MultiInputLstmPolicy": MemoryMultiInputPolicy,
     }
 
+    @override
     def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`; where the kernels cannot act, the layers do not matter: PyTorch computes them."""
+        """See `TwoPaths.coverage`; the layers do not matter where PyTorch computes them."""
         buffer = type(self.rollout_buffer)
         reason = first_reason(
             {
@@ -114,17 +114,43 @@ class RecurrentPPO(TwoPaths, HybridActions, sb3_contrib.RecurrentPPO):
                 f"rollout buffer {buffer.__name__}": not issubclass(buffer, WholeSequences),
             }
         )
-        acting = reason or memory_coverage(self)
-        if reason is not None or (isinstance(acting, Reliance) and acting.why_not() is None):
-            return acting
+        if reason is not None:
+            return reason
+        for covered in (sequence_coverage(self), memory_coverage(self)):
+            if isinstance(covered, Reliance) and covered.why_not() is None:
+                return covered
         return Reliance(self, [], settings=[(self, ["rollout_buffer"])])
 
-    def _in_kernels_form(self, reliance: Reliance) -> FusedRecurrentPolicy | None:
+    @override
+    def path_and_reason(self) -> tuple[str, str]:
+        path, reason = super().path_and_reason()
+        covered = sequence_coverage(self)
+        why_not = covered if isinstance(covered, str) else covered.why_not()
+        return (path, f"in PyTorch: {why_not}") if path == "fused" and why_not else (path, reason)
+
+    @override
+    def _in_kernels_form(self, reliance: Reliance) -> Any:
         if not reliance.layers:
             return None
-        from marl_sb3.extensions.fast.fused_policy import FusedRecurrentPolicy
+        from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy
 
-        return FusedRecurrentPolicy(self.policy)
+        return FusedRecurrentPolicy(self.policy, reliance.trains)
+
+    @override
+    def _update_class(self, fused: FusedRecurrentPolicy) -> type[FusedSequenceUpdate] | None:
+        # A buffer that has made minibatches holds its transitions in another form.
+        if not fused.trains or self.rollout_buffer.generator_ready:
+            return None
+        from marl_sb3.extensions.fast.fused_recurrent import FusedSequenceUpdate
+
+        return FusedSequenceUpdate
+
+    @override
+    def _train_torch(self) -> None:
+        buffer: Any = self.rollout_buffer
+        if isinstance(buffer, WholeSequences):
+            buffer.whole_sequences = self.takes_fused_path()
+        super()._train_torch()
 
     def _setup_model(self) -> None:
         if self.policy_kwargs.get("cell", "lstm") == "lstm":
@@ -143,13 +169,6 @@ class RecurrentPPO(TwoPaths, HybridActions, sb3_contrib.RecurrentPPO):
             gae_lambda=self.gae_lambda,
             n_envs=self.n_envs,
         )
-
-    def train(self) -> None:
-        """Update the policy from the rollout buffer, see `sb3_contrib.RecurrentPPO.train`."""
-        buffer: Any = self.rollout_buffer
-        if isinstance(buffer, WholeSequences):
-            buffer.whole_sequences = self.takes_fused_path()
-        super().train()
 
 
 class RecurrentPPOLearner(ContribPPOLearner):

@@ -60,6 +60,7 @@ class Reliance:
         self.layers = list(layers)  # those layers
         self._others = list(others)
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
+        self.trains = bool(self._trained)  # whether the kernels stand for an optimizer
         self._optimizers = optimizers
         self._settings = [(owner, list(names)) for owner, names in settings]
         self._modules = list(self._policy.modules())
@@ -291,14 +292,8 @@ _BUFFERS = (
 def update_coverage(algorithm: Any) -> Reliance | str:
     """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
     buffer = type(algorithm.rollout_buffer)
-    reason = _why_not_actor_critic(algorithm) or first_reason(
-        {
-            "imitation_data": algorithm.has_more_losses,
-            "target_kl": getattr(algorithm, "target_kl", None) is not None,
-            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
-            f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
-        }
-    )
+    known = {f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS}
+    reason = _why_not_actor_critic(algorithm) or _why_not_loss(algorithm) or first_reason(known)
     if reason is not None:
         return reason
     policy = algorithm.policy
@@ -310,6 +305,34 @@ def update_coverage(algorithm: Any) -> Reliance | str:
 def acting_coverage(algorithm: Any) -> Reliance | str:
     """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
     return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm)
+
+
+def sequence_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for this RecurrentPPO and to train it, or the reason why they cannot."""
+    acting = memory_coverage(algorithm)
+    if isinstance(acting, str):
+        return acting
+    policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
+    reason = _why_not_loss(algorithm) or ("dropout" if lstm.dropout and lstm.num_layers > 1 else None)
+    trained = [(policy.optimizer, policy.parameters())]
+    settings = ["rollout_buffer", "target_kl", "clip_range_vf"]
+    weights = _lstm_weights(policy)
+    return reason or _actor_critic_reliance(algorithm, settings, weights, trained=trained, optimizers=[*OPTIMIZERS])
+
+
+def _why_not_loss(algorithm: Any) -> str | None:
+    return first_reason(
+        {
+            "imitation_data": algorithm.has_more_losses,
+            "target_kl": getattr(algorithm, "target_kl", None) is not None,
+            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
+        }
+    )
+
+
+def _lstm_weights(policy: Any) -> list[Any]:
+    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    return [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
 
 
 def memory_coverage(algorithm: Any) -> Reliance | str:
@@ -327,8 +350,7 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
             "LSTMs of another kind": not all(plain),
         }
     )
-    weights = [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
-    return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], others=weights)
+    return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], _lstm_weights(policy))
 
 
 def _actor_critic_reliance(

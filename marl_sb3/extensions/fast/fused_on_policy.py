@@ -95,13 +95,18 @@ class FusedOnPolicy(FusedActing):
             None if PyTorch updates the policy; then nothing was drawn.
         """
         fused = self.kernels()
-        if fused is None:
+        make = None if fused is None else self._update_class(fused)
+        if make is None:
             return None
-        from marl_sb3.extensions.fast.fused_policy import FusedRolloutUpdate
-
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        return FusedRolloutUpdate(self, fused)
+        return make(self, fused)
+
+    def _update_class(self, fused: Any) -> type[FusedRolloutUpdate] | None:
+        """Return the class of the updates of a policy in the kernels' form; None: PyTorch computes the next one."""
+        from marl_sb3.extensions.fast.fused_policy import FusedRolloutUpdate
+
+        return FusedRolloutUpdate
 
     def finish_update(self, update: FusedRolloutUpdate) -> None:
         """Write the results of a fused update into SB3's objects."""
@@ -163,11 +168,11 @@ def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_
     algorithm.known_as = f"policy {policy_id}"
     if update_path != "auto":  # otherwise a subclass may have set its own
         algorithm.update_path = update_path
-    fused = algorithm.takes_fused_path()
-    if fused:
+    path, reason = algorithm.path_and_reason()
+    if path == "fused":
         load_blas()
-    reason = "" if fused or algorithm.update_path != "auto" else f" ({algorithm.why_not_fused()})"
-    _log.info("%s: %s update%s", algorithm.known_as, "fused" if fused else "torch", reason)
+    shown = f" ({reason})" if reason and algorithm.update_path == "auto" else ""
+    _log.info("%s: %s update%s", algorithm.known_as, path, shown)
     return KernelUpdates(algorithm) if isinstance(algorithm, FusedOnPolicy) else None
 
 

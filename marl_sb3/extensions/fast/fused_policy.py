@@ -7,9 +7,9 @@ inputs are multiplied with are copied, before a rollout or an update and after a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from threading import Thread
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
-from torch import nn
 from typing_extensions import override
 
 from marl_sb3.compiling import note_compiling
@@ -30,11 +29,11 @@ from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
 from marl_sb3.extensions.fast.kernels import acting as acting_kernel
-from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
 from marl_sb3.extensions.fast.kernels import ppo as kernel
 from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
 from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -63,7 +62,7 @@ class FusedPolicy:
     runs_in_rollouts = True
 
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
-        _compile()
+        self._compile()
         self.policy = policy
         self._space = policy.observation_space
         self.category_sizes = _category_sizes(self._space)  # (n,) of what it observes; empty for a Box
@@ -94,6 +93,9 @@ class FusedPolicy:
         self._work_rows = 0
         self._drawn: FloatArray = np.empty((0, 0), np.float32)
         self._action_shape = policy.action_space.shape or ()
+
+    def _compile(self) -> None:
+        _compile()
 
     def read_parameters(self) -> None:
         """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
@@ -204,60 +206,6 @@ def fused_policy(policy: ActorCriticPolicy) -> FusedPolicy:
     return (FusedSharedPolicy if len(shared_layers(policy)) else FusedPolicy)(policy)
 
 
-class FusedRecurrentPolicy(FusedPolicy):
-    """A policy of sb3-contrib whose nets get the outputs of LSTMs; it acts by the kernels, one step at a time.
-
-    Recurrent states are hidden and cell state of the actor's LSTM, then those of the critic's.
-
-    Args:
-        policy: a `RecurrentActorCriticPolicy` that the kernels cover.
-    """
-
-    runs_in_rollouts = False
-
-    def __init__(self, policy: Any) -> None:
-        self._lstms: list[nn.LSTM] = [policy.lstm_actor]
-        if not policy.shared_lstm:
-            self._lstms.append(policy.lstm_critic)
-        super().__init__(policy, [lstm.weight_ih_l0 for lstm in self._lstms])
-        moved = self.copies.addresses()
-        self._lstm_tables = [_lstm_table(lstm, moved) for lstm in self._lstms]
-
-    @override
-    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
-        seen, states = self.inputs(inputs.observations), inputs.states
-        of_actor = self._remember(0, seen, inputs.starts, states[:2])
-        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
-        outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
-        return *self._sample(outputs, values, inputs.masks), (*of_actor, *of_critic)
-
-    @override
-    def values(self, inputs: PolicyInputs) -> FloatArray:
-        seen, of_critic = self.inputs(inputs.observations), len(self._lstms) - 1
-        return self._outputs(1, self._remember(of_critic, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
-
-    def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
-        """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
-        hidden, cell = (np.ascontiguousarray(state) for state in states)
-        return lstm_kernel.lstm_step(self._lstm_tables[which], inputs, starts, hidden, cell)
-
-    def _outputs(self, which: int, states: States) -> FloatArray:
-        """Return the outputs of actor (0) or critic (1) for the latest states of its LSTM: a view of its workspace."""
-        net, hidden = (self.nets.pi, self.nets.vf)[which], states[0][-1]
-        none = np.empty((len(hidden), 0), np.int64)
-        return kernel.outputs_of(net.table, net.hidden, none, hidden, self._work(len(hidden))[which])
-
-
-def _lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
-    """(layers, 5) int64, see `lstm_step`."""
-    rows = []
-    for layer in range(lstm.num_layers):
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        addresses = [getattr(lstm, f"{name}_l{layer}").data_ptr() for name in names]
-        rows.append([lstm.input_size if layer == 0 else lstm.hidden_size, *(moved.get(a, a) for a in addresses)])
-    return np.array(rows, dtype=np.int64)
-
-
 def _out_of_range(numbers: Array, row: int, what: str, space: spaces.Space[Any]) -> EnvError:
     """Return the error for (rows, parts) integers of which a row is wrong: the nets do not check them, for speed."""
     return EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
@@ -290,7 +238,7 @@ class FusedRolloutUpdate:
         self.samples_drawn = samples * self.n_epochs  # number of agent steps in all minibatches
         self.num_grad_updates = 0  # optimizer steps taken, after `run`
         # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
-        orders = [np.random.permutation(samples) for _ in range(self.n_epochs)]  # noqa: NPY002
+        orders = np.stack([self._draw_order(samples) for _ in range(self.n_epochs)]).astype(np.int64, copy=False)
         batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
         bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
         self._minibatches = len(bounds) - 1
@@ -302,20 +250,29 @@ class FusedRolloutUpdate:
         moved = fused.copies.addresses()
         copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
         self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
-        parameters, rows = sum(each.numel() for each in fused.parameters), int(np.diff(bounds).max())
-        partition = _partition(fused.nets, rows)
-        self._most_threads = partition.tasks if partition.flops * len(self._stats) > _WORTH_THREADS else 1
-        self._arguments = (
-            fused.nets,
-            self._optimizer.present({**moved, **self._moments.addresses()}),
-            self._samples,
-            kernel.memory(
-                fused.nets, self._samples, parameters, len(self._stats), rows, partition.chunks, partition.least_rows
-            ),
-            np.stack(orders).astype(np.int64, copy=False),
-            bounds,
-            settings,
-        )
+        optimizer = self._optimizer.present({**moved, **self._moments.addresses()})
+        self._train, flops, tasks = self._prepare(optimizer, orders, bounds, settings)
+        self._most_threads = tasks if flops * len(self._stats) > _WORTH_THREADS else 1
+
+    def _draw_order(self, samples: int) -> Array:
+        """Return the order of the samples in an epoch, as SB3 draws it."""
+        return np.random.permutation(samples)  # noqa: NPY002
+
+    def _prepare(
+        self, optimizer: Optimizer, orders: Array, bounds: Array, settings: kernel.Settings
+    ) -> tuple[Callable[[Array, int, int], int], float, int]:
+        """Return the kernel with all arguments but the last three, about how many flops a minibatch has, and its tasks.
+
+        Args:
+            orders: (epochs, N) int64; the order of samples in each epoch.
+            bounds: (minibatches + 1,) int64; where in an epoch each minibatch begins, and N.
+        """
+        nets, samples, rows = self._fused.nets, self._samples, int(np.diff(bounds).max())
+        parameters, partition = sum(each.numel() for each in self._fused.parameters), _partition(nets, rows)
+        chunks = partition.chunks, partition.least_rows
+        memory = kernel.memory(nets, samples, parameters, len(self._stats), rows, *chunks)
+        arguments = nets, optimizer, samples, memory, orders, bounds, settings
+        return partial(kernel.train, *arguments), partition.flops, partition.tasks
 
     def run(self, threads: int = 1) -> None:
         """Compute the update, without holding the GIL.
@@ -325,10 +282,10 @@ class FusedRolloutUpdate:
         """
         number = max(1, min(threads, self._most_threads))
         with _helpers(self._run_helper, number):
-            self.num_grad_updates = kernel.train(*self._arguments, self._stats, 0, number)
+            self.num_grad_updates = self._train(self._stats, 0, number)
 
     def _run_helper(self, thread: int, threads: int) -> None:
-        kernel.train(*self._arguments, np.empty_like(self._stats), thread, threads)
+        self._train(np.empty_like(self._stats), thread, threads)
 
     def write_back(self) -> None:
         """Complete what `run` has changed in PyTorch's objects."""

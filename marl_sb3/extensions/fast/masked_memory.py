@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import sb3_contrib
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import create_sequencers
@@ -22,6 +21,7 @@ from marl_sb3.core.acting import PolicyInputs, RecurrentRolloutPolicy, RolloutPo
 from marl_sb3.core.on_policy import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
+from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy
 from marl_sb3.extensions.fast.masked_on_policy import masks_in_update, without_gsde
 from marl_sb3.extensions.fast.memory_cells import MemoryPolicy
 from marl_sb3.types import Array, BoolArray
@@ -205,12 +205,12 @@ class MaskableRecurrentPPO(RecurrentPPO):
         )
         raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.MaskableRecurrentPPO)")
 
-    def train(self) -> None:
-        """Update the policy from the rollout buffer, see `sb3_contrib.RecurrentPPO.train`."""
+    @override
+    def _train_torch(self) -> None:
         buffer: Any = self.rollout_buffer
-        buffer.whole_sequences = self.takes_fused_path()
+        buffer.whole_sequences = self.takes_fused_path()  # before a method of the policy is replaced
         with masks_in_update(self, "evaluate_actions"):
-            sb3_contrib.RecurrentPPO.train(self)
+            FusedOnPolicy._train_torch(self)
 
     @override
     def predict(

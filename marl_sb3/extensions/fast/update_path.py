@@ -67,11 +67,22 @@ class TwoPaths:
             ConfigError: see `takes_fused_path`.
         """
         if not self._is_made():
-            reliance = self._checked()
-            if self._made is not None and reliance is None and self.update_path == "auto":
-                _log.info("%s: torch update from here on (%s)", self.known_as, self.why_not_fused())
+            reliance, before = self._checked(), self._made
+            fewer = before is not None and before[2].trains and (reliance is None or not reliance.trains)
+            if self.update_path == "auto" and (fewer or (before is not None and reliance is None)):
+                _log.info("%s: %s update from here on (%s)", self.known_as, *self.path_and_reason())
             self._made = None if reliance is None else (self.update_path, self._in_kernels_form(reliance), reliance)
         return None if self._made is None else self._made[1]
+
+    def path_and_reason(self) -> tuple[str, str]:
+        """Return the path that updates take, and why PyTorch computes them, in words; "" if it does not.
+
+        Raises:
+            ConfigError: see `takes_fused_path`.
+        """
+        if self.takes_fused_path():
+            return "fused", ""
+        return "torch", self.why_not_fused() or ""
 
     def acting_kernels(self) -> Any:
         """Return what acts in rollouts by the kernels; None if PyTorch does."""

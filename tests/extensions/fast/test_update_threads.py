@@ -26,12 +26,12 @@ ONE_HOT, CHOICE = spaces.MultiDiscrete([3, 4, 2]), spaces.Discrete(3)
 SHARED = {"features_extractor_class": MlpFeatures, "features_extractor_kwargs": {"net_arch": [8, 7]}}
 
 
-def model(algorithm: Any, observation: Any, action: Any, **hyperparameters: Any) -> Any:
+def model(algorithm: Any, observation: Any, action: Any, policy: str = "MlpPolicy", **hyperparameters: Any) -> Any:
     env = DummyVecEnv([lambda: RandomEnv(observation, action)] * 2)
     settings = {"n_steps": 24, "seed": 1, "device": "cpu", **hyperparameters}
     if algorithm is not marl_sb3.A2C:
         settings = {"batch_size": 20, "n_epochs": 3, **settings}
-    return algorithm("MlpPolicy", env, **settings)
+    return algorithm(policy, env, **settings)
 
 
 CASES: dict[str, Any] = {
@@ -39,6 +39,7 @@ CASES: dict[str, Any] = {
     "Gaussian": lambda: model(marl_sb3.PPO, BOX, BOX, ent_coef=0.01),
     "shared layers": lambda: model(marl_sb3.PPO, BOX, CHOICE, policy_kwargs=SHARED),
     "A2C": lambda: model(marl_sb3.A2C, ONE_HOT, BOX),
+    "LSTMs": lambda: model(marl_sb3.RecurrentPPO, BOX, BOX, "MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 5}),
 }
 
 

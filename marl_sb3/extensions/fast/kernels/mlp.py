@@ -86,7 +86,7 @@ def _sum_rows(weight: FloatArray, indices: Array, sums: FloatArray) -> None:
 
 
 @inner_kernel
-def _add_to_rows(delta: FloatArray, indices: Array, grad: FloatArray) -> None:
+def add_to_rows(delta: FloatArray, indices: Array, grad: FloatArray) -> None:
     """grad: (inputs, outputs); filled with the gradient of `weight` in `_sum_rows` from that of `sums`."""
     for i in range(grad.shape[0]):
         clear(grad[i])
@@ -157,7 +157,7 @@ def backward(
             np.dot(delta, matrix_at(weight, n_out, n_in), matrix(deltas, offset - rows * n_in, rows, n_in))
             continue
         if wanted and inputs.indices.shape[1] > 0:
-            _add_to_rows(delta, inputs.indices, matrix(grad, place, n_in, n_out))
+            add_to_rows(delta, inputs.indices, matrix(grad, place, n_in, n_out))
         elif wanted:
             np.dot(delta.T, inputs.floats, matrix(grad, place, n_out, n_in))
         if below.shape[0] > 0:

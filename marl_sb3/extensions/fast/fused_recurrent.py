@@ -1,0 +1,202 @@
+"""Run sb3-contrib's recurrent policies on the kernels: acting step by step, and whole updates of RecurrentPPO.
+
+Import this only where kernels are used; see `fused_policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+from typing_extensions import override
+
+from marl_sb3.compiling import note_compiling
+from marl_sb3.core.acting import PolicyInputs
+from marl_sb3.core.sb3 import States
+from marl_sb3.extensions.fast.fused_policy import FusedPolicy, FusedRolloutUpdate
+from marl_sb3.extensions.fast.kernel_tables import parameters_of
+from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
+from marl_sb3.extensions.fast.kernels import ppo, recurrent_ppo
+from marl_sb3.extensions.fast.kernels.mlp import Inputs
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
+from marl_sb3.types import Array, BoolArray, FloatArray
+
+# --- Acting ----------------------------------------------------------------------------------------------------------
+
+
+class FusedRecurrentPolicy(FusedPolicy):
+    """A policy of sb3-contrib whose nets get the outputs of LSTMs; it acts by the kernels, one step at a time.
+
+    Recurrent states are hidden and cell state of the actor's LSTM, then those of the critic's.
+
+    Args:
+        policy: a `RecurrentActorCriticPolicy` that the kernels cover.
+        trains: whether they cover its updates too.
+    """
+
+    runs_in_rollouts = False
+
+    def __init__(self, policy: Any, trains: bool) -> None:
+        self.trains = trains
+        self._lstms: list[nn.LSTM] = [policy.lstm_actor]
+        if not policy.shared_lstm:
+            self._lstms.append(policy.lstm_critic)
+        super().__init__(policy, [lstm.weight_ih_l0 for lstm in self._lstms])
+        of_actor, of_critic = map(parameters_of, self._layers)
+        log_std = [policy.log_std] if self.is_gaussian else []
+        first, *others = (list(lstm.parameters()) for lstm in self._lstms)
+        self.parameters = [*first, *of_actor, *log_std, *chain(*others), *of_critic]
+        moved = self.copies.addresses()
+        self.lstm_tables = [lstm_table(lstm, moved) for lstm in self._lstms]  # (layers, 5) each, see `lstm_step`
+
+    @override
+    def _compile(self) -> None:
+        """Its kernels are compiled, or loaded, when they are first called."""
+        note_compiling(lstm_kernel.lstm_step, "LSTMs")
+
+    @override
+    def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
+        seen, states = self.inputs(inputs.observations), inputs.states
+        of_actor = self._remember(0, seen, inputs.starts, states[:2])
+        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
+        outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
+        return *self._sample(outputs, values, inputs.masks), (*of_actor, *of_critic)
+
+    @override
+    def values(self, inputs: PolicyInputs) -> FloatArray:
+        seen, of_critic = self.inputs(inputs.observations), len(self._lstms) - 1
+        return self._outputs(1, self._remember(of_critic, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
+
+    def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
+        """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
+        hidden, cell = (np.ascontiguousarray(state) for state in states)
+        return lstm_kernel.lstm_step(self.lstm_tables[which], inputs, starts, hidden, cell)
+
+    def _outputs(self, which: int, states: States) -> FloatArray:
+        """Return the outputs of actor (0) or critic (1) for the latest states of its LSTM: a view of its workspace."""
+        net, hidden = (self.nets.pi, self.nets.vf)[which], states[0][-1]
+        none = np.empty((len(hidden), 0), np.int64)
+        return ppo.outputs_of(net.table, net.hidden, none, hidden, self._work(len(hidden))[which])
+
+
+def lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
+    """(layers, 5) int64, see `lstm_step`."""
+    rows = []
+    for layer in range(lstm.num_layers):
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        addresses = [getattr(lstm, f"{name}_l{layer}").data_ptr() for name in names]
+        rows.append([lstm.input_size if layer == 0 else lstm.hidden_size, *(moved.get(a, a) for a in addresses)])
+    return np.array(rows, dtype=np.int64)
+
+
+# --- Updates ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _compile() -> None:
+    """Say so, if the kernels have to be compiled; they are with the first update."""
+    note_compiling(recurrent_ppo.train, "the update of sequences")
+
+
+class FusedSequenceUpdate(FusedRolloutUpdate):
+    """An update of RecurrentPPO by the kernels. Its sequences are those of `WholeSequences`, without padding."""
+
+    _fused: FusedRecurrentPolicy
+
+    @override
+    def _draw_order(self, samples: int) -> Array:
+        return np.roll(np.arange(samples), -np.random.randint(samples))  # noqa: NPY002 - as sb3-contrib draws
+
+    @override
+    def _prepare(
+        self, optimizer: Optimizer, orders: Array, bounds: Array, settings: ppo.Settings
+    ) -> tuple[Callable[[Array, int, int], int], float, int]:
+        _compile()
+        fused, samples = self._fused, self._samples
+        steps, rows, *starts = _transitions(self._rollout)
+        sequences, needed = sequences_of(orders, bounds, *starts)
+        needed_at = steps[needed], rows[needed]
+        parts = ("pi", "vf")[: len(fused.lstm_tables)]
+        hidden, cell = (
+            np.stack([_states(self._rollout, f"{kind}_states_{part}", *needed_at) for part in parts])
+            for kind in ("hidden", "cell")
+        )
+        lstms = recurrent_ppo.Lstms(np.stack(fused.lstm_tables), hidden, cell)
+        parameters = sum(each.numel() for each in fused.parameters)
+        memory, self._kept = recurrent_ppo.memory(fused.nets, lstms, samples, sequences, parameters)
+        arguments = fused.nets, lstms, optimizer, samples, sequences, memory, settings
+        return partial(recurrent_ppo.train, *arguments), 6.0 * parameters * int(np.diff(bounds).max()), len(parts)
+
+
+class Transitions(NamedTuple):
+    """The transitions of a recurrent rollout buffer, row after row."""
+
+    steps: Array  # (N,) int64; the line of each one in the buffer's arrays
+    rows: Array  # (N,) int64; its row there
+    first: BoolArray  # (N,) bool; where an episode starts
+    row_first: BoolArray  # (N,) bool; where the transitions of a row begin, or go on after dropped ones
+
+
+def _transitions(rollout: Any) -> Transitions:
+    """Return the transitions of a full buffer, of which no minibatch has been made."""
+    acted = getattr(rollout, "acted", np.ones((rollout.buffer_size, rollout.n_envs), dtype=bool))
+    row_first = acted & (np.cumsum(acted, axis=0) == 1)
+    if getattr(rollout, "breaks", None) is not None:
+        row_first |= acted & rollout.breaks
+    rows, steps = np.nonzero(acted.T)
+    return Transitions(steps, rows, rollout.episode_starts[steps, rows] > 0, row_first[steps, rows])
+
+
+def _states(rollout: Any, name: str, steps: Array, rows: Array) -> FloatArray:
+    """Return the states before some transitions, (n, layers, size)."""
+    states = getattr(rollout, name)
+    # sb3-contrib swaps layers and rows when it makes minibatches; our buffers of transitions have them swapped.
+    return np.ascontiguousarray(states[steps, rows] if hasattr(rollout, "acted") else states[steps, :, rows])
+
+
+def sequences_of(
+    orders: Array, bounds: Array, first: BoolArray, row_first: BoolArray
+) -> tuple[recurrent_ppo.Sequences, Array]:
+    """Cut minibatches into sequences, as sb3-contrib's `create_sequencers` does.
+
+    Args:
+        orders: (epochs, N) int64; the order of samples in each epoch.
+        bounds: (minibatches + 1,) int64; where each minibatch begins in such an order, and N.
+        first: see `Transitions`; the states are zero there.
+        row_first: see `Transitions`.
+
+    Returns:
+        The sequences, and (beginnings,) int64: the samples before which their states are needed.
+    """
+    epochs, samples = orders.shape
+    begins = (first | row_first)[orders]
+    begins[:, bounds[:-1]] = True
+    flat = orders.reshape(-1)
+    starts = np.flatnonzero(begins)  # of sequences, in all epochs one after the other
+    lengths = np.diff(starts, append=flat.size)
+    batch_starts = (np.arange(epochs)[:, None] * samples + bounds[:-1]).reshape(-1)
+    batch = np.searchsorted(batch_starts, starts, "right") - 1  # of each sequence
+    by_length = np.lexsort((-lengths, batch))  # stable: sequences of one length stay in their order
+    rank = np.empty_like(by_length)
+    rank[by_length] = np.arange(len(by_length))
+    within = np.arange(flat.size) - np.repeat(starts, lengths)
+    batch_of_row = np.repeat(batch, lengths)
+    in_time = np.lexsort((np.repeat(rank, lengths), within, batch_of_row))
+    # The rows of a step lie side by side.
+    step_starts = np.flatnonzero(np.diff(within[in_time], prepend=-1) | np.diff(batch_of_row[in_time], prepend=-1))
+    active = np.diff(step_starts, append=flat.size)
+    sources, which = np.unique(flat[starts[by_length]], return_inverse=True)
+    which = np.where(first[flat[starts[by_length]]], -1, which)
+    made = recurrent_ppo.Sequences(
+        flat[in_time].reshape(epochs, samples),
+        bounds,
+        active,
+        np.append(np.searchsorted(step_starts, batch_starts), len(active)),
+        which,
+        np.append(np.searchsorted(batch[by_length], np.arange(len(batch_starts))), len(which)),
+    )
+    return made, sources
