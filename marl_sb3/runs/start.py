@@ -183,10 +183,15 @@ def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunn
 
 
 def _with_found_sources(config: TrainConfig) -> TrainConfig:
-    """Replace folders of runs in `init_from` by their newest run, as addresses on the Hub by their newest commit.
+    """Replace folders of runs in `init_from` by their newest run, and addresses on the Hub by their newest commit.
 
     Later, another may be the newest.
     """
+    opponents = config.league.opponents or ()
+    if any(map(is_address, opponents)):
+        with source_named(config, "league.opponents"):
+            found = [pinned(each) if is_address(each) else each for each in opponents]
+        config = replace(config, league=replace(config.league, opponents=found))
     if config.init_from is None:
         return config
     with source_named(config, "init_from"):
