@@ -175,10 +175,10 @@ def _as_run(
     force: bool,
 ) -> int:
     """Write the folder of a run for others, and push it."""
-    from marl_sb3.extensions.hub import push
+    from marl_sb3.extensions.hub import Address, push
     from marl_sb3.tools.publishing import Publication, write_run_folder
 
-    address = None if options.hub is None else f"hf:{options.hub}"
+    address = None if options.hub is None else Address(options.hub, options.revision)
     about = Publication(address, options.episodes, options.references(), env)
     found = write_run_folder(run, checkpoint, out, about, force=force)
     if key is not None:

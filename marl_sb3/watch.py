@@ -132,7 +132,8 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
         env = options.env.named() or options.run
         return GamePlan(env, {}, None, seed=options.seed), env
     if around is None and folder.as_posix() != options.run.rstrip("/"):
-        print(f"newest run of {options.run}: {folder}", file=sys.stderr)
+        what = "" if options.run.startswith("hf:") else "newest run of "
+        print(f"{what}{options.run}: {folder}", file=sys.stderr)
     run = SavedRun.open(folder if around is None else options.run, options.env.named())
     plan = game_plan(run, False if options.stochastic else None, options.seed)
     is_player = run.at is not None and options.against is not None and options.checkpoint is None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.hub import is_address, local_folder
 from marl_sb3.extensions.store import RUN_CONFIG, runs_of
 from marl_sb3.files import is_regular, path_is_usable, read_yaml
 from marl_sb3.results.exchange import read_marl_eval
@@ -72,6 +73,8 @@ def find_runs(path: str | Path) -> list[Path]:
 
 
 def _meant(path: str | Path) -> list[Path]:
+    if is_address(path):
+        return [local_folder(path)]
     with path_is_usable("cannot read", path, "run"):
         if Path(path).exists():
             return [Path(path)]

@@ -14,7 +14,8 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import is_code
 from marl_sb3.extensions import hub
 from marl_sb3.extensions.transfer import parse_init_from
-from marl_sb3.runs import SavedRun, find_run, find_run_or_env, rival_of, run_around
+from marl_sb3.results import find_runs
+from marl_sb3.runs import SavedRun, find_run, find_run_or_env, load_config, resolve, rival_of, run_around
 
 # huggingface_hub 2.4 sends large files without Xet in a way that its httpx2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -72,6 +73,7 @@ def test_all_that_take_a_run_take_an_address(stand_in: StandInHub, files: dict[s
     assert not is_code("hf:me/arena")  # of a league's opponents, `MODULE:CLASS` is
     loaded = marl_sb3.load_run("hf:me/arena")
     assert len(loaded.results) == 4
+    assert find_runs("hf:me/arena") == [folder]  # of plots, comparisons and reports
     loaded.close()
 
 
@@ -83,6 +85,13 @@ def test_a_source_of_weights_may_be_an_address(stand_in: StandInHub, files: dict
     settings = {"n_steps": 20, "batch_size": 40, "init_from": ["hf:me/arena"]}
     run = marl_sb3.train("arena", timesteps=20, n_envs=1, settings=settings, run_dir=tmp_path / "run")
     assert run.config.init_from == [f"hf:me/arena@{commit}"]  # another training from it takes the same weights
+
+
+def test_an_opponent_of_a_league_may_be_an_address(stand_in: StandInHub, files: dict[str, bytes]) -> None:
+    commit = repo_of(stand_in, files)
+    settings = {"league.snapshot_every": 1, "league.opponents": ["hf:me/arena", "random"]}
+    resolved = resolve(load_config("arena", settings=settings, n_envs=1, seed=1))
+    assert resolved.league.opponents == [f"hf:me/arena@{commit}", "random"]  # a resumed run has the same one
 
 
 def test_a_commit_is_downloaded_once_and_needs_no_network_then(

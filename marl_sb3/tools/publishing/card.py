@@ -12,6 +12,7 @@ from marl_sb3.core.metrics import SampleStats, sample_stats
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, SeatEvaluations
 from marl_sb3.extensions.display import number, one_line
+from marl_sb3.extensions.hub import Address
 from marl_sb3.files import yaml_text
 from marl_sb3.runs import SUM, EvaluatedRun, TrainConfig, samples_of, samples_of_seats
 
@@ -66,7 +67,7 @@ def _how(plan: EvaluationPlan) -> str:
 
 
 def card_text(
-    config: TrainConfig, found: Checkpoint, measured: Measured, address: str | None, references: Mapping[str, float]
+    config: TrainConfig, found: Checkpoint, measured: Measured, address: Address | None, references: Mapping[str, float]
 ) -> str:
     """Return the text of the card.
 
@@ -77,24 +78,25 @@ def card_text(
         address: where the run will be; None: the text names a folder.
         references: other sums of returns, by name.
     """
-    title = address.removeprefix("hf:") if address else f"{config.env}, {config.algo}"
+    title = address.repo if address else f"{config.env}, {config.algo}"
     meta = yaml_text(_metadata(config, measured, title))
     parts = [
         f"---\n{meta}---\n\n# {_text(title)}\n",
         _origin(config, found),
         *_film(measured.film, address),
         f"## Results\n\n{measured.how} Intervals are of the mean, 95 %.\n\n{_table(measured, references)}",
-        _use(config, measured, address or "FOLDER"),
+        _use(config, measured, address),
         _made_with(found),
     ]
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
 
 
-def _film(name: str | None, address: str | None) -> list[str]:
+def _film(name: str | None, address: Address | None) -> list[str]:
     """A film on the page; the Hub resolves places of pictures, not of films."""
     if name is None or name.endswith(".gif"):
         return [] if name is None else [f"![An episode]({name})"]
-    place = f"https://huggingface.co/{address.removeprefix('hf:')}/resolve/main/{name}" if address else name
+    branch = address and (address.revision or "main")
+    place = f"https://huggingface.co/{address.repo}/resolve/{branch}/{name}" if address else name
     return [f'<video src="{place}" controls autoplay loop muted></video>']
 
 
@@ -152,13 +154,15 @@ def _interval(stats: SampleStats) -> str:
     return "-" if stats.ci95 is None else f"{number(stats.ci95[0])} to {number(stats.ci95[1])}"
 
 
-def _use(config: TrainConfig, measured: Measured, place: str) -> str:
-    plan, is_own = measured.plan, ":" in config.env
+def _use(config: TrainConfig, measured: Measured, address: Address | None) -> str:
+    plan, is_own, place = measured.plan, ":" in config.env, str(address or "FOLDER")
     env = f" --env {shlex.quote(config.env)}" if is_own else ""
     played = f" --episodes {plan.n_episodes} --seed {plan.seed}" if plan else ""
     against = " --against random" if plan is not None and plan.against is not None else ""
-    settings = f"hf download {place.removeprefix('hf:')} config.yaml --local-dir .\n" if place != "FOLDER" else ""
-    file = "config.yaml" if place != "FOLDER" else "FOLDER/config.yaml"
+    settings, file = "", "FOLDER/config.yaml"
+    if address is not None:
+        of_branch = f" --revision {address.revision}" if address.revision else ""
+        settings, file = f"hf download {address.repo} config.yaml --local-dir .{of_branch}\n", "config.yaml"
     named = f" {shlex.quote(config.env)}" if is_own else ""
     return f"""## Use
 

@@ -20,6 +20,7 @@ from marl_sb3.core.state import Checkpoint, copies
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.evaluation import RANDOM, EvaluationPlan, play_episodes
 from marl_sb3.extensions.display import VideoFile
+from marl_sb3.extensions.hub import Address
 from marl_sb3.extensions.store import RUN_CONFIG, with_checkpoint, write_checkpoint
 from marl_sb3.files import path_is_usable, read_regular, replaced_folder, write_whole
 from marl_sb3.results import RESULT_FILE, read_results
@@ -36,7 +37,7 @@ _NAME = re.compile(r"ckpt-[0-9]{6,12}")
 class Publication:
     """What is written about a run for others."""
 
-    address: str | None = None  # where it will be, such as hf:OWNER/NAME; None: it stays a folder
+    address: Address | None = None  # on the Hub; None: it stays a folder
     episodes: int = 20  # complete ones, played for the card and filmed; 0: none, the card has what the training logged
     references: Mapping[str, float] = field(default_factory=dict)  # other sums of returns by name, from elsewhere
     env: str | None = None  # the run's env, as the user names it

@@ -65,13 +65,15 @@ def test_a_dry_run_writes_the_folder_and_asks_nobody(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    out = str(tmp_path / "out")
-    assert main([str(run_folder), "--hub", "me/arena", "--dry-run", "--episodes", "0", "--out", out]) == 0
+    options = ["--hub", "me/arena", "--revision", "v2", "--dry-run", "--episodes", "0"]
+    assert main([str(run_folder), *options, "--out", str(tmp_path / "out")]) == 0
     files = {"config.yaml", "result.jsonl", "README.md"}
     inside = names_in(tmp_path / "out")
     assert {name for name in inside if "/" not in name} == files
     assert {name.split("/")[1] for name in inside - files} == {"ckpt-000002"}
     card = ModelCard.load(tmp_path / "out" / "README.md")  # what the training has logged
+    assert "python -m marl_sb3.watch hf:me/arena@v2\n" in card.text
+    assert "hf download me/arena config.yaml --local-dir . --revision v2\n" in card.text
     (logged,) = card.data.eval_results
     expected = marl_sb3.load_run(run_folder).results[1]["env_runners"]["episode_return_mean"]
     assert (logged.metric_value, logged.metric_args) == (pytest.approx(expected, abs=1e-3), None)
