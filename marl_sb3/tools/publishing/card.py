@@ -124,12 +124,13 @@ def _metadata(config: TrainConfig, measured: Measured, title: str) -> dict[str, 
 
 
 def _origin(config: TrainConfig, found: Checkpoint) -> str:
-    agents = ", ".join(f"{agent} by {policy}" for agent, policy in list(_policy_of(found).items())[:_MOST_AGENTS])
+    agents = ", ".join(f"{agent}: {policy}" for agent, policy in list(_policy_of(found).items())[:_MOST_AGENTS])
+    given = "".join(f", {name} = {value!r}" for name, value in config.env_kwargs.items())
     steps = found.about.integer("num_env_steps")
     return (
-        f"Policies of `{_text(config.env)}`, trained with marl_sb3 and Stable-Baselines3 by {_text(config.algo)}: "
-        f"{steps:,} env steps, seed {config.seed}; checkpoint {found.name}. "
-        f"Who plays whom: {_text(agents)}. Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
+        f"Policies of {_text(config.env)}{_text(given)}, trained with marl_sb3 and Stable-Baselines3 by "
+        f"{_text(config.algo)}: {steps:,} env steps, seed {config.seed}; checkpoint {found.name}. The policy of each "
+        f"agent: {_text(agents)}. Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
     )
 
 
