@@ -147,6 +147,12 @@ def test_a_planted_fault_is_refused_before_anything_is_read(
             load(signed, verify=keys.public)
 
 
+def test_without_a_key_only_the_hashes_are_looked_at(signed: Path) -> None:
+    """The control: the same forged weights load, so that it is the signature that refuses them."""
+    forge_manifest(signed)
+    assert marl_sb3.load_policies(signed).policies
+
+
 def test_another_key_is_refused(signed: Path, tmp_path: Path) -> None:
     theirs = keys_in(tmp_path, "theirs")
     with pytest.raises(CheckpointError, match="arena is not what was signed: Key mismatch"):
