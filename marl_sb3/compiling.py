@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
@@ -41,6 +42,11 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_
 
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
 _FOLDER = re.compile(r"numba-[\w.+]+/\w+-[0-9a-f]{16}")  # below the cache folder
+_ONCE = "compiling %s: takes some seconds, once"
+_WITHOUT_FOLDER = (
+    "compiling %s: takes some seconds in every process, because there is no folder for compiled code; NUMBA_CACHE_DIR "
+    "names one"
+)
 _DIGEST_BYTES = 32  # a file begins with the sha256 of the rest
 _FILE = re.compile(r".+\.nb[ci](\.\w+)*")  # also one that was not written to its end, and those of earlier versions
 
@@ -122,14 +128,20 @@ class KernelCache:
         function: calls kernels of modules in its own folder only, besides the others.
         others: functions of other modules that it calls.
         variables: what it takes from around it, in words.
+        what: it computes, in words, for a line in the log when it is compiled; None: without one.
 
     Raises:
         OSError: there is no folder for the files.
     """
 
     def __init__(
-        self, function: Callable[..., Any], others: Sequence[Callable[..., Any]] = (), variables: str = ""
+        self,
+        function: Callable[..., Any],
+        others: Sequence[Callable[..., Any]] = (),
+        variables: str = "",
+        what: str | None = None,
     ) -> None:
+        self._what = what
         codes = [each.__code__ for each in (function, *others)]
         source = Path(codes[0].co_filename)
         self.cache_path = str(_cache_folder(source.parent))  # read by numba's statistics
@@ -156,6 +168,8 @@ class KernelCache:
                 raise ValueError("the content is not what was written")
             return CompileResult._rebuild(target_context, *pickle.loads(content[_DIGEST_BYTES:]))  # type: ignore[no-untyped-call]
         except FileNotFoundError:
+            if self._what is not None:
+                _log.warning(_ONCE, self._what)
             return None
         except Exception as error:  # unpickling with other versions of other packages may raise anything
             _log.warning("compiling %s again: its file %s is damaged (%r)", self._name, path, error)
@@ -201,13 +215,9 @@ def note_compiling(function: Any, what: str = "the fused update") -> None:
     """
     folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
     if folder is None:
-        _log.warning(
-            "compiling %s: takes some seconds in every process, because there is no folder for compiled code; "
-            "NUMBA_CACHE_DIR names one",
-            what,
-        )
+        _log.warning(_WITHOUT_FOLDER, what)
     elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbc")):
-        _log.warning("compiling %s: takes some seconds, once", what)
+        _log.warning(_ONCE, what)
 
 
 def kernel(function: _Function) -> _Function:
@@ -271,6 +281,26 @@ def _call_at(typing_context: Any, function: Any, argument: Any) -> Any:
 
 
 call_at: Any = _call_at
+
+
+@cache
+def c_function(
+    function: Callable[[int], None], others: tuple[Any, ...] = (), variables: str = "", what: str | None = None
+) -> Any:
+    """Compile a C function `void(address)`, once for each user as kernels are; its `address` is where it is called.
+
+    Args:
+        function: see `KernelCache`, as for `others` and `variables`.
+        what: it computes, in words, if compiling it takes seconds: see `note_compiling`.
+    """
+    made: Any = CFunc(function, ((types.int64,), types.void), {}, {"nogil": True, "error_model": "numpy"})
+    try:
+        made._cache = KernelCache(function, others, variables, what)
+    except OSError:
+        if what is not None:
+            _log.warning(_WITHOUT_FOLDER, what)
+    made.compile()
+    return made
 
 
 # --- Envs that compiled code steps -----------------------------------------------------------------------------------

@@ -12,5 +12,6 @@ from .processors import Memory as Memory
 from .processors import ProcessedPolicy as ProcessedPolicy
 from .processors import parts_of as parts_of
 from .processors import require_choices as require_choices
+from .rows import ProcessedRows as ProcessedRows
 from .rows import RowProcessing as RowProcessing
 from .rows import process_rows as process_rows

@@ -141,7 +141,7 @@ class ProcessedRows(RowProcessing):
     def __init__(
         self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
     ) -> None:
-        self._processing, self._gamma, self._learns = processing, gamma, learns
+        self.processing, self.gamma, self._learns = processing, gamma, learns
         self._normalizes = not late
         self.late_normalizer = processing.normalizer if late else None
         self._space = self.late_normalizer.before if self.late_normalizer else processing.observation_space
@@ -154,8 +154,8 @@ class ProcessedRows(RowProcessing):
     @override
     def begin_episodes(self) -> None:
         super().begin_episodes()
-        self._memory: Memory = self._processing.initial(self._rows.num_rows)
-        self._returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
+        self._memory: Memory = self.processing.initial(self._rows.num_rows)
+        self.returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
         self._forget_step(taken_in=False)
 
     def _forget_step(self, *, taken_in: bool) -> None:
@@ -169,13 +169,13 @@ class ProcessedRows(RowProcessing):
         super().restart_envs(env_indices)
         lost = self._rows.of_envs(env_indices)
         self._memory = self._reset(self._memory, lost)
-        self._returns[lost] = 0
+        self.returns[lost] = 0
         self._forget_step(taken_in=self._taken_in)
 
     def _reset(self, memory: Memory, rows: BoolArray) -> Memory:
         if not memory or not rows.any():
             return memory
-        initial = self._processing.initial(int(rows.sum()))
+        initial = self.processing.initial(int(rows.sum()))
         return {name: with_rows(array, rows, initial[name]) for name, array in memory.items()}
 
     # --- What comes --------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class ProcessedRows(RowProcessing):
         self._memory = self._reset(self._memory, ended)
         self.processed_observations(step)  # statistics take in observations first, and final observations see that
         processed = self._processed_rewards(paid, over)
-        self._returns[ended] = 0
+        self.returns[ended] = 0
         if bootstrap is not None:
             self._add_values_at_time_limits(step, processed, bootstrap)
         return processed
@@ -201,13 +201,13 @@ class ProcessedRows(RowProcessing):
 
         They are divided by the running standard deviation of discounted returns.
         """
-        settings, statistics = self._processing.settings, self._processing.returns
+        settings, statistics = self.processing.settings, self.processing.returns
         if settings.clip_rewards is not None:
             rewards = np.clip(rewards, -settings.clip_rewards, settings.clip_rewards)
         if statistics is not None and over.any():
             if self._learns:
-                self._returns[over] = self._returns[over] * self._gamma + rewards[over]
-                statistics.update(self._returns[over])
+                self.returns[over] = self.returns[over] * self.gamma + rewards[over]
+                statistics.update(self.returns[over])
             if self._normalizes:
                 limit = settings.clip_normalized_rewards
                 rewards = np.clip(rewards / np.sqrt(statistics.var + settings.normalize_epsilon), -limit, limit)
@@ -228,13 +228,13 @@ class ProcessedRows(RowProcessing):
     def _process(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
         learn = self._learns and not self._taken_in
         if to_act.all():
-            return self._processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
+            return self.processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
         filler = zeros(self._space, (len(to_act),))
         if not to_act.any():
             return filler, self._memory
         memory = {name: array[to_act] for name, array in self._memory.items()}
         rows = map_arrays(lambda array: array[to_act], raw)
-        seen, after = self._processing.observe(rows, memory, self._agents[to_act], learn, self._normalizes)
+        seen, after = self.processing.observe(rows, memory, self._agents[to_act], learn, self._normalizes)
         for everywhere, own in pairs(filler, seen):
             everywhere[to_act] = own
         return filler, {name: with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
@@ -244,14 +244,14 @@ class ProcessedRows(RowProcessing):
         rows = self._rows.of_agents(wanted)
         memory = {name: array[rows] for name, array in self._before.items()}
         final = super().final_observations(step, wanted)
-        seen, _ = self._processing.observe(final, memory, self._agents[rows], normalize=self._normalizes)
+        seen, _ = self.processing.observe(final, memory, self._agents[rows], normalize=self._normalizes)
         return seen if self.late_normalizer is None else self.late_normalizer.restored(seen)
 
     # --- What goes ---------------------------------------------------------------------------------------------------
 
     @override
     def acted(self, actions: Array, acting: BoolArray) -> None:
-        after = self._processing.acted(self._after, actions)
+        after = self.processing.acted(self._after, actions)
         if not acting.all():
             after = {name: with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
         self._memory = after
@@ -263,13 +263,13 @@ class ProcessedRows(RowProcessing):
     fields: ClassVar[Fields] = {
         **RowProcessing.fields,
         "memory": arrays("_memory"),
-        "returns": sums("_returns"),
+        "returns": sums("returns"),
         "taken_in": boolean("_taken_in"),
     }
 
     @override
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
-        stack = self._processing.processors.get("frame_stack")
+        stack = self.processing.processors.get("frame_stack")
         for name, space in stack.remembered.items() if isinstance(stack, FrameStack) else ():
             require_categories(values["memory"][name], space, f"{state.where}/memory/{name}")
 

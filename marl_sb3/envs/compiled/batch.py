@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numba import njit, types
-from numba.core.ccallback import CFunc
+from numba import njit
 from typing_extensions import override
 
 from marl_sb3.compiling import (
@@ -31,7 +29,7 @@ from marl_sb3.compiling import (
     TERMINATED,
     TRUNCATED,
     WHAT,
-    KernelCache,
+    c_function,
     carray,
     pointer,
 )
@@ -262,16 +260,7 @@ def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
                 own_step(states[i], actions[i], rngs[i], outcome)
             own_observe(states[i], observations[i])
 
-    return _c_function(run, (step, observe), repr(constants))
-
-
-@cache
-def _c_function(run: Any, others: tuple[Any, ...], variables: str = "") -> Any:
-    made: Any = CFunc(run, ((types.int64,), types.void), {}, _STRICT)
-    with suppress(OSError):  # there is no folder for compiled code
-        made._cache = KernelCache(run, others, variables)
-    made.compile()
-    return made
+    return c_function(run, (step, observe), repr(constants))
 
 
 def compiled_function(rules: CompiledRules) -> Any:
@@ -280,6 +269,6 @@ def compiled_function(rules: CompiledRules) -> Any:
     Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
     """
     if rules.run is not None:
-        return _c_function(rules.run, (words_of,))  # of this folder, of which it calls functions
+        return c_function(rules.run, (words_of,))  # of this folder, of which it calls functions
     observed, done = _arrays(rules)
     return _compiled(rules.step, rules.observe, (rules.state, len(rules.agents), len(rules.infos), *done, *observed))

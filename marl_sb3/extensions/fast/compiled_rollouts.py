@@ -19,7 +19,6 @@ from marl_sb3.core.learners import HERE
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
-from marl_sb3.core.processing import RowProcessing
 from marl_sb3.core.sb3 import Progress, sees_steps
 from marl_sb3.core.training import (
     LocalRunner,
@@ -36,6 +35,7 @@ from marl_sb3.core.vec_env import (
     VecStep,
 )
 from marl_sb3.errors import EnvError
+from marl_sb3.extensions.fast.rollout_processing import RolloutProcessing, why_not_processed
 from marl_sb3.types import Array, BoolArray
 
 _log = logging.getLogger(__name__)
@@ -71,9 +71,7 @@ class CompiledRunner(LocalRunner):
         try:
             goes_on = bool(loop.on_steps(env_steps, last, episodes))
         finally:
-            for actor, experience in self._pairs:
-                if not goes_on:
-                    actor.break_off(last)
+            for _, experience in self._pairs:  # the actors know already where episodes have ended
                 if not goes_on and experience is not None:
                     experience.break_off()
         if goes_on:
@@ -107,11 +105,9 @@ class CompiledRunner(LocalRunner):
 
 
 def _why_not(actor: Actor, experience: Experience | None) -> str | None:
-    policy, processing, rows = actor.policy, actor.processing, actor.rows
+    policy, rows = actor.policy, actor.rows
     if type(policy) is not RolloutPolicy or not getattr(policy.kernels, "runs_in_rollouts", False):
         return "it does not act by the kernels of networks without memory"
-    if type(processing) is not RowProcessing or policy.row_noise is not None:
-        return "its observations, rewards or actions are processed"
     if type(experience) is not RolloutExperience or experience.carried is not None:
         return "it does not learn from rollouts"
     buffer: Any = experience.buffer
@@ -120,7 +116,9 @@ def _why_not(actor: Actor, experience: Experience | None) -> str | None:
     if rows.zero_based_observations.shifts or rows.zero_based_actions.shifts:
         return "a space does not count from 0"
     wanted = np.float32 if isinstance(rows.group.observation_space, spaces.Box) else np.int64
-    return None if buffer.observations.dtype == wanted else f"observations are {buffer.observations.dtype}"
+    if buffer.observations.dtype != wanted:
+        return f"observations are {buffer.observations.dtype}"
+    return why_not_processed(actor.processing)
 
 
 class _Coming:
@@ -174,26 +172,30 @@ class _Rollout:
         self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
         self._pairs, self._coming = pairs, coming
         envs, agents = env.num_envs, len(env.agents)
-        numbers, is_float = batch.observed.size // (envs * agents), batch.observed.dtype == np.float32
         self._sizes = kernel.Sizes(
             steps=steps,
             envs=envs,
             agents=agents,
             infos=batch.infos.shape[1],
-            observation=numbers,
+            observation=batch.observed.size // (envs * agents),
             action=batch.actions.size // (envs * agents),
+            observes_floats=batch.observed.dtype == np.float32,
             state_bytes=batch.states.dtype.itemsize,
             horizon=env.horizon or _NO_HORIZON,
         )
-        shape = (envs * agents, numbers)
-        self._last = kernel.Last(
-            np.zeros((envs, agents), np.float32),
-            np.zeros(shape if is_float else (0, 0), np.float32),
-            np.zeros((0, 0) if is_float else shape, np.int64),
-            np.zeros((steps, agents), np.float32),
-        )
         self._kept: list[Array] = []  # what the kernel knows by its address
+        self._ended_on = np.zeros_like(batch.observed)
+        self._last = kernel.Last(
+            rewards=np.zeros((envs, agents), np.float32),
+            observations=self._at(self._ended_on),
+            of_first_env=np.zeros((steps, agents), np.float32),
+        )
         self._starts = [actor.starts.copy() for actor, _ in self._pairs]
+        self._places = [_places(actor.rows) for actor, _ in self._pairs]
+        self._processing = [
+            RolloutProcessing(actor, env.latest, batch.observed, envs_of * agents + columns, starts)
+            for (actor, _), starts, (envs_of, columns) in zip(self._pairs, self._starts, self._places, strict=True)
+        ]
         self._running = self._counts()
 
     def run(self) -> tuple[VecStep, list[Episode]]:
@@ -204,7 +206,6 @@ class _Rollout:
         """
         kernel, tracker = self._kernel, self._tracker
         policies = self._policies()
-        gammas = np.array([actor.policy.algorithm.gamma for actor, _ in self._pairs], np.float32)
         episodes: list[Episode] = []
         step, began_s = 0, time.perf_counter()
         ends = []
@@ -217,7 +218,6 @@ class _Rollout:
                 self._batch.address,
                 self._batch.table.ctypes.data,
                 policies,
-                gammas,
                 self._sizes,
                 prepared,
                 self._running,
@@ -225,9 +225,11 @@ class _Rollout:
                 self._last,
                 step,
             )
+            ends.append((finished, lines))
+            for each in self._processing:
+                each.write_back()
             if how not in (kernel.COMPLETE, kernel.NO_EPISODES):
                 raise self._wrong(how, index, column)
-            ends.append((finished, lines))
         took_s = time.perf_counter() - began_s
         for finished, lines in ends:
             episodes += self._episodes(finished, lines, began_s, took_s)
@@ -253,7 +255,7 @@ class _Rollout:
             works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
             columns = {
                 kernel.AGENTS: len(rows.agents),
-                kernel.ROWS_S: self._at(_places(rows)),
+                kernel.ROWS_S: self._at(self._places[number]),
                 kernel.NUMBERS: math.prod(rows.group.observation_space.shape or ()),
                 kernel.ONES: len(fused.category_sizes),
                 kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
@@ -273,7 +275,8 @@ class _Rollout:
                 kernel.PARTS: buffer.actions.shape[2],
                 kernel.PART_SIZES_S: self._at(fused.sizes),
                 kernel.OUTPUTS: noise[number].shape[2],
-                kernel.OF_GAUSSIAN_S: self._at(_of_gaussian(actor.policy.algorithm) if fused.is_gaussian else noise[0]),
+                kernel.OF_GAUSSIAN_S: self._at(_of_gaussian(actor) if fused.is_gaussian else noise[0]),
+                kernel.IS_RESCALED: actor.processing.rescale is not None,
                 kernel.NOISE_S: self._at(noise[number]),
                 kernel.SEEN_S: self._at(buffer.observations[here]),
                 kernel.CHOSEN_S: self._at(buffer.actions[here]),
@@ -282,6 +285,8 @@ class _Rollout:
                 kernel.EPISODE_STARTS_S: self._at(buffer.episode_starts[here]),
                 kernel.PAID_S: self._at(buffer.rewards[here]),
                 kernel.ROW_STARTS_S: self._at(self._starts[number]),
+                kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * self._sizes.observation)),
+                **{getattr(kernel, name): value for name, value in self._processing[number].columns.items()},
             }
             table[number, list(columns)] = list(columns.values())
         return table
@@ -367,8 +372,7 @@ class _Rollout:
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
         ended: BoolArray = terminated | truncated
         done: BoolArray = np.all(ended, axis=1)
-        seen = self._last.observations if self._last.observations.size else self._last.numbers
-        at_end = batch.of_groups(seen.reshape(batch.observed.shape))
+        at_end = batch.of_groups(self._ended_on)
         acted = np.ones(ended.shape, np.bool_)
         step = LastStep(
             first_env=(self._last.of_first_env, np.isin(np.arange(self._steps), ended_at)),
@@ -402,7 +406,8 @@ class _Rollout:
             return env.error(index, column, f"reward is {self._last.rewards[index, column]}, not a finite number")
         if how == kernel.WRONG_ENDS:
             return EnvError(f"env {index}: some of its agents have ended; compiled rules end all of them at once")
-        observed = self._batch.of_groups(self._batch.observed)
+        of_ended = how == kernel.WRONG_LAST_OBSERVATION
+        observed = self._batch.of_groups(self._ended_on if of_ended else self._batch.observed)
         env.check_observations(observed)  # raises
         for actor, _ in self._pairs:
             actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
@@ -418,10 +423,13 @@ def _places(rows: PolicyRows) -> Array:
 _REDUCTIONS = ("sum", "mean", "min", "max", "last")  # in the order of the kernel
 
 
-def _of_gaussian(algorithm: Any) -> Array:
-    """(4, n) float32: log standard deviations, standard deviations, lowest and highest actions."""
-    log_std, space = algorithm.policy.log_std.detach().numpy(), algorithm.action_space
-    return np.stack([log_std, np.exp(log_std), space.low.reshape(-1), space.high.reshape(-1)]).astype(np.float32)
+def _of_gaussian(actor: Actor) -> Array:
+    """(6, n) float32: log standard deviations, standard deviations, lowest and highest actions of policy and env."""
+    algorithm: Any = actor.policy.algorithm
+    of_env: Any = actor.rows.group.action_space
+    log_std = algorithm.policy.log_std.detach().numpy()
+    limits = [limit.reshape(-1) for space in (algorithm.action_space, of_env) for limit in (space.low, space.high)]
+    return np.stack([log_std, np.exp(log_std), *limits]).astype(np.float32)
 
 
 class InCompiledCode:

@@ -21,6 +21,7 @@ from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
 from marl_sb3.runs import execute, load_config, prepare
 
 FAST: dict[str, Any] = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
+NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 
 
 def training(env: Any = "arena", n_envs: int = 3, seed: int = 4, **settings: Any) -> MultiAgentAlgorithm:
@@ -49,6 +50,7 @@ def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
     running = [algorithm.tracker.running(index) for index in range(algorithm.env.num_envs)]
     latest = algorithm.env.latest
     counts = [algorithm.num_timesteps, *(policy.num_timesteps for policy in algorithm.policies.values())]
+    counts += [repr(learner.processing.get_state()) for learner in algorithm.parts.learners.values()]
     shown = [[*map(bytes, latest.observations)], latest.rewards.tobytes(), latest.episode_done.tolist()]
     shown.append({place: np.array(seen).tolist() for place, seen in latest.final_observations.items()})
     return [episodes, weights, running, counts, shown]
@@ -75,6 +77,20 @@ CASES: dict[str, dict[str, Any]] = {
         "policy_kwargs": None,
     },
     "cart pole": {"env": "CartPole-v1", "n_envs": 5},
+    "normalised observations": {"env": Drifting, "normalize_observations": True, "clip_observations": 1.5},
+    "normalised rewards": {"env": Drifting, "normalize_rewards": True, "clip_normalized_rewards": 1.0, "seed": 7},
+    "everything of it, per agent": {
+        "env": Uneven,
+        "policies": {
+            "sides": PolicySpec(PPO, clip_rewards=0.5, normalize_rewards=True, policy_kwargs={"net_arch": [8]}),
+            "guide": PolicySpec(PPO, normalize_observations=True, normalize_epsilon=0.1),
+        },
+        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
+        "policy_kwargs": None,
+        "n_envs": 70,
+        "n_steps": 4,
+    },
+    "rescaled actions": {"env": "Pendulum-v1", "rescale_actions": True, "normalize_observations": True},
     "waterworld": {"env": "waterworld", "policies": "per_agent", "env_kwargs": {"max_cycles": 7, "radius": 0.05}},
 }
 
@@ -94,7 +110,7 @@ def test_steps_may_be_taken_either_way_within_a_run(one_by_one: Callable[[], Non
             return self.n_calls < 1000
 
     def trained() -> MultiAgentAlgorithm:
-        algorithm = training(Drifting)
+        algorithm = training(Drifting, **NORMALISED)
         for callback in (None, Watches(), None):
             algorithm.learn(96, callback, reset_num_timesteps=False)
         return algorithm
@@ -105,8 +121,8 @@ def test_steps_may_be_taken_either_way_within_a_run(one_by_one: Callable[[], Non
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = training(Drifting).learn(480)
-    part = training(Drifting).learn(240)
+    whole = training(Drifting, **NORMALISED).learn(480)
+    part = training(Drifting, **NORMALISED).learn(240)
     part.save(tmp_path / "saved")
     resumed = MultiAgentAlgorithm.load(tmp_path / "saved", env=make_vec_env(Drifting, 3, seed=1))
     resumed.learn(240, reset_num_timesteps=False)
@@ -166,7 +182,7 @@ class SeesSteps(BaseCallback):
         (Counts(), {}, "compiled"),
         (SeesSteps(), {}, "step by step (a callback watches each of them)"),
         (None, {"update_path": "torch"}, "step by step (policy shared: it does not act by the kernels of networks"),
-        (None, {"normalize_observations": True}, "step by step (policy shared: its observations, rewards or actions"),
+        (None, {"frame_stack": 2}, "step by step (policy shared: frame_stack is set)"),
         (None, {"algorithm": "recurrent_ppo"}, "step by step (policy shared: it does not act by the kernels of"),
     ],
 )
@@ -229,7 +245,7 @@ def test_a_callback_that_is_called_once_for_many_steps_ends_the_training(
             return self.n_calls < 32
 
     def stopped() -> MultiAgentAlgorithm:
-        algorithm = training(Drifting)
+        algorithm = training(Drifting, **NORMALISED)
         with suppress(KeyboardInterrupt):
             algorithm.learn(480, Ends())
         assert (algorithm.num_timesteps, algorithm.iteration) == (96, 1)

@@ -34,7 +34,8 @@ from marl_sb3.compiling import (
 )
 from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
 from marl_sb3.extensions.fast.kernels.layers import LINEAR, vector_at
-from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
+from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward, outputs_size
+from marl_sb3.extensions.fast.kernels.processing import doubles_at
 from marl_sb3.types import Array, FloatArray
 
 # The columns of the table of policies. Names in -S are addresses; the arrays are described beside them.
@@ -60,7 +61,8 @@ from marl_sb3.types import Array, FloatArray
     PARTS,  # numbers of an action
     PART_SIZES_S,  # (PARTS,) int64: categories of each; not of a Gaussian
     OUTPUTS,  # of the actor
-    OF_GAUSSIAN_S,  # (4, PARTS) float32: log standard deviations, standard deviations, lowest, highest actions
+    OF_GAUSSIAN_S,  # (6, PARTS) float32: log standard deviations, standard deviations, limits of the policy, of the env
+    IS_RESCALED,  # whether the policy's range becomes that of the env
     NOISE_S,  # (steps, rows, OUTPUTS) float32
     SEEN_S,  # the arrays of the rollout buffer, (steps, rows, ...)
     CHOSEN_S,
@@ -69,12 +71,22 @@ from marl_sb3.types import Array, FloatArray
     EPISODE_STARTS_S,
     PAID_S,
     ROW_STARTS_S,  # (rows,) bool: where an episode begins with the next action
+    REWARDS_S,  # (rows,) float32: those of a step
+    MEMORY_S,  # of as many numbers as all rows observe
+    MEANS_S,  # (NUMBERS,) float64: of observations; 0: they are not normalised
+    DIVISORS_S,  # (NUMBERS,) float64: their standard deviations
+    LIMITS_S,  # (2,) float64: limit of normalised observations, discount
+    PROCESS,  # address of `processing.process`; 0: observations and rewards are not processed
+    PROCESS_S,  # its table
     POLICY_FIELDS,
-) = range(31)
+) = range(39)
+
+CLIP, GAMMA = range(2)
 
 # How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
-# what an env must not return; before a step, with observations that a policy cannot take.
-COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION = range(5)
+# what an env must not return; before a step, with observations that a policy cannot take; after one, with such an
+# observation that an episode ends on.
+COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION, WRONG_LAST_OBSERVATION = range(6)
 
 SUM, MEAN, MIN, MAX, LAST = range(5)  # how the values of steps become the metric of an episode
 
@@ -90,6 +102,7 @@ class Sizes(NamedTuple):
     agents: int
     infos: int
     observation: int  # numbers that an agent observes, of the one with the most
+    observes_floats: bool  # whether they are float32; else, int64
     action: int  # numbers of an action, likewise
     state_bytes: int
     horizon: int  # env steps after which an episode is truncated
@@ -138,8 +151,7 @@ class Last(NamedTuple):
     """What the latest step was, and what is kept of all steps, for those who see it."""
 
     rewards: FloatArray  # (envs, agents) float32
-    observations: FloatArray  # (envs, agents, numbers) float32, before envs began new episodes
-    numbers: Array  # the same as int64
+    observations: int  # address of the (envs, agents, numbers) that ended episodes ended on
     of_first_env: FloatArray  # (steps, agents) float32: the rewards of env 0 in each step
 
 
@@ -154,13 +166,17 @@ def _ints(address: int, rows: int, columns: int) -> Any:
 
 
 @strict_kernel
-def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows) -> Any:
-    """Return what some agents observe as inputs of the nets, and whether it is accepted."""
-    n, ones, numbers = rows.envs.shape[0], policy[ONES], policy[NUMBERS]
-    indices, floats = np.empty((n, ones), np.int64), np.empty((n, 0 if ones else numbers), np.float32)
+def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int) -> Any:
+    """Return what some agents observe as inputs of the nets, and whether it is accepted.
+
+    Args:
+        to: address where it is written, as the learner keeps it.
+    """
+    n, ones, numbers, places = rows.envs.shape[0], policy[ONES], policy[NUMBERS], sizes.envs * sizes.agents
+    indices, floats = np.empty((n, ones), np.int64), _floats(to, n, 0 if ones else numbers)
     accepted = True
     if ones:
-        ints = _ints(observed_at, sizes.envs * sizes.agents, sizes.observation)
+        ints, kept = _ints(observed_at, places, sizes.observation), _ints(to, n, ones)
         limits, starts = _ints(policy[SIZES_OF_ONES_S], 1, ones), _ints(policy[STARTS_OF_ONES_S], 1, ones)
         for row in range(n):
             place = rows.envs[row] * sizes.agents + rows.agents[row]
@@ -168,14 +184,19 @@ def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows) -> Any:
                 number = ints[place, j]
                 if number < 0 or number >= limits[0, j]:
                     accepted, number = False, 0
-                indices[row, j] = number + starts[0, j]
+                kept[row, j], indices[row, j] = number, number + starts[0, j]
     else:
-        seen = _floats(observed_at, sizes.envs * sizes.agents, sizes.observation)
+        seen = _floats(observed_at, places, sizes.observation)
+        means, divisors = doubles_at(policy[MEANS_S], numbers), doubles_at(policy[DIVISORS_S], numbers)
+        limit = doubles_at(policy[LIMITS_S], 2)[CLIP]
         for row in range(n):
             place = rows.envs[row] * sizes.agents + rows.agents[row]
             for j in range(numbers):
-                floats[row, j] = seen[place, j]
-                accepted = accepted and np.isfinite(seen[place, j])
+                number_seen = seen[place, j]
+                accepted = accepted and np.isfinite(number_seen)
+                if policy[MEANS_S]:
+                    number_seen = _f(min(limit, max(-limit, (number_seen - means[j]) / divisors[j])))
+                floats[row, j] = number_seen
     return Inputs(indices, floats), accepted
 
 
@@ -199,8 +220,8 @@ def _features(policy: Array, inputs: Inputs) -> Any:
         return inputs
     rows = inputs.floats.shape[0]
     table = carray(pointer(policy[TRUNK_S]), (policy[TRUNK_LAYERS], 4), np.int64)
-    work = vector_at(policy[TRUNK_WORK_S], rows * table[:, 1].sum())
     net = Net(table, policy[TRUNK_ACTIVATION], policy[TRUNK_ACTIVATION])
+    work = vector_at(policy[TRUNK_WORK_S], rows * outputs_size(net))
     return Inputs(np.empty((rows, 0), np.int64), forward(net, inputs, work))
 
 
@@ -208,25 +229,8 @@ def _features(policy: Array, inputs: Inputs) -> Any:
 def _values(policy: Array, inputs: Inputs) -> FloatArray:
     """(rows, 1) values; a view of the workspace."""
     net = _net(policy, VF_S, VF_LAYERS)
-    work = vector_at(policy[VF_WORK_S], inputs.floats.shape[0] * net.table[:, 1].sum())
+    work = vector_at(policy[VF_WORK_S], inputs.floats.shape[0] * outputs_size(net))
     return forward(net, inputs, work)
-
-
-@strict_kernel
-def _keep_seen(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) -> None:
-    """Store what the rows of a policy observe, from line `first` of the rollout on."""
-    n, numbers, places = rows.envs.shape[0], policy[NUMBERS], sizes.envs * sizes.agents
-    if policy[ONES]:
-        ints, to_ints = _ints(table[OBSERVATIONS], places, sizes.observation), _ints(policy[SEEN_S], first + n, numbers)
-        for row in range(n):
-            for j in range(numbers):
-                to_ints[first + row, j] = ints[rows.envs[row] * sizes.agents + rows.agents[row], j]
-    else:
-        floats = _floats(table[OBSERVATIONS], places, sizes.observation)
-        to_floats = _floats(policy[SEEN_S], first + n, numbers)
-        for row in range(n):
-            for j in range(numbers):
-                to_floats[first + row, j] = floats[rows.envs[row] * sizes.agents + rows.agents[row], j]
 
 
 @strict_kernel
@@ -236,13 +240,16 @@ def _choose(
     """Draw the actions of the rows, store them, and give them to the env; returns their log-probabilities."""
     n, parts, places = rows.envs.shape[0], policy[PARTS], sizes.envs * sizes.agents
     if policy[IS_GAUSSIAN]:
-        own = _floats(policy[OF_GAUSSIAN_S], 4, parts)
+        own = _floats(policy[OF_GAUSSIAN_S], 6, parts)
         chosen, log_probs = sample_gaussian(outputs, own[0], own[1], noise)
         kept, to_env = _floats(policy[CHOSEN_S], first + n, parts), _floats(table[ACTIONS], places, sizes.action)
         for row in range(n):
             for j in range(parts):
                 kept[first + row, j] = chosen[row, j]
                 within = min(own[3, j], max(own[2, j], chosen[row, j]))
+                if policy[IS_RESCALED]:  # see `RescaleActions`
+                    scaled = own[4, j] + (within + _f(1.0)) * _f(0.5) * (own[5, j] - own[4, j])
+                    within = min(own[5, j], max(own[4, j], scaled))
                 to_env[rows.envs[row] * sizes.agents + rows.agents[row], j] = within
         return log_probs
     part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
@@ -259,14 +266,15 @@ def _choose(
 def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> bool:
     """Let a policy act for its rows, and store what it has seen and chosen; False: its observations are refused."""
     n = rows.envs.shape[0]
-    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows)
+    first = step * n
+    bytes_of_each = 8 if policy[ONES] else 4
+    to = policy[SEEN_S] + first * policy[NUMBERS] * bytes_of_each
+    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows, to)
     if not accepted:
         return False
-    first = step * n
-    _keep_seen(policy, table, sizes, first, rows)
     features = _features(policy, inputs)
     actor = _net(policy, PI_S, PI_LAYERS)
-    outputs = forward(actor, features, vector_at(policy[PI_WORK_S], n * actor.table[:, 1].sum()))
+    outputs = forward(actor, features, vector_at(policy[PI_WORK_S], n * outputs_size(actor)))
     values = _values(policy, features)
     noise = carray(pointer(policy[NOISE_S]), (sizes.steps, n, policy[OUTPUTS]), np.float32)
     log_probs = _choose(policy, outputs, noise[step], table, sizes, first, rows)
@@ -280,7 +288,7 @@ def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> bo
 
 
 @strict_kernel
-def _note_rewards(policy: Array, gamma: Any, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
+def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
     """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
 
     Truncation is not termination: the rewards of agents that were truncated go on with the values of what they saw
@@ -289,28 +297,32 @@ def _note_rewards(policy: Array, gamma: Any, table: Array, sizes: Sizes, step: i
     n, first = rows.envs.shape[0], step * rows.envs.shape[0]
     terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
     truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
-    paid = vector_at(policy[PAID_S], first + n)
     starts = carray(pointer(policy[ROW_STARTS_S]), (n,), np.bool_)
+    rewards, paid = vector_at(policy[REWARDS_S], n), vector_at(policy[PAID_S], first + n)
     at_limit = np.empty(n, np.int64)  # rows
     many = 0
     for row in range(n):
         i, a = rows.envs[row], rows.agents[row]
-        paid[first + row] = _ZERO + last.rewards[i, a]
+        rewards[row] = last.rewards[i, a]
         starts[row] = terminated[i, a] or truncated[i, a]
         if truncated[i, a] and not terminated[i, a]:
             at_limit[many] = row
             many += 1
+    if policy[PROCESS]:
+        call_at(policy[PROCESS], policy[PROCESS_S])
+    for row in range(n):
+        paid[first + row] = _ZERO + rewards[row]
     if many == 0:
         return True
     ended = Rows(np.empty(many, np.int64), np.empty(many, np.int64))
     for k in range(many):
         ended.envs[k], ended.agents[k] = rows.envs[at_limit[k]], rows.agents[at_limit[k]]
-    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, ended)
+    inputs, accepted = _inputs(policy, last.observations, sizes, ended, policy[MEMORY_S])
     if not accepted:
         return False
-    values = _values(policy, _features(policy, inputs))
+    values, gamma = _values(policy, _features(policy, inputs)), _f(doubles_at(policy[LIMITS_S], 2)[GAMMA])
     for k in range(many):
-        sum_of_both = last.rewards[ended.envs[k], ended.agents[k]] + gamma * values[k, 0]
+        sum_of_both = rewards[at_limit[k]] + gamma * values[k, 0]
         paid[first + at_limit[k]] = _ZERO + sum_of_both
     return True
 
@@ -392,18 +404,55 @@ def _begin(coming: Coming, table: Array, sizes: Sizes, i: int) -> None:
 
 
 @strict_kernel
-def _keep_observations(table: Array, sizes: Sizes, last: Last) -> None:
-    n = sizes.envs * sizes.agents
-    if last.numbers.shape[0]:
-        ints = _ints(table[OBSERVATIONS], n, sizes.observation)
-        for k in range(n):
-            for j in range(sizes.observation):
-                last.numbers[k, j] = ints[k, j]
+def _keep_last_observations(table: Array, sizes: Sizes, i: int, last: Last) -> bool:
+    """Keep what the agents of an env observe; returns False for a number that is not finite."""
+    n, numbers, first = sizes.envs * sizes.agents, sizes.observation, i * sizes.agents
+    accepted = True
+    if sizes.observes_floats:
+        floats, kept = _floats(table[OBSERVATIONS], n, numbers), _floats(last.observations, n, numbers)
+        for place in range(first, first + sizes.agents):
+            for j in range(numbers):
+                kept[place, j] = floats[place, j]
+                accepted = accepted and np.isfinite(floats[place, j])
     else:
-        floats = _floats(table[OBSERVATIONS], n, sizes.observation)
-        for k in range(n):
-            for j in range(sizes.observation):
-                last.observations[k, j] = floats[k, j]
+        ints, kept_ints = _ints(table[OBSERVATIONS], n, numbers), _ints(last.observations, n, numbers)
+        for place in range(first, first + sizes.agents):
+            for j in range(numbers):
+                kept_ints[place, j] = ints[place, j]
+    return accepted
+
+
+@strict_kernel
+def _end_episodes(
+    function: int,
+    table_at: int,
+    sizes: Sizes,
+    step: int,
+    coming: Coming,
+    running: Running,
+    finished: Finished,
+    last: Last,
+    lines: int,
+) -> int:
+    """Finish the episodes that have ended with a step, and begin the next ones.
+
+    Returns:
+        The lines of `finished` that are filled; -1: an episode has ended on an observation that is not finite.
+    """
+    table = carray(pointer(table_at), (FIELDS,), np.int64)
+    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    for i in range(sizes.envs):
+        if (terminated[i, 0] or truncated[i, 0]) and not _keep_last_observations(table, sizes, i, last):
+            return -1
+    for i in range(sizes.envs):
+        if terminated[i, 0] or truncated[i, 0]:
+            _finish(running, finished, lines, step, i)
+            lines += 1
+            _begin(coming, table, sizes, i)
+            table[WHAT], table[FIRST], table[END] = OBSERVE, i, i + 1
+            call_at(function, table_at)
+    return lines
 
 
 @strict_entry
@@ -411,7 +460,6 @@ def collect(
     function: int,
     table_at: int,
     policies: Array,
-    gammas: FloatArray,
     sizes: Sizes,
     coming: Coming,
     running: Running,
@@ -425,7 +473,6 @@ def collect(
         function: address of what steps the envs, see `marl_sb3.compiling`.
         table_at: address of its table.
         policies: (policies, POLICY_FIELDS) int64.
-        gammas: (policies,) float32; the discounts.
         first_step: the number of the first one, of `sizes.steps`.
 
     Returns:
@@ -434,8 +481,6 @@ def collect(
     """
     table = carray(pointer(table_at), (FIELDS,), np.int64)
     envs = sizes.envs
-    terminated = carray(pointer(table[TERMINATED]), (envs, sizes.agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (envs, sizes.agents), np.bool_)
     infos = carray(pointer(table[INFOS]), (envs, sizes.infos), np.float64)
     lines = 0
     for step in range(first_step, sizes.steps):
@@ -451,16 +496,11 @@ def collect(
         if how != COMPLETE:
             return step, lines, how, i, a
         _note_metrics(running, infos)
-        for p in range(policies.shape[0]):
-            if not _note_rewards(policies[p], gammas[p], table, sizes, step, _rows(policies[p], envs), last):
-                return step, lines, WRONG_OBSERVATION, 0, 0
-        if step == sizes.steps - 1:
-            _keep_observations(table, sizes, last)
-        for i in range(envs):
-            if terminated[i, 0] or truncated[i, 0]:
-                _finish(running, finished, lines, step, i)
-                lines += 1
-                _begin(coming, table, sizes, i)
-                table[WHAT], table[FIRST], table[END] = OBSERVE, i, i + 1
-                call_at(function, table_at)
+        ended = _end_episodes(function, table_at, sizes, step, coming, running, finished, last, lines)
+        if ended < 0:
+            return step, lines, WRONG_LAST_OBSERVATION, 0, 0
+        lines = ended
+        for p in range(policies.shape[0]):  # after the first observations, which statistics take in
+            if not _note_rewards(policies[p], table, sizes, step, _rows(policies[p], envs), last):
+                return step, lines, WRONG_LAST_OBSERVATION, 0, 0
     return sizes.steps, lines, COMPLETE, 0, 0

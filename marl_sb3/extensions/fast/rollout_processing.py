@@ -1,0 +1,116 @@
+"""The processing of observations and rewards in compiled rollouts: which of it they know, and its numbers there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.core.acting import Actor
+from marl_sb3.core.processing import ProcessedRows, RowProcessing
+from marl_sb3.core.vec_env import VecStep
+from marl_sb3.types import Array
+
+_KNOWN = {
+    "normalize_observations",
+    "clip_observations",
+    "clip_rewards",
+    "normalize_rewards",
+    "clip_normalized_rewards",
+    "normalize_epsilon",
+    "rescale_actions",
+}
+_OLD_NUMPY = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # divides float32 rewards by a float64 in float32
+
+
+def why_not_processed(processing: RowProcessing) -> str | None:
+    """Say why compiled rollouts cannot process what rows of a policy see and get; None: they can."""
+    if type(processing) is RowProcessing:
+        return None
+    if type(processing) is not ProcessedRows or processing.late_normalizer is not None:
+        return "its observations, rewards or actions are processed"
+    own = processing.processing
+    others = [name for name in own.settings.changed() if name not in _KNOWN]
+    if others:
+        return f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} set"
+    if own.normalizer is not None and math.prod(own.env_observation_space.shape or ()) < 2:
+        return "it normalises a single number, which NumPy adds up in another order"
+    return "NumPy is older than 2.0" if _OLD_NUMPY and own.statistics else None
+
+
+class RolloutProcessing:
+    """The numbers of a policy's processing as the kernel of rollouts takes them, and its results.
+
+    Args:
+        actor: acts for the rows of the policy.
+        step: the latest one, on which the policy acts first.
+        observed: (E, A, ...); what the agents observe, in the memory of the envs.
+        places: (rows,) int64; the agents of the rows among those of all envs.
+        ended: (rows,) bool; where an episode has ended.
+
+    Attributes:
+        columns: name of a column of the table of policies -> the number there.
+    """
+
+    def __init__(self, actor: Actor, step: VecStep, observed: Array, places: Array, ended: Array) -> None:
+        own: Any = actor.processing
+        rows, self._processing = actor.rows.num_rows, own
+        self._statistics: list[tuple[Any, Array]] = []
+        self._kept: list[Array] = []  # what the kernels know by its address
+        rewards, limits = np.zeros(rows, np.float32), np.array([math.inf, actor.policy.algorithm.gamma])
+        self.columns = {"REWARDS_S": self._at(rewards), "LIMITS_S": self._at(limits)}
+        if type(own) is RowProcessing or not own.processing.settings.changed().keys() - {"rescale_actions"}:
+            return
+        from marl_sb3.extensions.fast.kernels import processing as kernel
+
+        own.processed_observations(step)  # the statistics may not know them yet
+        settings, normalizer, of_paid = own.processing.settings, own.processing.normalizer, own.processing.returns
+        limits[0] = settings.clip_observations
+        numbers = np.zeros(kernel.SETTINGS)
+        numbers[kernel.EPSILON], numbers[kernel.DISCOUNT] = settings.normalize_epsilon, own.gamma
+        numbers[kernel.CLIP_PAID] = math.inf if settings.clip_rewards is None else settings.clip_rewards
+        numbers[kernel.CLIP_NORMAL] = settings.clip_normalized_rewards
+        columns = {
+            kernel.ROWS: rows,
+            kernel.OBSERVED_S: observed.ctypes.data,
+            kernel.WIDTH: math.prod(observed.shape[2:]),
+            kernel.PLACES_S: self._at(places),
+            kernel.NUMBERS: math.prod(actor.rows.group.observation_space.shape or ()),
+            kernel.REWARDS_S: self.columns["REWARDS_S"],
+            kernel.RETURNS_S: own.returns.ctypes.data,
+            kernel.ENDED_S: self._at(ended),
+            kernel.SETTINGS_S: self._at(numbers),
+        }
+        if normalizer is not None:
+            (of_seen,) = normalizer.statistics.values()
+            divisors = self._at(np.sqrt(of_seen.var + settings.normalize_epsilon).reshape(-1))
+            columns[kernel.SEEN_STATISTICS_S] = means = self._copied(of_seen)
+            columns |= {kernel.SEEN_RECENT_S: self._copied(of_seen.recent), kernel.DIVISORS_S: divisors}
+            self.columns |= {"MEANS_S": means, "DIVISORS_S": divisors}
+        if of_paid is not None:
+            columns[kernel.PAID_STATISTICS_S] = self._copied(of_paid)
+            columns[kernel.PAID_RECENT_S] = self._copied(of_paid.recent)
+        table = np.zeros(kernel.FIELDS, np.int64)
+        table[list(columns)] = list(columns.values())
+        self.columns |= {"PROCESS": kernel.process().address, "PROCESS_S": self._at(table)}
+
+    def _at(self, array: Array) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
+
+    def _copied(self, statistics: Any) -> int:
+        """Return the address of a copy of statistics; 0: there are none."""
+        if statistics is None:
+            return 0
+        array = np.concatenate([np.ravel(statistics.mean), np.ravel(statistics.var), [statistics.count]])
+        self._statistics.append((statistics, array))
+        return array.ctypes.data
+
+    def write_back(self) -> None:
+        """Put the statistics where step by step processing goes on with them."""
+        for own, array in self._statistics:
+            shape, n = np.shape(own.mean), len(array) // 2
+            own.mean, own.var = array[:n].reshape(shape).copy(), array[n : 2 * n].reshape(shape).copy()
+            own.count = float(array[-1])
+        self._processing.invalidate()
