@@ -307,7 +307,8 @@ def c_function(
 
 # A C function `void(address of a table)` steps and observes envs. The table is int64: what is done, to which envs, and
 # the addresses of the arrays of the batch, (E, ...) each: records of states, words of generators, actions, rewards,
-# ends, infos and observations. Envs are observed after a step, too.
-WHAT, FIRST, END, STATES, RNGS, ACTIONS, REWARDS, TERMINATED, TRUNCATED, INFOS, OBSERVATIONS, FIELDS = range(12)
+# ends, infos, observations and allowed actions. Envs are observed after a step, too.
+WHAT, FIRST, END, STATES, RNGS, ACTIONS, REWARDS, TERMINATED, TRUNCATED, INFOS, OBSERVATIONS, ALLOWED = range(12)
+FIELDS = 12
 STEP, OBSERVE = range(2)  # what is done
 RNG_WORDS = 4  # of the generator of an env

@@ -150,6 +150,25 @@ UNEVEN_CATEGORIES = replace(
 )
 
 
+# With masks
+
+
+def allow_uneven(state: Any, allowed: Array) -> None:
+    for agent in range(3):
+        allowed[agent, 0] = state.timestep != state.blocked
+        allowed[agent, 1] = state.places[agent] < 4 and allowed[agent, 0]
+    allowed[1, 2] = state.timestep % 2 == 1
+    allowed[1, 3] = True
+    allowed[1, 4] = state.places[0] > 1
+
+
+MASKED = replace(
+    UNEVEN,
+    state=np.dtype([("timestep", np.int64), ("blocked", np.int64), ("places", np.int64, (3,))]),
+    allow=allow_uneven,
+)
+
+
 class Uneven(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
     """Its rules in plain Python; two of three agents have the same spaces."""
 
@@ -193,6 +212,21 @@ class Uneven(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
     @classmethod
     def make_batched(cls, num_envs: int) -> CompiledBatch:
         return CompiledBatch(num_envs, cls.rules, cls())
+
+
+class Masked(Uneven):
+    """Only its batch has the masks; in the step `blocked`, they forbid everything."""
+
+    rules = MASKED
+
+    def __init__(self, blocked: int = -1) -> None:
+        super().__init__()
+
+    @classmethod
+    def make_batched(cls, num_envs: int, blocked: int = -1) -> CompiledBatch:
+        batch = CompiledBatch(num_envs, cls.rules, cls())
+        batch.states["blocked"] = blocked
+        return batch
 
 
 class UnevenCategories(Uneven):

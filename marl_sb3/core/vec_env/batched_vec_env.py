@@ -115,10 +115,11 @@ class BatchedVecEnv(InProcessVecEnv):
     def _first_step(self) -> VecStep:
         """Return the first step after a reset of all envs; all agents act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
-        infos = self._reset_infos(self._all_envs)
-        return first_step(self._shown(), self._masks(to_act), to_act, infos, self._env_state())
+        infos = self.reset_infos(self._all_envs)
+        return first_step(self._shown(), self.masks(to_act), to_act, infos, self._env_state())
 
-    def _reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    def reset_infos(self, env_indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        """Return the infos of the latest resets of these envs: env index -> agent -> info."""
         told = getattr(self.batch, "reset_infos", lambda _: dict[int, Any]())(env_indices)
         return {index: told.get(index, {agent: {} for agent in self.agents}) for index in env_indices}
 
@@ -156,9 +157,7 @@ class BatchedVecEnv(InProcessVecEnv):
         ended, infos = terminated | truncated, step.infos
         if self.masked and truncated.any():  # what a truncated agent could do next counts where values are learned
             masks = deepcopy(self._by_group(self._of_env("action_masks", self._all_envs)))
-            for group, own in zip(self.groups, masks, strict=True):
-                for at, agent in enumerate(group.agents if own is not None else ()):
-                    infos = {**infos, agent: {MASK: own[:, at], **infos.get(agent, {})}}
+            infos = self.with_masks(infos, masks)
         to_act, episode_done = acted, self._none_done
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
         reset_infos: dict[int, Mapping[str, Any]] = {}
@@ -172,14 +171,14 @@ class BatchedVecEnv(InProcessVecEnv):
                 final_states = self._env_state()
                 final_env_states = {} if final_states is None else {index: final_states[index] for index in over}
                 self._begin_episodes(over)
-                reset_infos = self._reset_infos(over)
+                reset_infos = self.reset_infos(over)
                 to_act[episode_done] = True
                 observations = self._shown()
         if not (all_acted and to_act is acted):
             observations = zeros_where_idle(self.groups, observations, to_act)
         return VecStep(
             observations=observations,
-            action_masks=self._masks(to_act) if self.masked else self._no_masks,
+            action_masks=self.masks(to_act) if self.masked else self._no_masks,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -195,6 +194,12 @@ class BatchedVecEnv(InProcessVecEnv):
             final_env_states=final_env_states,
         )
 
+    def with_masks(self, infos: Mapping[str, Mapping[str, Array]], masks: Sequence[Any]) -> Any:
+        """Return the infos of agents with their masks, (E, A_group, n) of each group."""
+        of_groups = [(group, own) for group, own in zip(self.groups, masks, strict=True) if own is not None]
+        of_agents = {agent: own[:, at] for group, own in of_groups for at, agent in enumerate(group.agents)}
+        return {**infos, **{agent: {MASK: own, **infos.get(agent, {})} for agent, own in of_agents.items()}}
+
     def _env_state(self) -> Array | None:
         """Return the states of the envs, (E, ...), if they are asked for."""
         if not self.shows_env_state:
@@ -205,7 +210,7 @@ class BatchedVecEnv(InProcessVecEnv):
             raise ConfigError(f"env_state: {name} has no env_states(); use vectorizer='sync'", key="env_state")
         return states
 
-    def _masks(self, to_act: BoolArray) -> ActionMasks:
+    def masks(self, to_act: BoolArray) -> ActionMasks:
         """Return the masks of the agents that act next; the first call finds out whether there are any."""
         given: Any = self._of_env("action_masks", self._all_envs)
         if self.masked is None:

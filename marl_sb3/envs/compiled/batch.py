@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from marl_sb3.compiling import (
     ACTIONS,
+    ALLOWED,
     END,
     FIELDS,
     FIRST,
@@ -39,7 +40,8 @@ from marl_sb3.core.vec_env import agent_groups
 from marl_sb3.envs.compiled.random import words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.errors import EnvError
-from marl_sb3.types import AgentID, Array
+from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.wrappers import choices_of
 
 _STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
 
@@ -86,6 +88,7 @@ class CompiledBatch(BatchedEnv):
         self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
         self.infos = np.zeros((num_envs, len(rules.infos)))
         self.observed = np.zeros((num_envs, *observed[0]), observed[1])
+        self.allowed = np.ones((*of_agents, _most_choices(rules)), np.bool_)
         self.use(rules)
 
     @override
@@ -104,8 +107,9 @@ class CompiledBatch(BatchedEnv):
         """Give the compiled function the addresses of the arrays."""
         self.address: int = compiled_function(self.rules).address  # of the function that steps and observes the envs
         self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
-        arrays = (self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos)
-        self.table[STATES:] = [array.ctypes.data for array in (*arrays, self.observed)]
+        arrays = [self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos]
+        arrays += [self.observed, self.allowed]
+        self.table[STATES:] = [array.ctypes.data for array in arrays]
         self._of_table: int = self.table.ctypes.data
         self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
 
@@ -202,6 +206,20 @@ class CompiledBatch(BatchedEnv):
         return tuple(found)
 
     @override
+    def action_masks(self) -> Any:
+        if self.rules.allow is None:
+            return None
+        self.run(OBSERVE)
+        of_groups = self.masks_of_groups(self.allowed)
+        return of_groups if len(of_groups) > 1 else of_groups[0]
+
+    def masks_of_groups(self, allowed: BoolArray) -> tuple[BoolArray, ...]:
+        """Return the masks of all agents, an array like `allowed`, as a new one for each group."""
+        return tuple(
+            np.array(allowed[:, group.columns, : sum(choices_of(group.action_space) or ())]) for group in self.groups
+        )
+
+    @override
     def render(self, env_index: int) -> Any:
         raise NotImplementedError(f"{type(self.template).__name__} in a batch does not render")
 
@@ -230,13 +248,22 @@ def _arrays(rules: CompiledRules) -> Any:
     return [_of_agents(of_agents) for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True)]
 
 
+def _most_choices(rules: CompiledRules) -> int:
+    """Return the size of the largest mask of an agent; 0: there are no masks."""
+    return max(sum(choices_of(rules.spaces_of(agent)[1]) or ()) for agent in rules.agents) if rules.allow else 0
+
+
+def _allow_all(state: Any, allowed: BoolArray) -> None:
+    """Write no masks, where there are none."""
+
+
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
-    state, agents, infos, of_actions, act_in, of_observations, observe_in = constants
-    own_step, own_observe = njit(**_STRICT)(step), njit(**_STRICT)(observe)
+def _compiled(step: Any, observe: Any, allow: Any, constants: tuple[Any, ...]) -> Any:
+    state, agents, infos, choices, of_actions, act_in, of_observations, observe_in = constants
+    own_step, own_observe, own_allow = (njit(**_STRICT)(function) for function in (step, observe, allow))
 
     def run(address: int) -> None:
         table = carray(pointer(address), (FIELDS,), np.int64)
@@ -249,6 +276,7 @@ def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
         truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
         of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
         observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
+        allowed = carray(pointer(table[ALLOWED]), (n, agents, choices), np.bool_)
         for i in range(table[FIRST], n):
             if table[WHAT] == STEP:
                 for agent in range(agents):
@@ -259,8 +287,9 @@ def _compiled(step: Any, observe: Any, constants: tuple[Any, ...]) -> Any:
                 outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
                 own_step(states[i], actions[i], rngs[i], outcome)
             own_observe(states[i], observations[i])
+            own_allow(states[i], allowed[i])
 
-    return c_function(run, (step, observe), repr(constants))
+    return c_function(run, (step, observe, allow), repr(constants))
 
 
 def compiled_function(rules: CompiledRules) -> Any:
@@ -269,6 +298,8 @@ def compiled_function(rules: CompiledRules) -> Any:
     Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
     """
     if rules.run is not None:
-        return c_function(rules.run, (words_of,))  # of this folder, of which it calls functions
+        others = (words_of,)  # of this folder, of which it calls functions
+        return c_function(rules.run, others, what="the rules of the envs")
     observed, done = _arrays(rules)
-    return _compiled(rules.step, rules.observe, (rules.state, len(rules.agents), len(rules.infos), *done, *observed))
+    sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
+    return _compiled(rules.step, rules.observe, rules.allow or _allow_all, (*sizes, *done, *observed))

@@ -46,6 +46,9 @@ class CompiledRules:
     step: Callable[[Any, Array, Array, Outcome], None] | None = None
     # `observe(state, observations)`: writes (A, *shape) observations; (A, n) where shapes differ, as for actions.
     observe: Callable[[Any, Array], None] | None = None
+    # `allow(state, allowed)`: writes the actions that agents may choose next, (A, n) bool, laid out as for MaskablePPO;
+    # agents with fewer of them have the first ones. None: they may choose all.
+    allow: Callable[[Any, Array], None] | None = None
     # the agent and key of each info, with the type of its values, such as `("agent1", "collision", bool)`
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
@@ -65,7 +68,10 @@ class CompiledRules:
         functions = [each for each in (self.step, self.observe, self.run) if each is not None]
         if len(functions) != (1 if self.run else 2):
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
-        for function in functions:
+        if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
+            words = "compiled rules: `allow` is given"
+            raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
+        for function in [*functions, *([] if self.allow is None else [self.allow])]:
             if function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")

@@ -14,7 +14,7 @@ from marl_sb3.core.envs import AGENT, MASK
 from marl_sb3.envs.compiled.random import random
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin, TwinBatch
-from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.types import AgentID, Array
 
 _MODULE = "gymnasium.envs.toy_text"
 _INFOS = ((AGENT, "prob", float),)
@@ -171,6 +171,21 @@ def _step_taxi(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None
     outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
+def _allow_in_taxi(state: Any, allowed: Array) -> None:
+    """Allow what changes something."""
+    destination, passenger, cell = state.place % 4, state.place // 4 % 5, state.place // 20
+    row, column = cell // 5, cell % 5
+    allowed[0, 0] = row < 4
+    allowed[0, 1] = row > 0
+    allowed[0, 2] = _EAST[row, column] == 1
+    allowed[0, 3] = column > 0 and _EAST[row, column - 1] == 1
+    allowed[0, 4] = passenger < _IN_TAXI and cell == _STOPS[passenger]
+    allowed[0, 5] = passenger == _IN_TAXI and cell == _STOPS[destination]
+    for stop in range(4):
+        if passenger == _IN_TAXI and cell == _STOPS[stop]:
+            allowed[0, 5] = True
+
+
 @lru_cache(maxsize=1)
 def _taxi_rules_of(size: int) -> CompiledRules:
     return CompiledRules(
@@ -181,6 +196,7 @@ def _taxi_rules_of(size: int) -> CompiledRules:
         begin=_begin,
         step=_step_taxi,
         observe=_observe,
+        allow=_allow_in_taxi,
         infos=_INFOS,
         bounds={"place": (0, size - 1)},
         settings=["limit", "first"],
@@ -200,23 +216,10 @@ def _set_up_taxi(states: Any, env: Any) -> None:
 class _Taxis(_Probabilities):
     """With the masks of the actions that change something."""
 
-    @property
-    def _masks(self) -> Array:
-        """(500, 6) int8: the mask of each state."""
-        if not _taxi_masks:
-            _taxi_masks.append(np.array([self.original.action_mask(place) for place in range(500)]))
-        return _taxi_masks[0]
-
-    @override
-    def action_masks(self) -> BoolArray:
-        return self._masks[self.states.place, None].astype(np.bool_)
-
     @override
     def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
-        masks, places = self._masks, self.states.place
-        return {index: {AGENT: {"prob": self.one, MASK: masks[places[index]].copy()}} for index in env_indices}
+        masks = self.action_masks()[:, 0].astype(np.int8)
+        return {index: {AGENT: {"prob": self.one, MASK: masks[index].copy()}} for index in env_indices}
 
-
-_taxi_masks: list[Array] = []
 
 TAXI = GymnasiumTwin(f"{_MODULE}.taxi:TaxiEnv", _taxi_rules, _set_up_taxi, _copy, _Taxis)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from typing_extensions import override
 from marl_sb3.core.acting import Actor, RolloutPolicy
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners import HERE
-from marl_sb3.core.mapping import PolicyRows
+from marl_sb3.core.mapping import PolicyMapping, PolicyRows
 from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.core.on_policy import ActionMaskRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
 from marl_sb3.core.sb3 import Progress, sees_steps
 from marl_sb3.core.training import (
     LocalRunner,
@@ -35,6 +35,7 @@ from marl_sb3.core.vec_env import (
     VecStep,
 )
 from marl_sb3.errors import EnvError
+from marl_sb3.extensions.fast.coverage import first_reason
 from marl_sb3.extensions.fast.rollout_processing import RolloutProcessing, why_not_processed
 from marl_sb3.types import Array, BoolArray
 
@@ -47,25 +48,33 @@ _NO_HORIZON = int(np.iinfo(np.int64).max)
 class CompiledRunner(LocalRunner):
     """Takes all steps of a rollout in one call where it can, else one by one; the results are the same, to the bit.
 
+    A listener with `on_steps(env_steps, last, episodes)` is called once for all, with a `LastStep`. Where it
+    `keeps_steps`, that has them all.
+
     Args: see `LocalRunner`.
     """
 
     _coming: _Coming | None = None  # episodes that are prepared; None: none are
     _said: str | None = ""  # why the latest steps were taken one by one; None: they were not
 
+    def __init__(self, *arguments: Any, warns: bool = True) -> None:
+        super().__init__(*arguments, warns=warns)
+        self._tells = warns  # of several runners, the first one logs how all of them take their steps
+
     @override
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         self._refresh()  # a changed policy may act without the kernels from now on
         why = self._why_not(listener)
         loop: Any = listener
-        if why != self._said:
+        if why != self._said and self._tells:
             self._said = why
             _log.info("rollouts: %s", "compiled" if why is None else f"step by step ({why})")
         if why is not None:
             return super().collect(env_steps, listener)
         env: Any = self.env
         self._latest, self._failed = None, True
-        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come()).run()
+        lines = env_steps if getattr(listener, "keeps_steps", False) else 1
+        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come(), lines).run()
         self._latest, self._failed = last, False
         goes_on = False
         try:
@@ -92,33 +101,41 @@ class CompiledRunner(LocalRunner):
     def _why_not(self, listener: StepListener) -> str | None:
         """Say why steps are taken one by one; None: they need not be."""
         env: Any = self.env
-        if self.watchers or not isinstance(listener, TrainingLoop) or sees_steps(listener.callback):
+        sees = (
+            sees_steps(listener.callback) if isinstance(listener, TrainingLoop) else not hasattr(listener, "on_steps")
+        )
+        if self.watchers or sees:
             return "a callback watches each of them"
-        if env.shows_env_state or env.masked:
-            return "the env shows its state" if env.shows_env_state else "the env has action masks"
+        if env.shows_env_state:
+            return "the env shows its state"
+        if env.masked and env.batch.rules.allow is None:
+            return "the env's action masks are not part of its compiled rules"
         if any(settings.coming for settings in env.settings):
             return "settings of the env change with the next episodes"
         if not env.latest.to_act.all():
             return "not every agent acts"
-        found = ((actor.rows.policy_id, _why_not(actor, experience)) for actor, experience in self._pairs)
+        found = ((actor.rows.policy_id, _why_not(actor, experience, env.masked)) for actor, experience in self._pairs)
         return next((f"policy {policy_id}: {why}" for policy_id, why in found if why is not None), None)
 
 
-def _why_not(actor: Actor, experience: Experience | None) -> str | None:
+def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str | None:
     policy, rows = actor.policy, actor.rows
     if type(policy) is not RolloutPolicy or not getattr(policy.kernels, "runs_in_rollouts", False):
         return "it does not act by the kernels of networks without memory"
     if type(experience) is not RolloutExperience or experience.carried is not None:
         return "it does not learn from rollouts"
     buffer: Any = experience.buffer
-    if type(buffer) is not MaskedRolloutBuffer or buffer.more_columns is not None or buffer.notes is not None:
+    known = ActionMaskRolloutBuffer if policy.takes_masks else MaskedRolloutBuffer
+    if type(buffer) is not known or "more_columns" in vars(buffer) or buffer.notes is not None:
         return "more is kept of each step"
-    if rows.zero_based_observations.shifts or rows.zero_based_actions.shifts:
-        return "a space does not count from 0"
+    dtype = buffer.observations.dtype
     wanted = np.float32 if isinstance(rows.group.observation_space, spaces.Box) else np.int64
-    if buffer.observations.dtype != wanted:
-        return f"observations are {buffer.observations.dtype}"
-    return why_not_processed(actor.processing)
+    why = {
+        "it needs action masks": policy.takes_masks and policy.needs_masks and not masked,
+        "a space does not count from 0": rows.zero_based_observations.shifts or rows.zero_based_actions.shifts,
+        f"observations are {dtype}": dtype != wanted,
+    }
+    return first_reason(why) or why_not_processed(actor.processing)
 
 
 class _Coming:
@@ -152,17 +169,29 @@ class _Coming:
 
 @dataclass(frozen=True)
 class LastStep(VecStep):
-    """The last of many steps that were taken at once."""
+    """The last of many steps that were taken at once.
+
+    All of them are in `arrays` and `infos_of_steps` if the listener keeps them.
+    """
 
     # rewards of the first env in each of the steps, (steps, A) float32, and whether an episode ended there, (steps,)
     first_env: tuple[Array, Array] = (np.empty((0, 0)), np.empty(0))
+    arrays: Mapping[str, Array] = field(default_factory=dict)  # name in `VecStep` -> (steps, E, ...)
+    infos_of_steps: Sequence[ArrayInfos] = ()
+    ended_in: Sequence[int] = ()  # the step, from 0 on, that each of the episodes ended in
 
 
 class _Rollout:
     """Some steps of all envs: the arguments of the kernel, and what becomes of its results."""
 
     def __init__(
-        self, env: BatchedVecEnv, pairs: list[tuple[Actor, Any]], tracker: EpisodeTracker, steps: int, coming: _Coming
+        self,
+        env: BatchedVecEnv,
+        pairs: list[tuple[Actor, Any]],
+        tracker: EpisodeTracker,
+        steps: int,
+        coming: _Coming,
+        lines: int,
     ) -> None:
         from marl_sb3.compiling import note_compiling
         from marl_sb3.extensions.fast.kernels import rollouts as kernel
@@ -170,7 +199,7 @@ class _Rollout:
         note_compiling(kernel.collect, "rollouts")
         batch: Any = env.batch
         self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
-        self._pairs, self._coming = pairs, coming
+        self._pairs, self._coming, self._lines = pairs, coming, lines
         envs, agents = env.num_envs, len(env.agents)
         self._sizes = kernel.Sizes(
             steps=steps,
@@ -179,6 +208,7 @@ class _Rollout:
             infos=batch.infos.shape[1],
             observation=batch.observed.size // (envs * agents),
             action=batch.actions.size // (envs * agents),
+            choices=batch.allowed.shape[2] if env.masked else 0,
             observes_floats=batch.observed.dtype == np.float32,
             state_bytes=batch.states.dtype.itemsize,
             horizon=env.horizon or _NO_HORIZON,
@@ -186,7 +216,11 @@ class _Rollout:
         self._kept: list[Array] = []  # what the kernel knows by its address
         self._ended_on = np.zeros_like(batch.observed)
         self._last = kernel.Last(
-            rewards=np.zeros((envs, agents), np.float32),
+            rewards=np.zeros((lines, envs, agents), np.float32),
+            allowed=np.zeros((lines, envs, agents, self._sizes.choices), np.bool_),
+            terminated=np.zeros((lines, envs, agents), np.bool_),
+            truncated=np.zeros((lines, envs, agents), np.bool_),
+            infos=np.zeros((lines, *batch.infos.shape)),
             observations=self._at(self._ended_on),
             of_first_env=np.zeros((steps, agents), np.float32),
         )
@@ -229,14 +263,13 @@ class _Rollout:
             for each in self._processing:
                 each.write_back()
             if how not in (kernel.COMPLETE, kernel.NO_EPISODES):
-                raise self._wrong(how, index, column)
+                raise self._wrong(how, index, column, min(step, self._lines - 1))
         took_s = time.perf_counter() - began_s
         for finished, lines in ends:
             episodes += self._episodes(finished, lines, began_s, took_s)
         self._put_counts()
         tracker.episodes.extend(episodes)
-        in_first = [f.places[:n, 0][f.places[:n, 1] == 0] for f, n in ends]
-        return self._conclude(np.concatenate(in_first)), episodes
+        return self._conclude(np.concatenate([finished.places[:lines] for finished, lines in ends])), episodes
 
     # --- What the kernel gets ----------------------------------------------------------------------------------------
 
@@ -253,6 +286,7 @@ class _Rollout:
             fused, buffer, rows = actor.policy.kernels, experience.buffer, actor.rows  # type: ignore[attr-defined]
             nets, here = fused.nets, slice(buffer.pos, None)
             works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
+            takes_masks = actor.policy.takes_masks and self._sizes.choices > 0
             columns = {
                 kernel.AGENTS: len(rows.agents),
                 kernel.ROWS_S: self._at(self._places[number]),
@@ -287,7 +321,13 @@ class _Rollout:
                 kernel.ROW_STARTS_S: self._at(self._starts[number]),
                 kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * self._sizes.observation)),
                 **{getattr(kernel, name): value for name, value in self._processing[number].columns.items()},
+                kernel.TAKES_MASKS: takes_masks,
+                kernel.MASKS_S: self._at(
+                    buffer.action_masks[here] if takes_masks else np.zeros(noise[number].shape[1:], np.float32)
+                ),
             }
+            if actor.policy.takes_masks and not takes_masks:
+                buffer.action_masks[here] = 1.0
             table[number, list(columns)] = list(columns.values())
         return table
 
@@ -362,23 +402,27 @@ class _Rollout:
             )
             tracker.started_s[index] = now_s
 
-    def _conclude(self, ended_at: Array) -> LastStep:
+    def _conclude(self, places: Array) -> LastStep:
         """Note in env and learners that the steps are taken; returns the last one.
 
         Args:
-            ended_at: (n,) the steps in which env 0 has ended an episode.
+            places: (n, 3) the steps in which episodes have ended, and their envs; see `Finished`.
         """
-        env, batch = self._env, self._batch
-        terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
+        env, batch, kept = self._env, self._batch, self._last
+        terminated, truncated = kept.terminated[-1].copy(), kept.truncated[-1].copy()
         ended: BoolArray = terminated | truncated
         done: BoolArray = np.all(ended, axis=1)
         at_end = batch.of_groups(self._ended_on)
-        acted = np.ones(ended.shape, np.bool_)
+        acted, infos = np.ones(ended.shape, np.bool_), self._infos()
+        of_first = places[places[:, 1] == 0, 0]
         step = LastStep(
-            first_env=(self._last.of_first_env, np.isin(np.arange(self._steps), ended_at)),
+            first_env=(kept.of_first_env, np.isin(np.arange(self._steps), of_first)),
+            arrays=self._arrays() if self._lines == self._steps else {},
+            infos_of_steps=infos,
+            ended_in=places[:, 0].tolist(),
             observations=batch.of_groups(batch.observed),
-            action_masks=(None,) * len(env.groups),
-            rewards=self._last.rewards,
+            action_masks=env.masks(acted) if env.masked else (None,) * len(env.groups),
+            rewards=kept.rewards[-1].copy(),
             terminated=terminated,
             truncated=truncated,
             acted=acted,
@@ -387,8 +431,8 @@ class _Rollout:
             stepped=np.ones(len(ended), np.bool_),
             episode_done=done,
             final_observations=StackedFinalObservations(ended, env.groups, at_end),
-            infos=ArrayInfos(batch.infos_of(batch.infos), len(ended)),
-            reset_infos={index: {agent: {} for agent in env.agents} for index in np.flatnonzero(done).tolist()},
+            infos=infos[-1],
+            reset_infos=env.reset_infos(np.flatnonzero(done).tolist()),
         )
         env.continue_with(step)
         for (actor, experience), starts in zip(self._pairs, self._starts, strict=True):
@@ -399,13 +443,42 @@ class _Rollout:
             experience.steps = experience.buffer.pos
         return step
 
-    def _wrong(self, how: int, index: int, column: int) -> Exception:
+    def _infos(self) -> list[ArrayInfos]:
+        """Return the infos of each line."""
+        env, batch, kept, found = self._env, self._batch, self._last, []
+        by_agent = batch.infos_of(kept.infos.reshape(self._lines * self._sizes.envs, self._sizes.infos))
+        for line in range(self._lines):
+            here = slice(line * self._sizes.envs, (line + 1) * self._sizes.envs)
+            infos = {agent: {key: values[here] for key, values in own.items()} for agent, own in by_agent.items()}
+            if self._sizes.choices and kept.truncated[line].any():
+                infos = env.with_masks(infos, batch.masks_of_groups(kept.allowed[line]))
+            found.append(ArrayInfos(infos, self._sizes.envs))
+        return found
+
+    def _arrays(self) -> dict[str, Array]:
+        """Return what `LastStep.arrays` is."""
+        kept = self._last
+        acted: Array = np.ones(kept.terminated.shape, np.bool_)
+        done: Array = np.all(kept.terminated | kept.truncated, axis=2)
+        return {
+            "rewards": kept.rewards,
+            "terminated": kept.terminated,
+            "truncated": kept.truncated,
+            **dict.fromkeys(("acted", "to_act", "in_play"), acted),
+            "stepped": acted[:, :, 0],
+            "episode_done": done,
+        }
+
+    def _wrong(self, how: int, index: int, column: int, line: int) -> Exception:
         """Return the error for what the env has returned, as the step by step path words it."""
         env, kernel = self._env, self._kernel
         if how == kernel.WRONG_REWARD:
-            return env.error(index, column, f"reward is {self._last.rewards[index, column]}, not a finite number")
+            reward = self._last.rewards[line, index, column]
+            return env.error(index, column, f"reward is {reward}, not a finite number")
         if how == kernel.WRONG_ENDS:
             return EnvError(f"env {index}: some of its agents have ended; compiled rules end all of them at once")
+        if how == kernel.WRONG_MASK:
+            env.masks(np.ones((env.num_envs, len(env.agents)), np.bool_))  # raises
         of_ended = how == kernel.WRONG_LAST_OBSERVATION
         observed = self._batch.of_groups(self._ended_on if of_ended else self._batch.observed)
         env.check_observations(observed)  # raises
@@ -439,9 +512,15 @@ class InCompiledCode:
 
     def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`; where policies play in turn, the runner is the one that lets them."""
-        if setup.mapping.assignment is not None:
-            return local_runner(setup.mapping, setup.env, setup.learners, tracker)
-        return CompiledRunner(setup.env, setup.learners, tracker)
+        return self.make_local_runner(setup.mapping, setup.env, setup.learners, tracker)
+
+    def make_local_runner(
+        self, mapping: PolicyMapping, *given: Any, warns: bool = True, first_env: int = 0
+    ) -> LocalRunner:
+        """Make the runner of envs, or of a shard of them; see `local_runner`."""
+        if mapping.assignment is not None:
+            return local_runner(mapping, *given, warns=warns, first_env=first_env)
+        return CompiledRunner(*given, warns=warns)
 
 
 IN_COMPILED_CODE = InCompiledCode()

@@ -23,7 +23,7 @@ from marl_sb3.core.mapping import PolicyMapping, rows_of_policy
 from marl_sb3.core.metrics import Episode, EpisodeTracker, InfoMetric
 from marl_sb3.core.sb3 import Progress
 from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng, read_states
-from marl_sb3.core.training import local_runner
+from marl_sb3.core.training import LocalRunner, local_runner
 from marl_sb3.core.vec_env import (
     NO_FINAL_OBSERVATIONS,
     ArrayInfos,
@@ -32,6 +32,7 @@ from marl_sb3.core.vec_env import (
     VecStep,
     fresh_seed,
 )
+from marl_sb3.doors import EXECUTIONS
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import known_error
 from marl_sb3.extensions.remote.processes.pool import versions
@@ -118,6 +119,7 @@ class Shard:
     """
 
     changes_policies = False
+    keeps_steps = True
 
     def __init__(self, plan: ShardPlan, index: int) -> None:
         self._plan = plan
@@ -138,7 +140,8 @@ class Shard:
         self._assignment = deepcopy(plan.mapping.assignment)  # that of the learners may change in the meantime
         mapping, first_env = replace(plan.mapping, assignment=self._assignment), plan.envs.envs_of(index)[0]
         given = self._env, self._policies, self._tracker
-        self._runner = local_runner(mapping, *given, warns=index == 0, first_env=first_env)
+        make = getattr(EXECUTIONS[self._env.stepped_by], "make_local_runner", local_runner)
+        self._runner: LocalRunner = make(mapping, *given, warns=index == 0, first_env=first_env)
         watchers = [each.see(self._env, self._policies) for own in self._policies.values() for each in own.parts]
         self._runner.watchers += [watcher for watcher in watchers if watcher is not None]
 
@@ -197,6 +200,11 @@ class Shard:
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """Keep a step before the policies record it; see `StepListener.on_step`."""
         self._recorder.add(step, episodes, self._runner.played)
+        return True
+
+    def on_steps(self, steps: int, last: Any, episodes: Sequence[Episode]) -> bool:
+        """Keep all steps of a round, which were taken at once; `last` has them."""
+        self._recorder.add_all(steps, last, episodes)
         return True
 
     # --- Envs --------------------------------------------------------------------------------------------------------
@@ -408,6 +416,16 @@ class StepRecorder:
             kept.append(getattr(step, name).copy())
         self._infos.append(_copied(step.infos, len(step.acted)))
         self.episodes.append(episodes)
+
+    def add_all(self, steps: int, last: Any, episodes: Sequence[Episode]) -> None:
+        """Keep many steps at once; see `on_steps` of the `Shard`."""
+        for name, kept in self._arrays.items():
+            kept.extend(last.arrays[name])
+        self._infos += last.infos_of_steps
+        by_step: list[list[Episode]] = [[] for _ in range(steps)]
+        for step, episode in zip(last.ended_in, episodes, strict=True):
+            by_step[step].append(episode)
+        self.episodes += by_step
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""

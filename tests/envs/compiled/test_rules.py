@@ -40,6 +40,10 @@ def within() -> Any:
         ({"observe": within()}, "within.<locals>.observe uses variables of a function around it; accepted: a function"),
         ({"observe": None}, "accepted: `step` and `observe`, or `run`"),
         ({"run": within()}, "accepted: `step` and `observe`, or `run`"),
+        (
+            {"allow": within()},
+            "`allow` is given; accepted: beside `step` and `observe`",
+        ),
     ],
 )
 def test_rules_that_cannot_be_compiled_are_refused(changed: dict[str, Any], words: str) -> None:

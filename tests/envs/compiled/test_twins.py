@@ -107,6 +107,14 @@ def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> N
     assert len(set(terminated)) == 2 or env_id == "Pendulum-v1"
 
 
+def test_masks_of_the_taxi_are_those_of_the_original_everywhere() -> None:
+    original: Any = gymnasium.make("Taxi-v4").unwrapped
+    batch: Any = BATCHED_TWINS["Taxi-v4"](partial(gymnasium.make, "Taxi-v4"))["make_batched"](500)
+    batch.states.place = range(500)
+    expected = [original.action_mask(place).astype(np.bool_).tolist() for place in range(500)]
+    assert batch.action_masks()[:, 0].tolist() == expected
+
+
 def test_what_a_twin_does_not_cover_is_stepped_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="marl_sb3")
     assert isinstance(make_vec_env("CartPole-v1", 2), BatchedVecEnv)

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch as th
-from compiled_toys import Drifting, Uneven, UnevenCategories
+from compiled_toys import Drifting, Masked, Uneven, UnevenCategories
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3 import PPO, EnvError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import PPO, EnvError, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.callbacks import RewardHistogramCallback
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
+from marl_sb3.extensions.remote import make_sharded_vec_env
 from marl_sb3.runs import execute, load_config, prepare
 
 FAST: dict[str, Any] = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
@@ -37,7 +38,11 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(CompiledRunner, "_why_not", lambda *_: "the test says so")
 
 
-def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
+def exact(statistics: Any) -> Any:
+    return {name: [np.array(number).tolist() for number in own.values()] for name, own in statistics.items()}
+
+
+def facts_of_learning(algorithm: MultiAgentAlgorithm) -> list[Any]:
     episodes = [
         (e.env_index, e.length, e.agent_returns, e.agent_steps, e.custom, e.policy_of)
         for e in algorithm.tracker.episodes
@@ -47,13 +52,19 @@ def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
         for policy in algorithm.policies.values()
         for parameter in policy.policy.parameters()
     ]
+    counts = [algorithm.num_timesteps, *(policy.num_timesteps for policy in algorithm.policies.values())]
+    counts += [exact(learner.processing.get_state()) for learner in algorithm.parts.learners.values()]
+    return [episodes, weights, counts]
+
+
+def facts(algorithm: MultiAgentAlgorithm) -> list[Any]:
     running = [algorithm.tracker.running(index) for index in range(algorithm.env.num_envs)]
     latest = algorithm.env.latest
-    counts = [algorithm.num_timesteps, *(policy.num_timesteps for policy in algorithm.policies.values())]
-    counts += [repr(learner.processing.get_state()) for learner in algorithm.parts.learners.values()]
     shown = [[*map(bytes, latest.observations)], latest.rewards.tobytes(), latest.episode_done.tolist()]
+    shown += [[None if masks is None else masks.tolist() for masks in latest.action_masks], [repr(latest.infos[0])]]
+    shown += [[repr(latest.reset_infos)]]
     shown.append({place: np.array(seen).tolist() for place, seen in latest.final_observations.items()})
-    return [episodes, weights, running, counts, shown]
+    return [*facts_of_learning(algorithm), running, shown]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -91,6 +102,17 @@ CASES: dict[str, dict[str, Any]] = {
         "n_steps": 4,
     },
     "rescaled actions": {"env": "Pendulum-v1", "rescale_actions": True, "normalize_observations": True},
+    "masks": {
+        "env": Masked,
+        "policies": {"sides": PolicySpec(MaskablePPO), "guide": PolicySpec(MaskablePPO)},
+        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
+    },
+    "masks for one of two policies": {
+        "env": Masked,
+        "policies": {"sides": PolicySpec(PPO), "guide": PolicySpec(MaskablePPO, normalize_observations=True)},
+        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
+    },
+    "taxi": {"env": "Taxi-v4", "algorithm": "maskable_ppo", "env_kwargs": {"max_episode_steps": 8}},
     "waterworld": {"env": "waterworld", "policies": "per_agent", "env_kwargs": {"max_cycles": 7, "radius": 0.05}},
 }
 
@@ -151,6 +173,39 @@ def test_settings_that_change_count_from_the_next_episode_on(one_by_one: Callabl
     one_by_one()
     assert facts(changed) == facts(training(env_kwargs={"max_timesteps": 10}).learn(480, Harder()))
     assert {episode.length for episode in changed.tracker.episodes} >= {7, 9, 10, 11}
+
+
+class Keeps(MultiAgentCallback):
+    """Keeps what a callback sees of each step."""
+
+    def _on_training_start(self) -> None:
+        self.seen: list[Any] = []
+
+    def _on_step(self) -> bool:
+        of_step = self.locals
+        arrays = [getattr(of_step["step"], name).tolist() for name in ("rewards", "terminated", "truncated", "acted")]
+        self.seen.append([*arrays, of_step["dones"].tolist(), repr([of_step["infos"][index] for index in range(4)])])
+        return True
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"), [(Drifting, {**NORMALISED, "algorithm": "ppo"}), (Masked, {"algorithm": "maskable_ppo"})]
+)
+def test_shards_come_to_the_results_of_single_steps(
+    env: Any, settings: dict[str, Any], one_by_one: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained() -> list[Any]:
+        th.manual_seed(0)
+        made = make_sharded_vec_env(env, 4, 2, seed=1)
+        algorithm = MultiAgentAlgorithm(made, "per_agent", seed=4, **FAST, **settings)
+        algorithm.learn(192, keeps := Keeps())
+        return [*facts_of_learning(algorithm), keeps.seen]
+
+    caplog.set_level(logging.INFO, logger="marl_sb3.extensions.fast.compiled_rollouts")
+    at_once = trained()
+    assert caplog.messages == ["rollouts: compiled"]
+    one_by_one()
+    assert at_once == trained()
 
 
 # Who watches
@@ -270,6 +325,18 @@ def test_what_is_not_finite_is_told_in_the_same_words(fault: dict[str, int], one
     one_by_one()
     assert at_once == words()
     assert at_once.startswith("env 0, episode 0, step 5, agent 'a': ")
+
+
+def test_a_mask_that_forbids_everything_is_told_in_the_same_words(one_by_one: Callable[[], None]) -> None:
+    def words() -> str:
+        with pytest.raises(EnvError) as caught:
+            training(Masked, policies="per_agent", env_kwargs={"blocked": 3}).learn(96)
+        return str(caught.value)
+
+    at_once = words()
+    one_by_one()
+    assert at_once == words()
+    assert at_once.startswith("env 0, episode 0, step 3, agent 'left': action_mask forbids every action")
 
 
 def test_agents_that_do_not_end_together_are_refused() -> None:

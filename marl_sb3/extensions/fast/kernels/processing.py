@@ -90,7 +90,7 @@ def take_in_rows(addresses: Array, seen: FloatArray) -> None:
 
 
 @strict_kernel
-def _sum(values: Array) -> float:
+def sum_of(values: Array) -> float:
     """Return the sum of (n,) float64 numbers as NumPy adds them up: halves of halves, down to blocks, in 8 columns."""
     left, right, is_left = np.empty(64), np.empty(64, np.int64), np.empty(64, np.bool_)
     start, size, depth = 0, values.shape[0], 0
@@ -129,10 +129,10 @@ def take_in_numbers(addresses: Array, values: Array) -> None:
     """Take (n,) float64 numbers into running statistics of one."""
     n = values.shape[0]
     mean, share, off = np.empty(1), np.empty(1), np.empty(n)
-    mean[0] = _sum(values) / n
+    mean[0] = sum_of(values) / n
     for i in range(n):
         off[i] = (values[i] - mean[0]) * (values[i] - mean[0])
-    share[0] = _sum(off) / n * n
+    share[0] = sum_of(off) / n * n
     _take_in(addresses, mean, share, n)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from marl_sb3.compiling import (
     ACTIONS,
+    ALLOWED,
     END,
     FIELDS,
     FIRST,
@@ -78,15 +79,17 @@ from marl_sb3.types import Array, FloatArray
     LIMITS_S,  # (2,) float64: limit of normalised observations, discount
     PROCESS,  # address of `processing.process`; 0: observations and rewards are not processed
     PROCESS_S,  # its table
+    TAKES_MASKS,
+    MASKS_S,  # (steps, rows, OUTPUTS) float32 of the rollout buffer; of a policy that takes none, of one step
     POLICY_FIELDS,
-) = range(39)
+) = range(41)
 
 CLIP, GAMMA = range(2)
 
 # How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
 # what an env must not return; before a step, with observations that a policy cannot take; after one, with such an
-# observation that an episode ends on.
-COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION, WRONG_LAST_OBSERVATION = range(6)
+# observation that an episode ends on; before a step, with a mask that forbids all.
+COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION, WRONG_LAST_OBSERVATION, WRONG_MASK = range(7)
 
 SUM, MEAN, MIN, MAX, LAST = range(5)  # how the values of steps become the metric of an episode
 
@@ -104,6 +107,7 @@ class Sizes(NamedTuple):
     observation: int  # numbers that an agent observes, of the one with the most
     observes_floats: bool  # whether they are float32; else, int64
     action: int  # numbers of an action, likewise
+    choices: int  # numbers of a mask, likewise; 0: there are no masks
     state_bytes: int
     horizon: int  # env steps after which an episode is truncated
 
@@ -148,9 +152,13 @@ class Finished(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What the latest step was, and what is kept of all steps, for those who see it."""
+    """What the latest step was, or all of them: (lines, envs, ...), a line for each step or one for the latest."""
 
-    rewards: FloatArray  # (envs, agents) float32
+    rewards: FloatArray  # (lines, envs, agents) float32
+    allowed: Array  # (lines, envs, agents, choices) bool: the masks before new episodes began
+    terminated: Array  # (lines, envs, agents) bool
+    truncated: Array  # the same
+    infos: Array  # (lines, envs, infos) float64
     observations: int  # address of the (envs, agents, numbers) that ended episodes ended on
     of_first_env: FloatArray  # (steps, agents) float32: the rewards of env 0 in each step
 
@@ -234,8 +242,35 @@ def _values(policy: Array, inputs: Inputs) -> FloatArray:
 
 
 @strict_kernel
+def _masks(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) -> Any:
+    """Store the masks of the rows; returns them, without columns if all is allowed, and whether they leave a choice."""
+    n, parts, outputs, takes = rows.envs.shape[0], policy[PARTS], policy[OUTPUTS], policy[TAKES_MASKS]
+    kept = _floats(policy[MASKS_S] + 4 * outputs * (first if takes else 0), n, outputs if sizes.choices else 0)
+    part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
+    allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
+    accepted = True
+    for row in range(n if sizes.choices else 0):
+        of_row, start = allowed[rows.envs[row], rows.agents[row]], 0
+        for k in range(parts):
+            many = 0
+            for j in range(start, start + part_sizes[k]):
+                kept[row, j] = _f(1.0) if of_row[j] else _ZERO
+                many += of_row[j]
+            accepted = accepted and many > 0
+            start += part_sizes[k]
+    return _floats(policy[MASKS_S] + 4 * outputs * first, n, outputs if takes else 0), accepted
+
+
+@strict_kernel
 def _choose(
-    policy: Array, outputs: FloatArray, noise: FloatArray, table: Array, sizes: Sizes, first: int, rows: Rows
+    policy: Array,
+    outputs: FloatArray,
+    allowed: FloatArray,
+    noise: FloatArray,
+    table: Array,
+    sizes: Sizes,
+    first: int,
+    rows: Rows,
 ) -> FloatArray:
     """Draw the actions of the rows, store them, and give them to the env; returns their log-probabilities."""
     n, parts, places = rows.envs.shape[0], policy[PARTS], sizes.envs * sizes.agents
@@ -253,7 +288,7 @@ def _choose(
                 to_env[rows.envs[row] * sizes.agents + rows.agents[row], j] = within
         return log_probs
     part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
-    picked, log_probs = sample(outputs, np.empty((n, 0), np.float32), part_sizes, noise)
+    picked, log_probs = sample(outputs, allowed, part_sizes, noise)
     kept_ints, to_env_ints = _ints(policy[CHOSEN_S], first + n, parts), _ints(table[ACTIONS], places, sizes.action)
     for row in range(n):
         for j in range(parts):
@@ -263,28 +298,37 @@ def _choose(
 
 
 @strict_kernel
-def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> bool:
-    """Let a policy act for its rows, and store what it has seen and chosen; False: its observations are refused."""
+def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> int:
+    """Let a policy act for its rows, and store what it has seen and chosen; returns how that ends."""
     n = rows.envs.shape[0]
     first = step * n
     bytes_of_each = 8 if policy[ONES] else 4
     to = policy[SEEN_S] + first * policy[NUMBERS] * bytes_of_each
     inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows, to)
     if not accepted:
-        return False
+        return WRONG_OBSERVATION
+    allowed, accepted = _masks(policy, table, sizes, first, rows)
+    if not accepted:
+        return WRONG_MASK
     features = _features(policy, inputs)
     actor = _net(policy, PI_S, PI_LAYERS)
     outputs = forward(actor, features, vector_at(policy[PI_WORK_S], n * outputs_size(actor)))
     values = _values(policy, features)
     noise = carray(pointer(policy[NOISE_S]), (sizes.steps, n, policy[OUTPUTS]), np.float32)
-    log_probs = _choose(policy, outputs, noise[step], table, sizes, first, rows)
+    log_probs = _choose(policy, outputs, allowed, noise[step], table, sizes, first, rows)
     starts = carray(pointer(policy[ROW_STARTS_S]), (n,), np.bool_)
     kept_values, kept_starts = vector_at(policy[VALUES_S], first + n), vector_at(policy[EPISODE_STARTS_S], first + n)
     kept_log_probs = vector_at(policy[LOG_PROBS_S], first + n)
     for row in range(n):
         kept_values[first + row], kept_log_probs[first + row] = values[row, 0], log_probs[row]
         kept_starts[first + row] = _f(1.0) if starts[row] else _ZERO
-    return True
+    return COMPLETE
+
+
+@strict_kernel
+def _line(step: int, last: Last) -> Any:
+    """Return the line of a step."""
+    return min(step, last.rewards.shape[0] - 1)
 
 
 @strict_kernel
@@ -294,7 +338,7 @@ def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Ro
     Truncation is not termination: the rewards of agents that were truncated go on with the values of what they saw
     last.
     """
-    n, first = rows.envs.shape[0], step * rows.envs.shape[0]
+    n, first, line = rows.envs.shape[0], step * rows.envs.shape[0], _line(step, last)
     terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
     truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
     starts = carray(pointer(policy[ROW_STARTS_S]), (n,), np.bool_)
@@ -303,7 +347,7 @@ def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Ro
     many = 0
     for row in range(n):
         i, a = rows.envs[row], rows.agents[row]
-        rewards[row] = last.rewards[i, a]
+        rewards[row] = last.rewards[line, i, a]
         starts[row] = terminated[i, a] or truncated[i, a]
         if truncated[i, a] and not terminated[i, a]:
             at_limit[many] = row
@@ -333,28 +377,44 @@ def _note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: La
     rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
     terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
     truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    line = _line(step, last)
     for i in range(sizes.envs):
         running.lengths[i] += 1
         running.episode_steps[i] += 1
         ended = 0
         for a in range(sizes.agents):
-            last.rewards[i, a] = rewards[i, a]
-            if not np.isfinite(last.rewards[i, a]):
+            last.rewards[line, i, a] = rewards[i, a]
+            if not np.isfinite(last.rewards[line, i, a]):
                 return WRONG_REWARD, i, a
             if running.episode_steps[i] >= sizes.horizon and not terminated[i, a]:
                 truncated[i, a] = True
             ended += terminated[i, a] or truncated[i, a]
-            running.returns[i, a] += np.float64(last.rewards[i, a])
+            running.returns[i, a] += np.float64(last.rewards[line, i, a])
             running.agent_steps[i, a] += 1
+            last.terminated[line, i, a], last.truncated[line, i, a] = terminated[i, a], truncated[i, a]
         if ended not in (0, sizes.agents):
             return WRONG_ENDS, i, 0
     for a in range(sizes.agents):
-        last.of_first_env[step, a] = last.rewards[0, a]
+        last.of_first_env[step, a] = last.rewards[line, 0, a]
     return COMPLETE, 0, 0
 
 
 @strict_kernel
-def _note_metrics(running: Running, infos: Array) -> None:
+def _keep_masks(table: Array, sizes: Sizes, step: int, last: Last) -> None:
+    """Keep the masks of all agents after a step."""
+    allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
+    for i in range(sizes.envs):
+        for a in range(sizes.agents):
+            for j in range(sizes.choices):
+                last.allowed[_line(step, last), i, a, j] = allowed[i, a, j]
+
+
+@strict_kernel
+def _note_infos(running: Running, infos: Array, step: int, last: Last) -> None:
+    """Keep infos, and read metrics."""
+    for i in range(infos.shape[0]):
+        for k in range(infos.shape[1]):
+            last.infos[_line(step, last), i, k] = infos[i, k]
     for k in range(running.readings.shape[0]):
         metric, info = running.readings[k, 0], running.readings[k, 1]
         how = running.reductions[metric]
@@ -488,14 +548,16 @@ def collect(
             if coming.used[i] >= coming.ready[i]:
                 return step, lines, NO_EPISODES, i, 0
         for p in range(policies.shape[0]):
-            if not _act(policies[p], table, sizes, step, _rows(policies[p], envs)):
-                return step, lines, WRONG_OBSERVATION, 0, 0
+            how = _act(policies[p], table, sizes, step, _rows(policies[p], envs))
+            if how != COMPLETE:
+                return step, lines, how, 0, 0
         table[WHAT], table[FIRST], table[END] = STEP, 0, envs
         call_at(function, table_at)
         how, i, a = _note_ends(table, sizes, step, running, last)
         if how != COMPLETE:
             return step, lines, how, i, a
-        _note_metrics(running, infos)
+        _note_infos(running, infos, step, last)
+        _keep_masks(table, sizes, step, last)
         ended = _end_episodes(function, table_at, sizes, step, coming, running, finished, last, lines)
         if ended < 0:
             return step, lines, WRONG_LAST_OBSERVATION, 0, 0

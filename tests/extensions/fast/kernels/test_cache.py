@@ -17,7 +17,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from marl_sb3 import compiling
-from marl_sb3.compiling import KernelCache, compiled, note_compiling
+from marl_sb3.compiling import KernelCache, c_function, compiled, note_compiling
 from marl_sb3.extensions.fast.kernels import layers, optimizers
 from marl_sb3.extensions.fast.kernels import ppo as kernel
 
@@ -220,6 +220,16 @@ def test_code_that_cannot_be_saved_is_used(
         note_compiling(outer)
         assert "in every process, because there is no folder for compiled code" in caplog.text
     assert outer(1) == 4
+
+
+def nothing(address: int) -> None:
+    pass
+
+
+def test_what_takes_long_to_compile_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        c_function.__wrapped__(nothing, what="the rules")
+    assert caplog.messages == ["compiling the rules: takes some seconds, once"]
 
 
 def test_processes_that_compile_for_different_types_at_the_same_time_keep_their_files_apart(
