@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +13,9 @@ from typing_extensions import override
 from marl_sb3.core.acting import Actor, RolloutPolicy
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners import HERE
-from marl_sb3.core.mapping import PolicyMapping, PolicyRows
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.on_policy import ActionMaskRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.core.mapping import PolicyMapping
+from marl_sb3.core.metrics import EpisodeTracker
+from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
 from marl_sb3.core.sb3 import Progress, sees_steps
 from marl_sb3.core.training import (
     LocalRunner,
@@ -28,21 +25,13 @@ from marl_sb3.core.training import (
     TrainingLoop,
     local_runner,
 )
-from marl_sb3.core.vec_env import (
-    ArrayInfos,
-    BatchedVecEnv,
-    StackedFinalObservations,
-    VecStep,
-)
-from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.coverage import first_reason
-from marl_sb3.extensions.fast.rollout_processing import RolloutProcessing, why_not_processed
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.extensions.fast.rollout_call import EpisodesToCome, RolloutCall
+from marl_sb3.extensions.fast.rollout_processing import why_not_processed
 
 _log = logging.getLogger(__name__)
 
 _LEAST_READY = 4  # episodes that are prepared for each env; more where they are short
-_NO_HORIZON = int(np.iinfo(np.int64).max)
 
 
 class CompiledRunner(LocalRunner):
@@ -54,7 +43,7 @@ class CompiledRunner(LocalRunner):
     Args: see `LocalRunner`.
     """
 
-    _coming: _Coming | None = None  # episodes that are prepared; None: none are
+    _coming: EpisodesToCome | None = None  # episodes that are prepared; None: none are
     _said: str | None = ""  # why the latest steps were taken one by one; None: they were not
 
     def __init__(self, *arguments: Any, warns: bool = True) -> None:
@@ -74,7 +63,7 @@ class CompiledRunner(LocalRunner):
         env: Any = self.env
         self._latest, self._failed = None, True
         lines = env_steps if getattr(listener, "keeps_steps", False) else 1
-        last, episodes = _Rollout(env, self._pairs, self.tracker, env_steps, self._episodes_to_come(), lines).run()
+        last, episodes = RolloutCall(env, self._pairs, self.tracker, env_steps, self._episodes_to_come(), lines).run()
         self._latest, self._failed = last, False
         goes_on = False
         try:
@@ -92,10 +81,10 @@ class CompiledRunner(LocalRunner):
         super().forget_episodes()
         self._coming = None  # a state that is read next may have other settings of the envs
 
-    def _episodes_to_come(self) -> _Coming:
+    def _episodes_to_come(self) -> EpisodesToCome:
         env: Any = self.env
         if self._coming is None or self._coming.made_for != (env.run_seed, env.batch.states.dtype):
-            self._coming = _Coming(env, _LEAST_READY)
+            self._coming = EpisodesToCome(env, _LEAST_READY)
         return self._coming
 
     def _why_not(self, listener: StepListener) -> str | None:
@@ -125,8 +114,8 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
     if type(experience) is not RolloutExperience or experience.carried is not None:
         return "it does not learn from rollouts"
     buffer: Any = experience.buffer
-    known = ActionMaskRolloutBuffer if policy.takes_masks else MaskedRolloutBuffer
-    if type(buffer) is not known or "more_columns" in vars(buffer) or buffer.notes is not None:
+    is_known = type(buffer) is _buffer_class(policy.takes_masks)
+    if not is_known or "more_columns" in vars(buffer) or buffer.notes is not None:
         return "more is kept of each step"
     dtype = buffer.observations.dtype
     wanted = np.float32 if isinstance(rows.group.observation_space, spaces.Box) else np.int64
@@ -138,371 +127,12 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
     return first_reason(why) or why_not_processed(actor.processing)
 
 
-class _Coming:
-    """Episodes of each env that have not begun.
+def _buffer_class(takes_masks: bool) -> type[Any]:
+    if not takes_masks:
+        return MaskedRolloutBuffer
+    from marl_sb3.core.on_policy import ActionMaskRolloutBuffer  # imports sb3-contrib
 
-    Args:
-        most: of each env.
-    """
-
-    def __init__(self, env: BatchedVecEnv, most: int) -> None:
-        batch: Any = env.batch
-        self.made_for = (env.run_seed, batch.states.dtype)
-        self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
-        self.rngs = np.zeros((env.num_envs, most, batch.rngs.shape[1]), np.uint64)
-        self.ready, self.used = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs, np.int64)
-        self.first = np.zeros(env.num_envs, np.int64)  # the number of the first episode that is prepared for each env
-
-    def prepare(self, env: BatchedVecEnv) -> None:
-        """Prepare as many as there is room for, where none is left, or others were prepared."""
-        batch: Any = env.batch
-        most = self.rngs.shape[1]
-        following = env.episodes + 1
-        for index in np.flatnonzero((self.used >= self.ready) | (self.first + self.used != following)).tolist():
-            self.first[index], self.used[index], self.ready[index] = following[index], 0, most
-            for number in range(most):
-                self.states[index, number] = batch.states[index]
-                seed = env.episode_seed(index, int(following[index]) + number)
-                rng = np.random.default_rng(seed)
-                self.rngs[index, number] = batch.begin(self.states[index, number], rng)
-
-
-@dataclass(frozen=True)
-class LastStep(VecStep):
-    """The last of many steps that were taken at once.
-
-    All of them are in `arrays` and `infos_of_steps` if the listener keeps them.
-    """
-
-    # rewards of the first env in each of the steps, (steps, A) float32, and whether an episode ended there, (steps,)
-    first_env: tuple[Array, Array] = (np.empty((0, 0)), np.empty(0))
-    arrays: Mapping[str, Array] = field(default_factory=dict)  # name in `VecStep` -> (steps, E, ...)
-    infos_of_steps: Sequence[ArrayInfos] = ()
-    ended_in: Sequence[int] = ()  # the step, from 0 on, that each of the episodes ended in
-
-
-class _Rollout:
-    """Some steps of all envs: the arguments of the kernel, and what becomes of its results."""
-
-    def __init__(
-        self,
-        env: BatchedVecEnv,
-        pairs: list[tuple[Actor, Any]],
-        tracker: EpisodeTracker,
-        steps: int,
-        coming: _Coming,
-        lines: int,
-    ) -> None:
-        from marl_sb3.compiling import note_compiling
-        from marl_sb3.extensions.fast.kernels import rollouts as kernel
-
-        note_compiling(kernel.collect, "rollouts")
-        batch: Any = env.batch
-        self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
-        self._pairs, self._coming, self._lines = pairs, coming, lines
-        envs, agents = env.num_envs, len(env.agents)
-        self._sizes = kernel.Sizes(
-            steps=steps,
-            envs=envs,
-            agents=agents,
-            infos=batch.infos.shape[1],
-            observation=batch.observed.size // (envs * agents),
-            action=batch.actions.size // (envs * agents),
-            choices=batch.allowed.shape[2] if env.masked else 0,
-            observes_floats=batch.observed.dtype == np.float32,
-            state_bytes=batch.states.dtype.itemsize,
-            horizon=env.horizon or _NO_HORIZON,
-        )
-        self._kept: list[Array] = []  # what the kernel knows by its address
-        self._ended_on = np.zeros_like(batch.observed)
-        self._last = kernel.Last(
-            rewards=np.zeros((lines, envs, agents), np.float32),
-            allowed=np.zeros((lines, envs, agents, self._sizes.choices), np.bool_),
-            terminated=np.zeros((lines, envs, agents), np.bool_),
-            truncated=np.zeros((lines, envs, agents), np.bool_),
-            infos=np.zeros((lines, *batch.infos.shape)),
-            observations=self._at(self._ended_on),
-            of_first_env=np.zeros((steps, agents), np.float32),
-        )
-        self._starts = [actor.starts.copy() for actor, _ in self._pairs]
-        self._places = [_places(actor.rows) for actor, _ in self._pairs]
-        self._processing = [
-            RolloutProcessing(actor, env.latest, batch.observed, envs_of * agents + columns, starts)
-            for (actor, _), starts, (envs_of, columns) in zip(self._pairs, self._starts, self._places, strict=True)
-        ]
-        self._running = self._counts()
-
-    def run(self) -> tuple[VecStep, list[Episode]]:
-        """Take the steps; returns the last one, and the episodes that have ended.
-
-        Raises:
-            EnvError: the env has returned what is not accepted.
-        """
-        kernel, tracker = self._kernel, self._tracker
-        policies = self._policies()
-        episodes: list[Episode] = []
-        step, began_s = 0, time.perf_counter()
-        ends = []
-        while step < self._steps:
-            coming = self._coming
-            coming.prepare(self._env)
-            finished = self._finished(coming.ready.sum() - coming.used.sum())
-            prepared = kernel.Coming(self._bytes(coming), coming.rngs, coming.ready, coming.used)
-            step, lines, how, index, column = kernel.collect(
-                self._batch.address,
-                self._batch.table.ctypes.data,
-                policies,
-                self._sizes,
-                prepared,
-                self._running,
-                finished,
-                self._last,
-                step,
-            )
-            ends.append((finished, lines))
-            for each in self._processing:
-                each.write_back()
-            if how not in (kernel.COMPLETE, kernel.NO_EPISODES):
-                raise self._wrong(how, index, column, min(step, self._lines - 1))
-        took_s = time.perf_counter() - began_s
-        for finished, lines in ends:
-            episodes += self._episodes(finished, lines, began_s, took_s)
-        self._put_counts()
-        tracker.episodes.extend(episodes)
-        return self._conclude(np.concatenate([finished.places[:lines] for finished, lines in ends])), episodes
-
-    # --- What the kernel gets ----------------------------------------------------------------------------------------
-
-    def _at(self, array: Array) -> int:
-        self._kept.append(array)
-        return array.ctypes.data
-
-    def _policies(self) -> Array:
-        """(policies, columns) int64."""
-        kernel = self._kernel
-        noise = self._noise()
-        table = np.zeros((len(self._pairs), kernel.POLICY_FIELDS), np.int64)
-        for number, (actor, experience) in enumerate(self._pairs):
-            fused, buffer, rows = actor.policy.kernels, experience.buffer, actor.rows  # type: ignore[attr-defined]
-            nets, here = fused.nets, slice(buffer.pos, None)
-            works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
-            takes_masks = actor.policy.takes_masks and self._sizes.choices > 0
-            columns = {
-                kernel.AGENTS: len(rows.agents),
-                kernel.ROWS_S: self._at(self._places[number]),
-                kernel.NUMBERS: math.prod(rows.group.observation_space.shape or ()),
-                kernel.ONES: len(fused.category_sizes),
-                kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
-                kernel.STARTS_OF_ONES_S: self._at(fused.category_starts),
-                kernel.TRUNK_S: self._at(nets.trunk.table),
-                kernel.TRUNK_LAYERS: len(nets.trunk.table),
-                kernel.TRUNK_ACTIVATION: nets.trunk.hidden,
-                kernel.PI_S: self._at(nets.pi.table),
-                kernel.PI_LAYERS: len(nets.pi.table),
-                kernel.VF_S: self._at(nets.vf.table),
-                kernel.VF_LAYERS: len(nets.vf.table),
-                kernel.ACTIVATION: nets.pi.hidden,
-                kernel.TRUNK_WORK_S: self._at(works[0]),
-                kernel.PI_WORK_S: self._at(works[1]),
-                kernel.VF_WORK_S: self._at(works[2]),
-                kernel.IS_GAUSSIAN: fused.is_gaussian,
-                kernel.PARTS: buffer.actions.shape[2],
-                kernel.PART_SIZES_S: self._at(fused.sizes),
-                kernel.OUTPUTS: noise[number].shape[2],
-                kernel.OF_GAUSSIAN_S: self._at(_of_gaussian(actor) if fused.is_gaussian else noise[0]),
-                kernel.IS_RESCALED: actor.processing.rescale is not None,
-                kernel.NOISE_S: self._at(noise[number]),
-                kernel.SEEN_S: self._at(buffer.observations[here]),
-                kernel.CHOSEN_S: self._at(buffer.actions[here]),
-                kernel.VALUES_S: self._at(buffer.values[here]),
-                kernel.LOG_PROBS_S: self._at(buffer.log_probs[here]),
-                kernel.EPISODE_STARTS_S: self._at(buffer.episode_starts[here]),
-                kernel.PAID_S: self._at(buffer.rewards[here]),
-                kernel.ROW_STARTS_S: self._at(self._starts[number]),
-                kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * self._sizes.observation)),
-                **{getattr(kernel, name): value for name, value in self._processing[number].columns.items()},
-                kernel.TAKES_MASKS: takes_masks,
-                kernel.MASKS_S: self._at(
-                    buffer.action_masks[here] if takes_masks else np.zeros(noise[number].shape[1:], np.float32)
-                ),
-            }
-            if actor.policy.takes_masks and not takes_masks:
-                buffer.action_masks[here] = 1.0
-            table[number, list(columns)] = list(columns.values())
-        return table
-
-    def _noise(self) -> list[Array]:
-        """Return for each policy the (steps, rows, outputs) random numbers that it would draw step by step."""
-        fused: list[Any] = [actor.policy.kernels for actor, _ in self._pairs]  # type: ignore[attr-defined]
-        outputs = [int(each.nets.pi.table[-1, 1]) for each in fused]
-        rows = [actor.rows.num_rows for actor, _ in self._pairs]
-        noise = [np.empty((self._steps, n, m), np.float32) for n, m in zip(rows, outputs, strict=True)]
-        for step in range(self._steps):
-            for own, array in zip(fused, noise, strict=True):
-                own.draw(array[step])
-        return noise
-
-    def _bytes(self, coming: _Coming) -> Array:
-        return coming.states.view(np.uint8).reshape(self._sizes.envs, -1, self._sizes.state_bytes)
-
-    def _counts(self) -> Any:
-        """Return the tracker's counts of the running episodes, and where custom metrics are read."""
-        tracker, columns = self._tracker, self._batch.rules.columns
-        accumulators = [*tracker.accumulators.values()]
-        readings = [
-            (number, columns[agent][own.metric.key])
-            for number, own in enumerate(accumulators)
-            for agent in own.agents
-            if own.metric.key in columns.get(agent, ())
-        ]
-        empty = np.zeros((0, self._sizes.envs))
-        return self._kernel.Running(
-            returns=tracker.returns,
-            agent_steps=tracker.agent_steps,
-            lengths=tracker.lengths,
-            metrics=np.array([own.so_far for own in accumulators]) if accumulators else empty,
-            counts=np.array([own.count for own in accumulators]) if accumulators else empty,
-            readings=np.array(readings, np.int64).reshape(-1, 2),
-            reductions=np.array([_REDUCTIONS.index(own.metric.reduce) for own in accumulators], np.int64),
-            episodes=self._env.episodes,
-            episode_steps=self._env.episode_steps,
-        )
-
-    def _finished(self, most: int) -> Any:
-        agents, metrics = self._sizes.agents, len(self._running.metrics)
-        return self._kernel.Finished(
-            places=np.empty((most, 3), np.int64),
-            agent_steps=np.empty((most, agents), np.int64),
-            returns=np.empty((most, agents)),
-            metrics=np.empty((most, metrics)),
-        )
-
-    # --- What it leaves ----------------------------------------------------------------------------------------------
-
-    def _put_counts(self) -> None:
-        for number, own in enumerate(self._tracker.accumulators.values()):
-            own.so_far, own.count = self._running.metrics[number], self._running.counts[number]
-
-    def _episodes(self, finished: Any, lines: int, began_s: float, took_s: float) -> Iterator[Episode]:
-        """Make the episodes that have ended; they took their share of the time of the call."""
-        tracker, agents = self._tracker, self._env.agents
-        columns = [array[:lines].tolist() for array in finished]
-        for (step, index, length), agent_steps, returns, metrics in zip(*columns, strict=True):
-            now_s = began_s + took_s * (step + 1) / self._steps
-            yield Episode(
-                env_index=index,
-                length=length,
-                agent_returns=dict(zip(agents, returns, strict=True)),
-                agent_steps=dict(zip(agents, agent_steps, strict=True)),
-                custom={
-                    name: value for name, value in zip(tracker.accumulators, metrics, strict=True) if np.isfinite(value)
-                },
-                duration_s=now_s - tracker.started_s[index],
-                policy_of=tracker.policies_in(index),
-            )
-            tracker.started_s[index] = now_s
-
-    def _conclude(self, places: Array) -> LastStep:
-        """Note in env and learners that the steps are taken; returns the last one.
-
-        Args:
-            places: (n, 3) the steps in which episodes have ended, and their envs; see `Finished`.
-        """
-        env, batch, kept = self._env, self._batch, self._last
-        terminated, truncated = kept.terminated[-1].copy(), kept.truncated[-1].copy()
-        ended: BoolArray = terminated | truncated
-        done: BoolArray = np.all(ended, axis=1)
-        at_end = batch.of_groups(self._ended_on)
-        acted, infos = np.ones(ended.shape, np.bool_), self._infos()
-        of_first = places[places[:, 1] == 0, 0]
-        step = LastStep(
-            first_env=(kept.of_first_env, np.isin(np.arange(self._steps), of_first)),
-            arrays=self._arrays() if self._lines == self._steps else {},
-            infos_of_steps=infos,
-            ended_in=places[:, 0].tolist(),
-            observations=batch.of_groups(batch.observed),
-            action_masks=env.masks(acted) if env.masked else (None,) * len(env.groups),
-            rewards=kept.rewards[-1].copy(),
-            terminated=terminated,
-            truncated=truncated,
-            acted=acted,
-            to_act=acted,
-            in_play=acted,
-            stepped=np.ones(len(ended), np.bool_),
-            episode_done=done,
-            final_observations=StackedFinalObservations(ended, env.groups, at_end),
-            infos=infos[-1],
-            reset_infos=env.reset_infos(np.flatnonzero(done).tolist()),
-        )
-        env.continue_with(step)
-        for (actor, experience), starts in zip(self._pairs, self._starts, strict=True):
-            actor.starts = starts
-            actor.step += self._steps
-            experience.buffer.note_steps(self._steps, starts)
-            experience.algorithm.num_timesteps += self._steps * len(starts)
-            experience.steps = experience.buffer.pos
-        return step
-
-    def _infos(self) -> list[ArrayInfos]:
-        """Return the infos of each line."""
-        env, batch, kept, found = self._env, self._batch, self._last, []
-        by_agent = batch.infos_of(kept.infos.reshape(self._lines * self._sizes.envs, self._sizes.infos))
-        for line in range(self._lines):
-            here = slice(line * self._sizes.envs, (line + 1) * self._sizes.envs)
-            infos = {agent: {key: values[here] for key, values in own.items()} for agent, own in by_agent.items()}
-            if self._sizes.choices and kept.truncated[line].any():
-                infos = env.with_masks(infos, batch.masks_of_groups(kept.allowed[line]))
-            found.append(ArrayInfos(infos, self._sizes.envs))
-        return found
-
-    def _arrays(self) -> dict[str, Array]:
-        """Return what `LastStep.arrays` is."""
-        kept = self._last
-        acted: Array = np.ones(kept.terminated.shape, np.bool_)
-        done: Array = np.all(kept.terminated | kept.truncated, axis=2)
-        return {
-            "rewards": kept.rewards,
-            "terminated": kept.terminated,
-            "truncated": kept.truncated,
-            **dict.fromkeys(("acted", "to_act", "in_play"), acted),
-            "stepped": acted[:, :, 0],
-            "episode_done": done,
-        }
-
-    def _wrong(self, how: int, index: int, column: int, line: int) -> Exception:
-        """Return the error for what the env has returned, as the step by step path words it."""
-        env, kernel = self._env, self._kernel
-        if how == kernel.WRONG_REWARD:
-            reward = self._last.rewards[line, index, column]
-            return env.error(index, column, f"reward is {reward}, not a finite number")
-        if how == kernel.WRONG_ENDS:
-            return EnvError(f"env {index}: some of its agents have ended; compiled rules end all of them at once")
-        if how == kernel.WRONG_MASK:
-            env.masks(np.ones((env.num_envs, len(env.agents)), np.bool_))  # raises
-        of_ended = how == kernel.WRONG_LAST_OBSERVATION
-        observed = self._batch.of_groups(self._ended_on if of_ended else self._batch.observed)
-        env.check_observations(observed)  # raises
-        for actor, _ in self._pairs:
-            actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
-        return EnvError("the env has returned observations that are not in its space")
-
-
-def _places(rows: PolicyRows) -> Array:
-    """(2, rows) int64: the env of each row, and the column of its agent."""
-    envs, columns = np.arange(rows.num_envs), np.array(rows.agent_columns)
-    return np.stack([envs.repeat(len(columns)), np.tile(columns, len(envs))]).astype(np.int64)
-
-
-_REDUCTIONS = ("sum", "mean", "min", "max", "last")  # in the order of the kernel
-
-
-def _of_gaussian(actor: Actor) -> Array:
-    """(6, n) float32: log standard deviations, standard deviations, lowest and highest actions of policy and env."""
-    algorithm: Any = actor.policy.algorithm
-    of_env: Any = actor.rows.group.action_space
-    log_std = algorithm.policy.log_std.detach().numpy()
-    limits = [limit.reshape(-1) for space in (algorithm.action_space, of_env) for limit in (space.low, space.high)]
-    return np.stack([log_std, np.exp(log_std), *limits]).astype(np.float32)
+    return ActionMaskRolloutBuffer
 
 
 class InCompiledCode:

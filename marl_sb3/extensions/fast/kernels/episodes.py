@@ -1,0 +1,256 @@
+"""The part of compiled rollouts that belongs to envs: steps are noted, episodes counted, ended and begun."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_sb3.compiling import (
+    ALLOWED,
+    END,
+    FIELDS,
+    FIRST,
+    OBSERVATIONS,
+    OBSERVE,
+    REWARDS,
+    RNG_WORDS,
+    RNGS,
+    STATES,
+    TERMINATED,
+    TRUNCATED,
+    WHAT,
+    call_at,
+    carray,
+    pointer,
+    strict_kernel,
+)
+from marl_sb3.types import Array, FloatArray
+
+# How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
+# what an env must not return; before a step, with observations that a policy cannot take; after one, with such an
+# observation that an episode ends on; before a step, with a mask that forbids all.
+COMPLETE, NO_EPISODES, WRONG_REWARD, WRONG_ENDS, WRONG_OBSERVATION, WRONG_LAST_OBSERVATION, WRONG_MASK = range(7)
+
+SUM, MEAN, MIN, MAX, LAST = range(5)  # how the values of steps become the metric of an episode
+
+
+class Sizes(NamedTuple):
+    """Numbers of what there is."""
+
+    steps: int  # of each env, in the arrays of steps
+    envs: int
+    agents: int
+    infos: int
+    observation: int  # numbers that an agent observes, of the one with the most
+    observes_floats: bool  # whether they are float32; else, int64
+    action: int  # numbers of an action, likewise
+    choices: int  # numbers of a mask, likewise; 0: there are no masks
+    state_bytes: int
+    horizon: int  # env steps after which an episode is truncated
+
+
+class Coming(NamedTuple):
+    """Episodes that have not begun, (envs, most, ...)."""
+
+    states: Array  # (envs, most, bytes) uint8
+    rngs: Array  # (envs, most, RNG_WORDS) uint64
+    ready: Array  # (envs,) int64; how many there are
+    used: Array  # (envs,) int64; how many of them have begun
+
+
+class Running(NamedTuple):
+    """Counts of the running episodes."""
+
+    returns: Array  # (envs, agents) float64
+    agent_steps: Array  # (envs, agents) int64
+    lengths: Array  # (envs,) int64
+    metrics: Array  # (metrics, envs) float64
+    counts: Array  # (metrics, envs) float64
+    readings: Array  # (n, 2) int64: a metric, and the info that it reads
+    reductions: Array  # (metrics,) int64
+    episodes: Array  # (envs,) int64; their numbers
+    episode_steps: Array  # (envs,) int64
+
+
+class Finished(NamedTuple):
+    """Episodes that have ended, a line for each."""
+
+    places: Array  # (most, 3) int64: step, env, length
+    agent_steps: Array  # (most, agents) int64
+    returns: Array  # (most, agents) float64
+    metrics: Array  # (most, metrics) float64
+
+
+class Last(NamedTuple):
+    """What the latest step was, or all of them: (lines, envs, ...), a line for each step or one for the latest."""
+
+    rewards: FloatArray  # (lines, envs, agents) float32
+    allowed: Array  # (lines, envs, agents, choices) bool: the masks before new episodes began
+    terminated: Array  # (lines, envs, agents) bool
+    truncated: Array  # the same
+    infos: Array  # (lines, envs, infos) float64
+    observations: int  # address of the (envs, agents, numbers) that ended episodes ended on
+    of_first_env: FloatArray  # (steps, agents) float32: the rewards of env 0 in each step
+
+
+@strict_kernel
+def floats_at(address: int, rows: int, columns: int) -> Any:
+    """Return the (rows, columns) float32 numbers from an address on; a view."""
+    return carray(pointer(address), (rows, columns), np.float32)
+
+
+@strict_kernel
+def ints_at(address: int, rows: int, columns: int) -> Any:
+    """Return the (rows, columns) int64 numbers from an address on; a view."""
+    return carray(pointer(address), (rows, columns), np.int64)
+
+
+@strict_kernel
+def line_of(step: int, last: Last) -> Any:
+    """Return the line of a step."""
+    return min(step, last.rewards.shape[0] - 1)
+
+
+@strict_kernel
+def note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Last) -> tuple[int, int, int]:
+    """Count a step and its rewards, and truncate episodes at the horizon; returns how that ends, an env, an agent."""
+    rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
+    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    line = line_of(step, last)
+    for i in range(sizes.envs):
+        running.lengths[i] += 1
+        running.episode_steps[i] += 1
+        ended = 0
+        for a in range(sizes.agents):
+            last.rewards[line, i, a] = rewards[i, a]
+            if not np.isfinite(last.rewards[line, i, a]):
+                return WRONG_REWARD, i, a
+            if running.episode_steps[i] >= sizes.horizon and not terminated[i, a]:
+                truncated[i, a] = True
+            ended += terminated[i, a] or truncated[i, a]
+            running.returns[i, a] += np.float64(last.rewards[line, i, a])
+            running.agent_steps[i, a] += 1
+            last.terminated[line, i, a], last.truncated[line, i, a] = terminated[i, a], truncated[i, a]
+        if ended not in (0, sizes.agents):
+            return WRONG_ENDS, i, 0
+    for a in range(sizes.agents):
+        last.of_first_env[step, a] = last.rewards[line, 0, a]
+    return COMPLETE, 0, 0
+
+
+@strict_kernel
+def keep_masks(table: Array, sizes: Sizes, step: int, last: Last) -> None:
+    """Keep the masks of all agents after a step."""
+    allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
+    for i in range(sizes.envs):
+        for a in range(sizes.agents):
+            for j in range(sizes.choices):
+                last.allowed[line_of(step, last), i, a, j] = allowed[i, a, j]
+
+
+@strict_kernel
+def note_infos(running: Running, infos: Array, step: int, last: Last) -> None:
+    """Keep infos, and read metrics."""
+    for i in range(infos.shape[0]):
+        for k in range(infos.shape[1]):
+            last.infos[line_of(step, last), i, k] = infos[i, k]
+    for k in range(running.readings.shape[0]):
+        metric, info = running.readings[k, 0], running.readings[k, 1]
+        how = running.reductions[metric]
+        for i in range(infos.shape[0]):
+            new, so_far = infos[i, info], running.metrics[metric, i]
+            if np.isnan(new):
+                continue
+            if np.isnan(so_far) or how == LAST:
+                so_far = new
+            elif how == MIN:
+                so_far = min(so_far, new)
+            elif how == MAX:
+                so_far = max(so_far, new)
+            else:
+                so_far += new
+            running.metrics[metric, i] = so_far
+            running.counts[metric, i] += 1.0
+
+
+@strict_kernel
+def _finish(running: Running, finished: Finished, line: int, step: int, i: int) -> None:
+    """Write an episode that has ended into a line, and begin to count the next one."""
+    finished.places[line, 0], finished.places[line, 1], finished.places[line, 2] = step, i, running.lengths[i]
+    for a in range(running.returns.shape[1]):
+        finished.returns[line, a], finished.agent_steps[line, a] = running.returns[i, a], running.agent_steps[i, a]
+        running.returns[i, a], running.agent_steps[i, a] = 0.0, 0
+    running.lengths[i] = 0
+    for k in range(running.metrics.shape[0]):
+        how, value = running.reductions[k], running.metrics[k, i]
+        finished.metrics[line, k] = value / max(1.0, running.counts[k, i]) if how == MEAN else value
+        running.metrics[k, i], running.counts[k, i] = 0.0 if how == SUM else np.nan, 0.0
+    running.episodes[i] += 1
+    running.episode_steps[i] = 0
+
+
+@strict_kernel
+def _begin(coming: Coming, table: Array, sizes: Sizes, i: int) -> None:
+    """Begin the next episode of an env."""
+    number = coming.used[i]
+    states = carray(pointer(table[STATES]), (sizes.envs, sizes.state_bytes), np.uint8)
+    rngs = carray(pointer(table[RNGS]), (sizes.envs, RNG_WORDS), np.uint64)
+    for k in range(sizes.state_bytes):
+        states[i, k] = coming.states[i, number, k]
+    for k in range(RNG_WORDS):
+        rngs[i, k] = coming.rngs[i, number, k]
+    coming.used[i] = number + 1
+
+
+@strict_kernel
+def _keep_last_observations(table: Array, sizes: Sizes, i: int, last: Last) -> bool:
+    """Keep what the agents of an env observe; returns False for a number that is not finite."""
+    n, numbers, first = sizes.envs * sizes.agents, sizes.observation, i * sizes.agents
+    accepted = True
+    if sizes.observes_floats:
+        floats, kept = floats_at(table[OBSERVATIONS], n, numbers), floats_at(last.observations, n, numbers)
+        for place in range(first, first + sizes.agents):
+            for j in range(numbers):
+                kept[place, j] = floats[place, j]
+                accepted = accepted and np.isfinite(floats[place, j])
+    else:
+        ints, kept_ints = ints_at(table[OBSERVATIONS], n, numbers), ints_at(last.observations, n, numbers)
+        for place in range(first, first + sizes.agents):
+            for j in range(numbers):
+                kept_ints[place, j] = ints[place, j]
+    return accepted
+
+
+@strict_kernel
+def end_episodes(
+    function: int,
+    table_at: int,
+    sizes: Sizes,
+    step: int,
+    coming: Coming,
+    running: Running,
+    finished: Finished,
+    last: Last,
+    lines: int,
+) -> int:
+    """Finish the episodes that have ended with a step, and begin the next ones.
+
+    Returns:
+        The lines of `finished` that are filled; -1: an episode has ended on an observation that is not finite.
+    """
+    table = carray(pointer(table_at), (FIELDS,), np.int64)
+    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    for i in range(sizes.envs):
+        if (terminated[i, 0] or truncated[i, 0]) and not _keep_last_observations(table, sizes, i, last):
+            return -1
+    for i in range(sizes.envs):
+        if terminated[i, 0] or truncated[i, 0]:
+            _finish(running, finished, lines, step, i)
+            lines += 1
+            _begin(coming, table, sizes, i)
+            table[WHAT], table[FIRST], table[END] = OBSERVE, i, i + 1
+            call_at(function, table_at)
+    return lines
