@@ -113,7 +113,7 @@ def main(options: TuneOptions) -> int:
     seeds, best = 0 if options.no_confirm else options.confirm_seeds, options.confirm_best
     with prepared(options.of_study(), options.workers, seeds, best, options.ray.settings()) as (study, run):
         if not options.quiet:
-            done = f", {study.n_done()} of {study.search.trials} trials done" if study.continued else ""
+            done = f", {study.n_done()} of {study.search.n_trainings} trials done" if study.continued else ""
             start = f"{'continuing' if study.continued else 'new'} study {study.search.name}{done}"
             console.print(f"{start}: {short_path(study.folder)}", soft_wrap=True)
             console.print(cost_words(study, best, seeds), soft_wrap=True)

@@ -112,6 +112,15 @@ RUNS = {
         {"CartPole-v1"},
         {"TIMESTEPS": {"CartPole-v1": 8}, "HYPERPARAMETERS": {"CartPole-v1": {"n_envs": 1, "n_steps": 8}}},
     ),
+    "population": Small(
+        "--envs arena --sides pbt,preset --timesteps 80 --seeds 1",
+        {"arena, pbt", "arena, preset"},
+        {
+            "SETTINGS": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15},
+            "SIDES": {"pbt": {"sampler": "pbt", "trials": 2}, "preset": {"sampler": "random", "trials": 1}},
+            **{"EVALUATIONS": 2, "EPISODES": 1, "FRESH": 1},
+        },
+    ),
     "learning_from_data": Small(
         "--seeds 1",
         {"cloning", "replay", "offline, Pendulum-v1", "offline, arena"},
@@ -131,7 +140,7 @@ RUNS = {
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset"}
 NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning", "team_task"}
-NO_SPEEDS |= {"references", "search_errors", "platform_task"}
+NO_SPEEDS |= {"references", "search_errors", "platform_task", "population"}
 
 Load = Callable[[str], ModuleType]
 

@@ -24,7 +24,7 @@ OPTIONS = {
     "compare": 6,
     "match": 14,
     "doctor": 9,
-    "tune": 34,
+    "tune": 36,
     "benchmark": 8,
     "new": 3,
     "completions": 1,

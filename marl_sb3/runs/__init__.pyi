@@ -37,6 +37,7 @@ from .jobs import Pool as Pool
 from .jobs import SeedRuns as SeedRuns
 from .jobs import pipe_that_ends_here as pipe_that_ends_here
 from .jobs import run_command_in_pool as run_command_in_pool
+from .resume import CHANGEABLE as CHANGEABLE
 from .rivals import named_apart as named_apart
 from .rivals import player_at as player_at
 from .rivals import rival_of as rival_of
@@ -56,6 +57,7 @@ from .schema import nested as nested
 from .schema import source_of as source_of
 from .schema import value_of as value_of
 from .settings import load_config as load_config
+from .settings import name_of_callback as name_of_callback
 from .settings import require_kinds as require_kinds
 from .settings import require_trusted as require_trusted
 from .start import Recording as Recording

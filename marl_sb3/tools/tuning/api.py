@@ -95,6 +95,8 @@ def prepared(
     require_integer("confirm_best", confirm_best, 1)
     if confirm_seeds == 1:
         raise ConfigError("--confirm-seeds is 1; accepted: 0, or at least 2, for an interval", key="confirm_seeds")
+    if ray is not None and arguments.get("sampler") == "pbt":
+        raise _no_population_on_ray()
     with ExitStack() as stack:
         trainer = None
         if ray is not None:
@@ -102,6 +104,8 @@ def prepared(
 
             trainer = stack.enter_context(closing(RayTrainer(replace(ray, runners=workers)))).workers
         study = prepare_study(**arguments)
+        if trainer is not None and study.search.is_population:
+            raise _no_population_on_ray()
         races = confirm_seeds > 0 and len(study.search.objectives()) == 1
         if races:
             require_trainable_preset(study)
@@ -121,3 +125,8 @@ def prepared(
                     run_finals(study, workers, view.update_finals, trainer)
 
         yield study, run
+
+
+def _no_population_on_ray() -> ConfigError:
+    words = "--ray is given, where no trial can go on from the run of another one"
+    return ConfigError(f"{words}; accepted with --sampler pbt: --workers N", key="ray")

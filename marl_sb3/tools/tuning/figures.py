@@ -16,7 +16,8 @@ from plotly.subplots import make_subplots
 
 from marl_sb3.extensions.display import one_line, words
 from marl_sb3.results import COLORS, GREY, PAGE_LAYOUT
-from marl_sb3.tools.tuning.trial import value_text
+from marl_sb3.tools.tuning import trial as key
+from marl_sb3.tools.tuning.trial import trial_line, value_text
 from marl_sb3.types import Array
 
 _LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
@@ -49,6 +50,13 @@ class _Drawing:
         """The trials that have a value, in the order of `values`."""
         return [self.trials[number] for number in self.values]
 
+    def lineage(self) -> list[FrozenTrial]:
+        """The winner, and the trials that its run has gone through before, the latest first; empty without one."""
+        found = [] if self.winner is None else [self.trials[self.winner]]
+        while found and (parent := found[-1].user_attrs.get(key.PARENT)) is not None:
+            found.append(self.trials[parent])
+        return found
+
     def star(self, x: Any) -> dict[str, Any]:
         """A trace that marks the winner's value at `x`."""
         name = f"winner: trial {self.winner}"
@@ -79,7 +87,8 @@ def draw_all(
     best_first = sorted(finite, key=lambda number: (sign * finite[number], number))
     values = {number: finite[number] for number in best_first}
     drawing = _Drawing(trials, mode, winner, values, finite_of(TrialState.PRUNED))
-    for title, text, draw in _FIGURES:
+    is_population = any(key.MEMBER in trial.user_attrs for trial in trials)
+    for title, text, draw in _OF_POPULATIONS if is_population else _FIGURES:
         try:
             figure = draw(drawing)
         except Exception as error:  # the page is useful without this figure
@@ -205,17 +214,81 @@ def _plain(trial: FrozenTrial, name: str) -> float | str | None:
     return value_text(value) if isinstance(trial.distributions.get(name), CategoricalDistribution) else value
 
 
+def _lineage(drawing: _Drawing) -> Any:
+    """A line from each trial to the one whose run it goes on from; dotted if that was another member's."""
+    shown = {each.number: each for each in drawing.trials if each.values and key.ENV_STEPS in each.user_attrs}
+    if not shown:
+        return _NONE_COMPLETE
+    figure = _axes("env steps", "objective")
+    styles = {
+        "a member goes on": {"color": _GREY, "width": 1},
+        "a member copies another one": {"color": _BLUE, "width": 1, "dash": "dot"},
+        "the run of the winner": {"color": _RED, "width": 3},
+    }
+    won = {trial.number for trial in drawing.lineage()}
+    later = [each for each in shown.values() if key.PARENT in each.user_attrs]
+    drawn = (
+        [each for each in later if key.COPIED not in each.user_attrs],
+        [each for each in later if key.COPIED in each.user_attrs],
+        [each for each in later if each.number in won],
+    )
+    for (name, line), those in zip(styles.items(), drawn, strict=True):
+        x, y = [], []
+        for before, after in ((shown[each.user_attrs[key.PARENT]], each) for each in those):
+            x += [before.user_attrs[key.ENV_STEPS], after.user_attrs[key.ENV_STEPS], None]
+            y += [before.values[0], after.values[0], None]
+        figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, hoverinfo="skip")
+    text = [words(trial_line(each)) for each in shown.values()]
+    x, y = [each.user_attrs[key.ENV_STEPS] for each in shown.values()], [each.values[0] for each in shown.values()]
+    marker = {"color": [_RED if number in won else _BLUE for number in shown], "size": 6}
+    return figure.add_scatter(x=x, y=y, mode="markers", marker=marker, text=text, hoverinfo="text", name="trial")
+
+
+def _schedules(drawing: _Drawing) -> Any:
+    """A part for each parameter: its value in each trial, from the first env step of the trial to its last."""
+    shown = [each for each in drawing.trials if key.ENV_STEPS in each.user_attrs and each.params]
+    names = sorted({name for trial in shown for name in trial.params})
+    if not names:
+        return _NONE_COMPLETE
+    figure, places = _grid_of(names, shared_yaxes=False)
+    won = {trial.number for trial in drawing.lineage()}
+    for name, place in places.items():
+        values, axis = _axis(shown, name)
+        ends = [trial.user_attrs[key.ENV_STEPS] for trial in shown]
+        parents = [trial.user_attrs.get(key.PARENT) for trial in shown]
+        starts = [0 if each is None else drawing.trials[each].user_attrs.get(key.ENV_STEPS, 0) for each in parents]
+        for is_winner, line in ((False, {"color": _GREY, "width": 1}), (True, {"color": _RED, "width": 3})):
+            lines = zip(shown, starts, ends, values, strict=True)
+            own = [(start, end, value) for trial, start, end, value in lines if (trial.number in won) == is_winner]
+            x = [step for start, end, _ in own for step in (start, end, None)]
+            y = [each for _, _, value in own for each in (value, value, None)]
+            label = "the run of the winner" if is_winner else "others"
+            figure.add_scatter(x=x, y=y, mode="lines", line=line, name=label, **place)
+        figure.update_yaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
+    return figure.update_xaxes(title="env steps").update_layout(showlegend=False)
+
+
+def _grid_of(names: Sequence[str], *, shared_yaxes: bool) -> tuple[Any, dict[str, dict[str, int]]]:
+    """A figure with a part for each parameter, in rows that fit the page, and the place of each part."""
+    n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
+    height = n_rows * _SLICE_HEIGHT + 70
+    spacing = {"vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
+    spacing["horizontal_spacing"] = 0.03 if shared_yaxes else 0.1
+    shared: Any = "all" if shared_yaxes else False
+    figure: Any = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes=shared, **spacing)
+    numbered = enumerate(names)
+    places = {name: {"row": n // _SLICES_PER_ROW + 1, "col": n % _SLICES_PER_ROW + 1} for n, name in numbered}
+    return figure.update_layout(height=height), places
+
+
 def _slices(drawing: _Drawing) -> Any:
     """A part for each parameter, in rows that fit the page, with a star at the winner."""
     if not drawing.values:
         return _NONE_COMPLETE
     names = sorted({name for trial in drawing.complete for name in trial.params})
-    n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
-    height, last, shown = n_rows * _SLICE_HEIGHT + 70, len(drawing.trials), {**drawing.values, **drawing.pruned}
-    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
-    figure = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes="all", **spacing)
-    for index, name in enumerate(names):
-        place = {"row": index // _SLICES_PER_ROW + 1, "col": index % _SLICES_PER_ROW + 1}
+    last, shown = len(drawing.trials), {**drawing.values, **drawing.pruned}
+    figure, places = _grid_of(names, shared_yaxes=True)
+    for name, place in places.items():
         numbers = [number for number in sorted(shown) if name in drawing.trials[number].params]
         x, axis = _axis([drawing.trials[number] for number in numbers], name)
         color = {"color": numbers, "colorscale": "Blues", "cmin": -0.3 * last, "cmax": last}
@@ -226,7 +299,7 @@ def _slices(drawing: _Drawing) -> Any:
         if drawing.winner in numbers:
             figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]), **place)
         figure.update_xaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
-    return figure.update_yaxes(title="objective", col=1).update_layout(height=height, showlegend=False)
+    return figure.update_yaxes(title="objective", col=1).update_layout(showlegend=False)
 
 
 def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[str, Any]]:
@@ -272,6 +345,11 @@ _IMPORTANCES = (
 )
 _PRUNED = "Rings are pruned trials, at their last evaluation."
 _SLICES = f"The value over each parameter; the darker, the later the trial. The star is the winner. {_PRUNED}"
+_LINEAGE = (
+    "The value of each member after each generation. Where a member copies another one, a dotted line leads from the "
+    "run that was copied to what became of it."
+)
+_SCHEDULES = "The settings of all members over their env steps; those of the winner's run are thick."
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     (
         "Optimization history",
@@ -282,4 +360,9 @@ _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, n
     ("Parameter importances", _IMPORTANCES, _importances),
     ("Slices", _SLICES, _slices),
     ("Timeline", "When each trial ran, and what became of it.", _timeline),
+)
+_OF_POPULATIONS = (
+    ("Who copied whom", _LINEAGE, _lineage),
+    ("Settings over time", _SCHEDULES, _schedules),
+    _FIGURES[-1],
 )

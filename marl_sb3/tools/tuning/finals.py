@@ -148,7 +148,8 @@ def race_of(study: TuneStudy) -> Race | None:
     """The race of the present best trials as it was planned; None if there is none."""
     best, seeds = study.finals.optuna.user_attrs.get(_PLAN, (0, 0))
     preset = study.search.preset_params()  # no trial with these is a rival of itself
-    ranked = [trial.number for trial in study.completed() if trial.params != preset][:best]
+    own = None if preset is None else study.space.settings(preset)
+    ranked = [trial.number for trial in study.completed() if study.settings_of(trial) != own][:best]
     if not seeds or not ranked or study.only_value() is not None or len(study.search.objectives()) > 1:
         return None
     known = {candidate.trial: candidate for candidate in candidates(study)}
@@ -162,6 +163,10 @@ def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
     search = study.search
     steps, whole = (config.n_timesteps for config in (search.trial_config({}, 0), search.whole_config({})))
     words = f"{counted(search.trials, 'trial')} of up to {steps:,} env steps"
+    if search.is_population:
+        changing = ", ".join(parameter.name for parameter in search.space.parameters)
+        length = f"{steps:,} env steps in {search.generations} generations"
+        words = f"{search.trials} members of {length}, with changing {changing}"
     if not seeds or len(search.objectives()) > 1:
         return f"{words}: {search.trials * steps:,} env steps at most"
     best = min(best, search.trials)

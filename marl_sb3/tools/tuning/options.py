@@ -68,7 +68,11 @@ class TrialOptions(TypedDict, total=False):
 class SamplingOptions(TypedDict, total=False):
     """How it is searched."""
 
-    trials: Annotated[int | None, "--trials N", "number of settings to try; default: 50, or the whole grid"]
+    trials: Annotated[
+        int | None,
+        "--trials N",
+        "number of settings to try; of `pbt` the size of the population; default: 50, 8 with pbt, or the whole grid",
+    ]
     seed: Annotated[
         int | None,
         "--seed S",
@@ -77,7 +81,19 @@ class SamplingOptions(TypedDict, total=False):
     sampler: Annotated[
         "Sampler | None",
         "--sampler NAME",
-        "how settings are chosen: `tpe`, `random`, `grid` or `gp`; default: `tpe`, or `grid` with a grid",
+        "how settings are chosen: `tpe`, `random`, `grid` or `gp`; or `pbt`, population based training: all trials "
+        "train in step, and after each evaluation the worst copy weights and settings of the best and change the "
+        "settings; default: `tpe`, or `grid` with a grid",
+    ]
+    pbt_quantile: Annotated[
+        float | None,
+        "--pbt-quantile Q",
+        "with pbt, share of the trials that copy, and of those that are copied; at most 0.5; default: 0.25",
+    ]
+    pbt_resample: Annotated[
+        float | None,
+        "--pbt-resample P",
+        "with pbt, probability with which a copied setting is drawn anew instead of changed by a fifth; default: 0.1",
     ]
     pruner: Annotated[
         "Pruner | None",

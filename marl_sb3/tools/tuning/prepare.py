@@ -22,6 +22,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer, canonical_settings
 from marl_sb3.files import as_path, path_is_usable, plain_data, require_text
 from marl_sb3.runs import (
+    CHANGEABLE,
     Run,
     RunFolder,
     TrainConfig,
@@ -178,12 +179,17 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
             fields["sampler"] = given.get("sampler", "grid")
     if "," in str(fields.get("objective")):
         fields.setdefault("pruner", "none")  # Optuna prunes no trial with several objectives
+    if fields.get("sampler") == "pbt":
+        fields.setdefault("pruner", "none")
+        fields.setdefault("trials", 8)
     if fields.get("sampler") == "grid":
         fields.setdefault("pruner", "none")  # with a grid, all results are wanted
         fields["trials"] = combinations = fields["space"].combinations()
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
+    if search.is_population and before is None:
+        search = replace(search, space=_changeable(search.space, is_given=space is not None or bool(grid)))
     preset = search.preset()
     followed = search.space.following(preset)
     if before is None and space is None and not grid:
@@ -196,6 +202,26 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
     if "over" in fields:
         return search
     return replace(search, over=f"mean_of_last_{min(3, search.evaluations)}" if search.evaluations > 1 else "last")
+
+
+def _changeable(space: Space, *, is_given: bool) -> Space:
+    """The space of a population, without settings that a run cannot change as it goes on.
+
+    Raises:
+        ConfigError: it has such settings, and is that of the user.
+    """
+    fixed = [
+        parameter.name
+        for parameter in space.parameters
+        if (own := parameter.name.rpartition(".")[2]) not in CHANGEABLE
+        or parameter.name.rpartition(".")[0].endswith("policy_kwargs")
+        or (own == "ent_coef" and any(isinstance(bound, str) for bound in parameter.bounds))  # learned: part of a state
+    ]
+    if fixed and is_given:
+        words = f"{', '.join(fixed)} cannot change in a run that goes on: weights and optimizers are copied as they are"
+        accepted = f"accepted with --sampler pbt: {', '.join(sorted(CHANGEABLE))}; set others for all, with --set"
+        raise ConfigError(f"{words}; {accepted}", key="space")
+    return space.without(fixed) if fixed else space
 
 
 def _picked_rollouts(search: Search, factory: EnvFactory | None) -> dict[str, Any] | None:

@@ -102,7 +102,8 @@ class TrialQueue:
             # set for it (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order
             # from the same seed.
             params = trial.params if key.SEED in trial.user_attrs else trial.system_attrs.get("fixed_params", {})
-            given = {name: trial.user_attrs[name] for name in key.OF_A_FINAL if name in trial.user_attrs}
+            own = (*key.OF_A_FINAL, *key.OF_A_MEMBER)
+            given = {name: trial.user_attrs[name] for name in own if name in trial.user_attrs}
             self.enqueue(params, **given, **{key.RETRY_OF: number, key.DEATHS: deaths})
         self.optuna.tell(number, state=TrialState.FAIL)
 

@@ -25,7 +25,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import Connection, Failed, RaySettings, differing, known_error, versions
 from marl_sb3.runs import Pool, TrainConfig
 from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.workers import GoesOn, Train, TrainedRun, TrainerLostError, train_here
+from marl_sb3.tools.tuning.workers import Continuation, GoesOn, Train, TrainedRun, TrainerLostError, train_here
 
 _POLL_S = 0.2
 
@@ -80,9 +80,15 @@ class RayTrainer:
         yield dict.fromkeys(names, partial(self.train, pool))
 
     def train(
-        self, pool: Pool, config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
+        self,
+        pool: Pool,
+        config: TrainConfig | Continuation,
+        folder: Path,
+        factory: EnvFactory | None,
+        goes_on: GoesOn | None,
     ) -> TrainedRun:
-        """See `Train`."""
+        """See `Train`; a cluster has no folders of this machine to go on from, so that no population trains there."""
+        assert isinstance(config, TrainConfig), "`prepared` refuses populations on Ray"
         job = secrets.token_hex(8)
         remote = self._ray.remote(train_remotely).options(**self._options)
         training = remote.remote(config, factory, None if goes_on is None else self._pruning, job, imported_modules())

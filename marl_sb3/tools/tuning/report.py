@@ -20,6 +20,7 @@ from marl_sb3.runs import resolved, to_yaml
 from marl_sb3.startup import require_extra
 from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
 from marl_sb3.tools.tuning.finals import rows as race_rows
+from marl_sb3.tools.tuning.population import copies_in_words, copies_table
 from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import (
@@ -47,7 +48,7 @@ def write_files(study: TuneStudy) -> list[Path]:
     Returns:
         The paths of the files.
     """
-    paths = [trials_csv(study), confirm_csv(study), *best_files(study)]
+    paths = [trials_csv(study), copies_csv(study), confirm_csv(study), *best_files(study)]
     try:
         paths.append(html_report(study))
     except ConfigError as error:
@@ -59,6 +60,16 @@ def trials_csv(study: TuneStudy) -> Path:
     """Write `trials.csv`, a row for each trial; a value that a trial lacks is empty."""
     rows = [row(study.search, trial) for trial in study.trials]
     return _write_csv(study.folder / "trials.csv", header(study.search), rows)
+
+
+def copies_csv(study: TuneStudy) -> Path | None:
+    """Write `copies.csv`, a row for each time that a member of a population has copied another one; None without one.
+
+    Its columns: after how many env steps; which member copied whom, in which generation; the numbers of the trial that
+    went on so, and of the one it went on from; the value that the member had, and that of the one it copied; of each
+    parameter the value that was copied, and what it was changed to.
+    """
+    return _write_csv(study.folder / "copies.csv", *copies_table(study)) if study.search.is_population else None
 
 
 def confirm_csv(study: TuneStudy) -> Path | None:
@@ -99,13 +110,15 @@ def best_files(study: TuneStudy) -> list[Path]:
 def _settings_file(study: TuneStudy, name: str, trial: FrozenTrial | None, words: str) -> Path:
     """Write the configuration of a whole training with a trial's settings, or the preset's."""
     search = study.search
-    settings = {} if trial is None else study.space.settings(trial.params)
+    settings = {} if trial is None else study.settings_of(trial)
     config = resolved(search.whole_config(settings)).changed({"seed": None, "n_parallel_updates": None})
     comment = [f"Study {one_line(search.name)}: {words}"]
     if trial is not None:
         values, seed = ", ".join(f"{value:.7g}" for value in trial.values), trial.user_attrs.get(SEED)
         comment.append(f"Trial {trial.number}: {values} ({search.mode}) of {_measured(search)}, with seed {seed}.")
         trained = study.config_of(trial)
+        if config.extensions:
+            comment.append("Its settings have changed on the way: `extensions` has those that it had before.")
         if trained.n_timesteps != config.n_timesteps:
             words = f"The trial had {trained.n_timesteps} env steps; n_timesteps is that of a whole training."
             comment.append(words)
@@ -152,6 +165,9 @@ def html_report(study: TuneStudy) -> Path:
         page.add("Finalists", note(text), table(race_rows(race), HEADER))
     for title, text, figure in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
         page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
+    if study.search.is_population:
+        text = "Each time that a member copied another one, and what it changed then; copies.csv has it for programs."
+        page.add("Copies", note(text), table(*reversed(copies_in_words(study))))
     rows = (row(study.search, trial) for trial in trials)
     text = "The trial whose settings are used stands out. Numbers are rounded; trials.csv has all digits."
     page.add("Trials", note(text), table(rows, header(study.search), number))
@@ -176,6 +192,8 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
     if best is not None:
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
         rows += [("its parameters", parameters_text(chosen))]
+    if best is not None and study.search.is_population:
+        rows += [("its run, with its policies", study.folder_of(best).relative_to(study.folder).as_posix())]
     if decision is not None:
         env = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # `train` imports no env that a file names
         rows += [("train with it", f"python -m marl_sb3.train {env}--hparams best.yml")]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 
-from marl_sb3.core.config import Count, Named, PositiveInt, algorithm_info, at_least, require
+from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, algorithm_info, at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml, write_whole, yaml_text
 from marl_sb3.runs import TrainConfig, load_config, require_named
@@ -17,7 +18,7 @@ from marl_sb3.tools.tuning.objective import Objective, parse_objectives
 from marl_sb3.tools.tuning.space import Space, parse_space
 from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, without_password
 
-Sampler = Literal["tpe", "random", "grid", "gp"]
+Sampler = Literal["tpe", "random", "grid", "gp", "pbt"]
 Pruner = Literal["median", "asha", "none"]
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
@@ -51,6 +52,8 @@ class Search:
     evaluations: PositiveInt = 10
     evaluation_episodes: PositiveInt = 10
     storage: str | None = None
+    pbt_quantile: Annotated[float, Meta(gt=0, le=0.5)] = 0.25
+    pbt_resample: Fraction = 0.1
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -62,6 +65,43 @@ class Search:
         if len(self.objectives()) > 1 and self.pruner != "none":
             words = f"--pruner is {self.pruner!r}; accepted with several objectives: none"
             raise ConfigError(words, key="pruner")
+        self._check_population()
+
+    def _check_population(self) -> None:
+        """Refuse what a population cannot do, and its options without one."""
+        if not self.is_population:
+            for name, value in _OF_POPULATIONS.items():
+                if getattr(self, name) != value:
+                    option = f"--{name.replace('_', '-')} is {getattr(self, name)}"
+                    raise ConfigError(f"{option}, and --sampler {self.sampler}; accepted: --sampler pbt", key=name)
+            return
+        accepted: Mapping[str, tuple[bool, str]] = {
+            "trials": (self.trials >= 2, "at least 2 members"),
+            "pruner": (self.pruner == "none", "none: a member that falls behind copies a better one"),
+            "objective": ("," not in self.objective, "a single one, by which members are compared"),
+            "evaluations": (self.evaluations >= 2, "at least 2: members are compared after each"),
+        }
+        for name, (is_accepted, words) in accepted.items():
+            if not is_accepted:
+                value = getattr(self, name)
+                raise ConfigError(f"--{name} is {value!r}; accepted with --sampler pbt: {words}", key=name)
+        if any(name == "stop" or name.startswith("stop.") for name in self.settings):
+            raise ConfigError("--stop is given; accepted with --sampler pbt: all members train to the end", key="stop")
+
+    @property
+    def is_population(self) -> bool:
+        """Whether the trials are members of a population, see `marl_sb3.tools.tuning.population`."""
+        return self.sampler == "pbt"
+
+    @property
+    def generations(self) -> int:
+        """How many trials a member has, one after the other."""
+        return self.evaluations if self.is_population else 1
+
+    @property
+    def n_trainings(self) -> int:
+        """The number of trials in all: `trials`, or of a population those of all generations."""
+        return self.trials * self.generations
 
     def objectives(self) -> list[Objective]:
         """The objectives, checked. Of several, the first decides where one number is needed."""
@@ -92,20 +132,29 @@ class Search:
         Raises:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
-        config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed)
+        config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed).changed({"extensions": None})
+        if self.is_population and config.stop:
+            words = f"the settings stop at {', '.join(config.stop)}; accepted with --sampler pbt: stop: {{}}"
+            raise ConfigError(words, key="stop")
         self._require_long_enough(config, "a trial")
         return self._evaluated(config, seed, self.evaluation_seed())
 
     def whole_config(self, settings: Mapping[str, Any]) -> TrainConfig:
         """The configuration of a whole training with these settings, as in `best.yml`.
 
-        Its env steps are those of the preset or of `--set`; where neither says them, those of a trial. It has no stop
+        Its env steps are those of the preset or of `--set`; where neither says them, those of a trial. Those of a
+        population are always those of its members, because their settings change at certain steps. It has no stop
         conditions, which end trials.
+
+        Args:
+            settings: by key, and `extensions` of a member that has changed its.
         """
+        settings = dict(settings)
+        phases = {"extensions": settings.pop("extensions", None)} if self.is_population else {}
         config = self.config(settings)
-        if self.timesteps is not None and "n_timesteps" not in config.sources:
+        if self.timesteps is not None and (self.is_population or "n_timesteps" not in config.sources):
             config = self.config(settings, n_timesteps=self.timesteps)
-        return config.changed({"seed": None, "stop": {}})
+        return config.changed({"seed": None, "stop": {}, **phases})
 
     def final_config(self, settings: Mapping[str, Any], seed_index: int) -> TrainConfig:
         """The configuration of a whole training with a fresh seed.
@@ -116,6 +165,8 @@ class Search:
             ConfigError: a setting is wrong, or the training is too short for the evaluations.
         """
         config = self.whole_config(settings)
+        if not self.is_population:
+            config = config.changed({"extensions": None})
         self._require_long_enough(config, "a finalist's training")
         return self._evaluated(config, *self.fresh_seeds(seed_index))
 
@@ -134,7 +185,6 @@ class Search:
         set_by_search = {
             "seed": seed,
             "n_timesteps": config.n_timesteps,
-            "extensions": None,
             "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
             "checkpoints.every": 0,
             "evaluation.interval": config.n_timesteps // self.evaluations,
@@ -184,7 +234,9 @@ class Search:
     def to_plain(self) -> dict[str, Any]:
         """The search as plain data for `study.yaml`, without the password of its database."""
         storage = None if self.storage is None else without_password(self.storage)
-        return {**asdict(self), "space": self.space.to_plain(), "storage": storage}
+        plain = {**asdict(self), "space": self.space.to_plain(), "storage": storage}
+        # Other studies are as they were before there were populations.
+        return plain if self.is_population else {name: plain[name] for name in plain if name not in _OF_POPULATIONS}
 
     def write(self, folder: Path) -> None:
         """Write `study.yaml` atomically."""
@@ -192,6 +244,7 @@ class Search:
         write_whole(folder / _FILE, yaml_text(self.to_plain()))
 
 
+_OF_POPULATIONS = {name: getattr(Search, name) for name in ("pbt_quantile", "pbt_resample")}
 # The kinds of all fields but the space, which checks itself.
 _KINDS = {name: kind for name, kind in get_type_hints(Search, include_extras=True).items() if name != "space"}
 
@@ -206,7 +259,8 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     if not path.is_file():
         return None
     content = read_yaml(path)
-    if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
+    names = {item.name for item in fields(Search)}
+    if not isinstance(content, Mapping) or {*content, *_OF_POPULATIONS} != names:
         raise ConfigError(f"{path} is not that of a study", key="study")
     search = Search(**{**content, "space": parse_space(content["space"], f"{path}, space")})
     require_named(search.env, [] if env is None else [env], path)

@@ -18,8 +18,10 @@ from marl_sb3.files import parse_value, read_yaml
 from marl_sb3.runs import ACCEPTED, TrainConfig, preset_path, value_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import optuna
 
+PERTURBATIONS = (0.8, 1.2)  # factors of Jaderberg et al., see `population`
 SpaceSource = str | Path | Mapping[str, Any] | None
 Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
@@ -59,6 +61,33 @@ class Parameter:
             raise ValueError(f"{found}, outside {low} to {high}")
         return found
 
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether a member of a population changes a copied value; otherwise it draws one: choices have no order."""
+        return self.kind != "choices" or all(map(_is_number, self.bounds))
+
+    def perturbed(self, value: Any, rng: np.random.Generator) -> Any:
+        """A value near one that was copied, both as Optuna stores them.
+
+        A number in a range is multiplied by 0.8 or 1.2, at random, and stays within the range; where one of them would
+        change nothing, it is the other one. An integer moves by at least 1. Of numbers to choose from, it is the next
+        smaller or the next larger one.
+        """
+        if self.kind == "choices":
+            ordered = sorted(self.bounds)
+            place = ordered.index(value)
+            candidates = [ordered[each] for each in (place - 1, place + 1) if 0 <= each < len(ordered)]
+        else:
+            low, high = self.bounds
+            candidates = []
+            for factor in PERTURBATIONS:
+                moved = value * factor
+                if self.kind == "int":
+                    moved = round(moved) if round(moved) != value else value + (1 if factor > 1 else -1)
+                candidates.append(min(max(moved, low), high))
+            candidates = [each for each in candidates if each != value]
+        return candidates[int(rng.integers(len(candidates)))] if candidates else value
+
     def with_value(self, value: Any) -> Parameter:
         """The parameter with a value of the setting added to its choices or its range, if it may be there."""
         try:
@@ -86,7 +115,7 @@ class Parameter:
         Of a range, these are all but one of the values in its outer tenth; of three or more numbers to choose from, all
         of them. A lower end of 0 or an upper end of 1 is no end, because nothing may lie beyond.
         """
-        numbers = [bound for bound in self.bounds if isinstance(bound, (int, float)) and not isinstance(bound, bool)]
+        numbers = list(filter(_is_number, self.bounds))
         if len(numbers) < len(self.bounds) or len(values) < _LEAST_AT_AN_EDGE:
             return None
         low, high = min(numbers), max(numbers)
@@ -99,6 +128,10 @@ class Parameter:
             lower, upper = sum(place <= 0.1 for place in places), sum(place >= 0.9 for place in places)
             needed = len(values) - 1
         return "lower" if lower >= needed and low != 0 else "upper" if upper >= needed and high != 1 else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _start_of_line(value: Any) -> float | None:

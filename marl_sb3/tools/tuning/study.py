@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +64,8 @@ class TuneStudy:
             )
             self.optuna = open_study(study_name=search.name, pruner=pruner(search), sampler=sampler(search, 0))
             finals = open_study(study_name=f"{search.name}, finalists", sampler=optuna.samplers.RandomSampler())
-        self.queue = TrialQueue(self.optuna, folder, search.trials, partial(sampler, search))
+        total = 0 if search.is_population else search.trials
+        self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search))
         self.finals = TrialQueue(finals, folder)
         self.n_done = self.queue.n_done
 
@@ -80,7 +82,9 @@ class TuneStudy:
         """
         self._require_same_search()
         preset = self.search.preset_params()
-        first = list(self.space.grid()) if self.search.sampler == "grid" else [] if preset is None else [preset]
+        # Of a population, `enqueue_generation` enqueues all.
+        begun = [] if preset is None or self.search.is_population else [preset]
+        first = list(self.space.grid()) if self.search.sampler == "grid" else begun
         # Those that are missing: a kill may leave the grid incomplete.
         for params in itertools.islice(first, count(self.trials), None):
             self.queue.enqueue(params)
@@ -187,7 +191,7 @@ class TuneStudy:
 
     def __repr__(self) -> str:
         search, best = self.search, next(iter(self.completed()), None)
-        parts = [f"{search.env}, {self.n_done()} of {search.trials} trials"]
+        parts = [f"{search.env}, {self.n_done()} of {search.n_trainings} trials"]
         if best is not None:
             parts.append(f"best {number(value_of(best))} (trial {best.number})")
         return f"<Study {short_path(self.folder)}: {', '.join(parts)}>"
@@ -200,6 +204,25 @@ class TuneStudy:
         # It was trained on another machine.
         return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[key.SEED]))
 
+    def lineage(self, trial: FrozenTrial) -> list[FrozenTrial]:
+        """The trials that the run of a trial went through, oldest first: more than one in a population."""
+        trials, found = self.trials, [trial]
+        while (parent := found[0].user_attrs.get(key.PARENT)) is not None:
+            found.insert(0, trials[parent])
+        return found
+
+    def settings_of(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The settings of a trial by key, as after `--set`; of a member that has changed its, with `extensions`."""
+        settings, phases = self.space.settings(trial.params), []
+        changed = [(each, after) for each, after in pairwise(self.lineage(trial)) if each.params != after.params]
+        n_timesteps = self.search.config({}, n_timesteps=self.search.timesteps).n_timesteps if changed else 0
+        for each, _ in changed:
+            own = self.space.settings(each.params)
+            other = {name: own[name] for name in own if own[name] != settings[name]}
+            phase = {"until": each.user_attrs[key.ENV_STEPS], "n_timesteps": n_timesteps}
+            phases.append({**phase, "settings": other} if other else phase)
+        return {**settings, "extensions": phases} if phases else settings
+
     def folder_of(self, trial: FrozenTrial | optuna.trial.Trial) -> Path:
         """The run folder of a trial."""
         return self.folder / run_folder(trial.number)
@@ -211,12 +234,16 @@ class TuneStudy:
 
 
 def best_first(trials: Iterable[FrozenTrial], sign: float) -> list[FrozenTrial]:
-    """The complete trials, best first; of equal values the earlier trial comes first.
+    """The complete trials, best first; of equal values the earlier trial comes first; of a population, its last ones.
 
     Args:
         sign: 1 where more is better, -1 where less is.
     """
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.values is not None]
+    complete = [
+        trial
+        for trial in trials
+        if trial.state == TrialState.COMPLETE and trial.values is not None and not trial.user_attrs.get(key.GOES_ON)
+    ]
     return sorted(complete, key=lambda trial: (-sign * trial.values[0], trial.number))
 
 

@@ -22,6 +22,10 @@ CPU_SECONDS = "cpu_seconds"
 # With a training of a finalist: the number of the trial with its settings, or `PRESET`, and which fresh seed it has.
 CANDIDATE, SEED_INDEX, PRESET = "candidate", "seed_index", -1
 OF_A_FINAL = (CANDIDATE, SEED_INDEX)
+# With a trial of a population: which member's it is in which generation, whether the member's training goes on in the
+# next one, the number of the trial whose run it goes on from, and the member that was copied, if any.
+MEMBER, GENERATION, GOES_ON, PARENT, COPIED = "member", "generation", "goes_on", "parent", "copied"
+OF_A_MEMBER = (MEMBER, GENERATION, GOES_ON, PARENT, COPIED)
 
 # Errors of trials that did not fail because of their settings.
 KILLED: Final = "its process ended"
@@ -38,7 +42,16 @@ def trial_line(trial: FrozenTrial) -> str:
     values = ", ".join(map(number, trial.values or [curve[max(curve)] if curve else None]))
     state = trial.state.name if trial.state.is_finished() else f"evaluation {len(curve)}"
     failure = failure_text(trial)
-    return f"trial {trial.number}: {state} {values} ({parameters}){f': {failure}' if failure else ''}"
+    name = f"trial {trial.number}{_member_text(trial)}"
+    return f"{name}: {state} {values} ({parameters}){f': {failure}' if failure else ''}"
+
+
+def _member_text(trial: FrozenTrial) -> str:
+    """` (member 3, generation 2, a copy of member 5)`; empty if it is of no population."""
+    if MEMBER not in trial.user_attrs:
+        return ""
+    copied = f", a copy of member {trial.user_attrs[COPIED]}" if COPIED in trial.user_attrs else ""
+    return f" (member {trial.user_attrs[MEMBER]}, generation {trial.user_attrs[GENERATION]}{copied})"
 
 
 def failure_text(trial: FrozenTrial) -> str:
@@ -81,6 +94,7 @@ def states(trials: Iterable[FrozenTrial]) -> str:
 # --- Rows of `trials.csv`, `report.html` and data frames --------------------------------------------------------------
 
 _BEFORE = ("number", "state")  # columns before those of the values and the parameters
+_OF_MEMBER = (MEMBER, GENERATION, PARENT, COPIED)  # after these, of a population
 _AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "cpu_seconds", "return", "evaluations",
     "retry_of", "worker", "folder", "checkpoint", "error")  # fmt: skip
 
@@ -89,9 +103,10 @@ def header(search: Search) -> list[str]:
     """The names of the columns; a parameter named like another column becomes `params_NAME`."""
     objectives = search.objectives()
     values = ["value"] if len(objectives) == 1 else [f"value_{one_line(each.of)}" for each in objectives]
-    taken = {*_BEFORE, *values, *_AFTER}
+    taken = {*_BEFORE, *_OF_MEMBER, *values, *_AFTER}
     parameters = [one_line(parameter.name) for parameter in search.space.parameters]
-    return [*_BEFORE, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
+    before = [*_BEFORE, *(_OF_MEMBER if search.is_population else ())]
+    return [*before, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
 
 
 def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
@@ -105,12 +120,14 @@ def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = va
     """
     stored = trial.user_attrs
     folder = run_folder(trial.number) if FOLDER in stored else None
-    checkpoint = folder and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
+    kept = not stored.get(GOES_ON)
+    checkpoint = folder and kept and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
     names = [searched.name for searched in search.space.parameters]
     values = trial.values or [None] * len(search.objectives())
     return [
         trial.number,
         trial.state.name,
+        *(map(stored.get, _OF_MEMBER) if search.is_population else ()),
         *map(rounded, values),
         *(parameter(trial.params[name]) if name in trial.params else None for name in names),
         *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
@@ -119,7 +136,7 @@ def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = va
         stored.get(RETRY_OF),
         stored_text(trial, WORKER),
         folder and folder.as_posix(),
-        checkpoint and checkpoint.as_posix(),
+        checkpoint.as_posix() if checkpoint else None,
         stored_text(trial, ERROR),
     ]
 

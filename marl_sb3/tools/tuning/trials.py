@@ -18,11 +18,13 @@ from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, write_traceback
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
 from marl_sb3.tools.tuning.objective import NOT_TOGETHER
+from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
 from marl_sb3.tools.tuning.queue import TrialQueue
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
     OPPOSITION,
+    Continuation,
     SearchError,
     Train,
     Trainer,
@@ -64,8 +66,12 @@ def run_trials(
         _require_sense(study)
         _require_any_success(study, before)
 
-    run_jobs(study, study.queue, run_trial, workers, look, trainer)
-    for doubt in (trial.user_attrs[_DOUBT] for trial in study.trials if _DOUBT in trial.user_attrs):
+    if study.search.is_population:
+        while enqueue_generation(study):
+            run_jobs(study, study.queue, run_trial, workers, look, trainer)
+    else:
+        run_jobs(study, study.queue, run_trial, workers, look, trainer)
+    for doubt in dict.fromkeys(trial.user_attrs[_DOUBT] for trial in study.trials if _DOUBT in trial.user_attrs):
         _log.warning(
             "%s: it may be that --objective %s does not tell how good policies are", doubt, study.search.objective
         )
@@ -126,17 +132,24 @@ class TrialReport:
         study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
         interval: env steps between evaluations.
         watch_opposition: whether the trial ends when it is clear that the agents' returns oppose each other.
+        last: the number of the evaluation with which the trial ends; None: with its training.
     """
 
     def __init__(
-        self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, *, watch_opposition: bool = False
+        self,
+        study: TuneStudy,
+        trial: optuna.trial.Trial,
+        interval: int,
+        *,
+        watch_opposition: bool = False,
+        last: int | None = None,
     ) -> None:
         self._trial = trial
         self._objective, *others = study.search.objectives()
         self._reports = not others
         self._interval = interval
         self._evaluations = study.search.evaluations
-        self._watches = watch_opposition
+        self._watches, self._last = watch_opposition, last
         self._reported = 0
         self.pruned = False
         self.opposed: str | None = None  # how the returns oppose each other
@@ -159,7 +172,7 @@ class TrialReport:
             self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
         # After the last evaluation, pruning would save nothing.
         self.pruned = number < self._evaluations and self._trial.should_prune()
-        return not self.pruned
+        return not self.pruned and (self._last is None or number < self._last)
 
 
 def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> bool:
@@ -175,11 +188,21 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         OSError: the disk is full, or the study cannot be written to.
     """
 
-    def configured() -> tuple[TrainConfig, TrialReport]:
-        search, index = study.search, trial.user_attrs[key.INDEX]
-        config = search.trial_config(study.space.suggest(trial), search.trial_seed(index))
-        watch_opposition = index == 0 and any(each.of in NOT_TOGETHER for each in search.objectives())
-        return config, TrialReport(study, trial, config.evaluation.interval, watch_opposition=watch_opposition)
+    def configured() -> tuple[TrainConfig | Continuation, TrialReport]:
+        search, stored = study.search, trial.user_attrs
+        parent = study.trials[stored[key.PARENT]] if key.PARENT in stored else None
+        seed = search.trial_seed(stored[key.INDEX]) if parent is None else parent.user_attrs[key.SEED]
+        settings = study.space.suggest(trial)
+        config = search.trial_config(settings, seed)
+        is_first = stored.get(key.MEMBER, stored[key.INDEX]) == 0
+        watch_opposition = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
+        last = stored[key.GENERATION] + 1 if stored.get(key.GOES_ON) else None
+        interval = config.evaluation.interval
+        report = TrialReport(study, trial, interval, watch_opposition=watch_opposition, last=last)
+        if parent is None:
+            return config, report
+        copy_run(study.folder_of(parent), study.folder_of(trial))
+        return Continuation(config, settings), report
 
     return _run(study, study.queue, trial, study.folder_of(trial), configured, train)
 
@@ -191,7 +214,7 @@ def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = tra
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted training
 
     def configured() -> tuple[TrainConfig, None]:
-        settings = {} if number == key.PRESET else study.space.settings(study.trials[number].params)
+        settings = {} if number == key.PRESET else study.settings_of(study.trials[number])
         return study.search.final_config(settings, index), None
 
     return _run(study, study.finals, training, folder, configured, train)
@@ -202,7 +225,7 @@ def _run(
     queue: TrialQueue,
     trial: optuna.trial.Trial,
     folder: Path,
-    configured: Callable[[], tuple[TrainConfig, TrialReport | None]],
+    configured: Callable[[], tuple[TrainConfig | Continuation, TrialReport | None]],
     train: Train,
 ) -> bool:
     """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""

@@ -54,7 +54,7 @@ class SearchView:
         self._search = None if study is None else study.search
         # Read from the storage before it is drawn in another thread.
         self._trials: Sequence[FrozenTrial] = () if study is None else study.trials
-        self._done, self._total = (0, 0) if study is None else (study.n_done(), study.search.trials)
+        self._done, self._total = (0, 0) if study is None else (study.n_done(), study.search.n_trainings)
         self._clock = ProgressClock()
         self._clock.begin(self._done)
         make = Screen if console is None else partial(screen_for, console)
@@ -112,12 +112,18 @@ class SearchView:
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
         ranked = [] if self._search is None else best_first(self._trials, self._search.objectives()[0].sign)
         best = [cut_line(f"best     {trial_line(trial)}", style="bold") for trial in ranked[:1]]
-        all_running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
-        shown = all_running[: max(1, size.height - len(lines) - len(best) - 2)]
-        running = [f"running  {trial_line(trial)}" for trial in shown]
-        if len(shown) < len(all_running):
-            running.append(f"         and {len(all_running) - len(shown)} more")
+        candidates = self._members() or [trial for trial in self._trials if trial.state == TrialState.RUNNING]
+        shown = candidates[: max(1, size.height - len(lines) - len(best) - 2)]
+        running = [f"{'trained' if each.state.is_finished() else 'running'}  {trial_line(each)}" for each in shown]
+        if len(shown) < len(candidates):
+            running.append(f"         and {len(candidates) - len(shown)} more")
         return Group(*map(cut_line, lines), bar, *best, *map(cut_line, running))
+
+    def _members(self) -> list[FrozenTrial]:
+        """Of a population, the latest trial of each member that was started, those that run first."""
+        started = [trial for trial in self._trials if trial.state != TrialState.WAITING]
+        latest = {trial.user_attrs[key.MEMBER]: trial for trial in started if key.MEMBER in trial.user_attrs}
+        return sorted(latest.values(), key=lambda trial: (trial.state.is_finished(), trial.user_attrs[key.MEMBER]))
 
     def _parts(self) -> list[str]:
         """What is done, as text."""
@@ -126,7 +132,11 @@ class SearchView:
         counts = Counter(trial.state for trial in self._trials)
         retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
         unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
-        return [f"{self._done} of {self._total} trials", unsuccessful]
+        done = [f"{self._done} of {self._total} trials"]
+        if self._search.is_population:
+            begun = max((trial.user_attrs[key.GENERATION] for trial in self._trials), default=0)
+            done.insert(0, f"generation {begun} of 0 to {self._search.generations - 1}")
+        return [*done, unsuccessful]
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -154,7 +164,10 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
         console.print()
         console.print(_table(columns, [""] * len(cells)))
     best = [trial.params for trial in study.completed()[:_N_AT_AN_EDGE]]
-    for line in filter(None, [*edge_warnings(study.space, best), outcome_words(study)]):
+    run = ""
+    if study.search.is_population and study.completed():
+        run = f"The run of the best member, with its policies: {short_path(study.folder_of(study.best_trial))}"
+    for line in filter(None, [*edge_warnings(study.space, best), outcome_words(study), run]):
         console.print()
         console.print(Text(line))
 

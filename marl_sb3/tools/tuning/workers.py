@@ -40,7 +40,7 @@ from marl_sb3.extensions.remote import (
     fork_server,
     packed_request,
 )
-from marl_sb3.runs import Pool, TrainConfig, execute, prepare
+from marl_sb3.runs import Pool, Run, TrainConfig, execute, name_of_callback, prepare, resume_run
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
 from marl_sb3.tools.tuning.queue import HERE, TrialQueue
@@ -78,10 +78,35 @@ class TrainedRun:
     cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A training that goes on from the newest checkpoint in its folder, with other settings."""
+
+    config: TrainConfig  # of a new training with the settings
+    settings: Mapping[str, Any]  # that may be others than so far, by key as after `--set`
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run."""
+        return self.config.seed
+
+    def run(self, folder: Path, factory: EnvFactory | None) -> Run:
+        """Restore the run; the code that the settings name, which no run folder may import, is named again."""
+        config = self.config
+        opponents = [each for each in config.league.opponents or () if ":" in each]
+        code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
+        code["league.opponents"] = config.league.opponents if opponents else None
+        named = {name: value for name, value in code.items() if value is not None}
+        callbacks = [name_of_callback(each) for each in config.callbacks or ()]
+        return resume_run(
+            folder, env=config.env, factory=factory, settings={**named, **self.settings}, callbacks=callbacks
+        )
+
+
 GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on
 
 # Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
-Train = Callable[[TrainConfig, Path, EnvFactory | None, GoesOn | None], TrainedRun]
+Train = Callable[[TrainConfig | Continuation, Path, EnvFactory | None, GoesOn | None], TrainedRun]
 
 
 class AskTheSearch(TrainingCallback):
@@ -111,10 +136,13 @@ class AskTheSearch(TrainingCallback):
         return self._goes_on({**result, OPPOSITION: (self._opposed, self._opposition.doubt())})
 
 
-def train_here(config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None) -> TrainedRun:
+def train_here(
+    config: TrainConfig | Continuation, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
+) -> TrainedRun:
     """See `Train`: in this process."""
     start_s = time.process_time()
-    run = execute(prepare(config, folder, factory), [] if goes_on is None else [AskTheSearch(goes_on)])
+    run = config.run(folder, factory) if isinstance(config, Continuation) else prepare(config, folder, factory)
+    run = execute(run, [] if goes_on is None else [AskTheSearch(goes_on)])
     results = () if run.interrupted else [result for result in run.results if "evaluation" in result]
     return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
 
@@ -263,7 +291,7 @@ class _ProcessOfWorker:
         self._answers = -1  # a pipe to the process
 
     def train(
-        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
+        self, config: TrainConfig | Continuation, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
     ) -> TrainedRun:
         """See `Train`; the factory is not sent: the process imports it."""
 
@@ -342,7 +370,7 @@ class _Training:
         link.heartbeat.rest()  # a training may take as long as it does
         self._link = link
 
-    def train(self, config: TrainConfig, folder: Path, asks: bool) -> TrainedRun:
+    def train(self, config: TrainConfig | Continuation, folder: Path, asks: bool) -> TrainedRun:
         """See `Train`; with `asks`, the search decides whether the training goes on."""
         try:
             with interrupting():

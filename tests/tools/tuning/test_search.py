@@ -254,7 +254,7 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
         ),
         ({"mode": "largest"}, "--mode is 'largest'; accepted: max or min"),
         ({"over": "mean"}, "--over is 'mean'; accepted: last, best or mean_of_last_K"),
-        ({"sampler": "bayes"}, "--sampler is 'bayes'; accepted: tpe, random, grid or gp"),
+        ({"sampler": "bayes"}, "--sampler is 'bayes'; accepted: tpe, random, grid, gp or pbt"),
         ({"pruner": "x"}, "--pruner is 'x'; accepted: median, asha or none"),
         ({"sampler": "grid"}, "a grid needs choices; learning_rate has a range"),
         ({"grid": ["gamma=0.9"]}, "a space and a grid are given"),

@@ -1,0 +1,210 @@
+"""Population based training: all trials are members of a population, and the worst copy the best on the way.
+
+It is that of Jaderberg et al., "Population Based Training of Neural Networks", 2017 (https://arxiv.org/abs/1711.09846),
+by generations: each member is trained up to its next evaluation, and when all of a generation are, the members in the
+lowest quantile copy one of the highest, with weights, optimizers and logs, and go on from there with other settings.
+Each member's part of a generation is a trial of the queue, so that workers, kills and retries are those of any search.
+What is decided follows from the seed of the search and the values of the generation alone, and not from who was done
+first: the same seed finds the same with any number of workers, and after any kill.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from marl_sb3.extensions.store import checkpoints_of
+from marl_sb3.files import remove_folder
+from marl_sb3.runs import TRACEBACK_FILE
+from marl_sb3.tools.tuning import trial as key
+from marl_sb3.tools.tuning.space import Space
+from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.trial import value_of
+
+_DECISIONS = 4  # the second key of the seeds of what is decided; see `Search`
+# What a copy of a run does not have: locks, and what is of the one run only.
+_NOT_COPIED = frozenset({".lock", "policies", "tracking.json", "wandb", TRACEBACK_FILE})
+
+
+def exploit(member: int, values: Sequence[float | None], quantile: float, rng: np.random.Generator) -> int | None:
+    """Choose whom a member copies: by truncation selection, one of the best if it is one of the worst.
+
+    Args:
+        values: of all members, more is better; None: the training has failed, which is worse than any value.
+        quantile: the share of the members that are the best, and of those that are the worst: at least one.
+
+    Returns:
+        The member to copy, which has a better value; None if this one goes on by itself.
+    """
+    ranked = sorted(range(len(values)), key=lambda each: (values[each] is None, -(values[each] or 0.0), each))
+    n = max(1, int(quantile * len(values)))
+    own = values[member]
+    if own is not None and member not in ranked[-n:]:
+        return None
+    known = [(each, value) for each in ranked[:n] if (value := values[each]) is not None]
+    better = [each for each, value in known if own is None or value > own]
+    return int(rng.choice(better)) if better else None
+
+
+def explore(params: Mapping[str, Any], space: Space, resample: float, rng: np.random.Generator) -> dict[str, Any]:
+    """Change all parameters of a member that was copied, within the space; see `Parameter.perturbed`.
+
+    Args:
+        params: as Optuna stores them.
+        resample: the probability with which a parameter is drawn anew.
+
+    Returns:
+        The new parameters, without those that the sampler of the trial has to draw.
+    """
+    changed = {}
+    for parameter in space.parameters:
+        if not parameter.is_perturbed or rng.random() < resample:
+            continue
+        changed[parameter.name] = parameter.perturbed(params[parameter.name], rng)
+    return changed
+
+
+# --- Generations ------------------------------------------------------------------------------------------------------
+
+
+def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
+    """The trial of each generation and member, by these two numbers, without attempts that were made again."""
+    return {(trial.user_attrs[key.GENERATION], trial.user_attrs[key.MEMBER]): trial for trial in study.trials}
+
+
+def enqueue_generation(study: TuneStudy) -> bool:
+    """Enqueue the trials of the next generation that are missing; False if the last one is trained, or none can go on.
+
+    It may be killed at any time: what is missing is decided again, as it was.
+    """
+    search, known = study.search, latest(study)
+    for generation in range(search.generations):
+        trials = [known.get((generation, member)) for member in range(search.trials)]
+        if all(trial is not None and trial.state.is_finished() for trial in trials):
+            continue
+        before = [known[generation - 1, member] for member in range(search.trials)] if generation else []
+        if generation and all(trial.state != TrialState.COMPLETE for trial in before):
+            return False
+        _free_checkpoints(study, generation - 2)
+        for member in (member for member, trial in enumerate(trials) if trial is None):
+            _enqueue(study, generation, member, before)
+        return True
+    _free_checkpoints(study, search.generations - 2)
+    return False
+
+
+def _enqueue(study: TuneStudy, generation: int, member: int, before: Sequence[FrozenTrial]) -> None:
+    """Enqueue the trial of a member: of the first generation, or as follows from the trials of the one before."""
+    search = study.search
+    stored: dict[str, Any] = {key.MEMBER: member, key.GENERATION: generation}
+    if generation + 1 < search.generations:
+        stored[key.GOES_ON] = True
+    if not before:
+        preset = search.preset_params()  # the first member begins with it, the sampler draws all others
+        study.queue.enqueue(preset if member == 0 and preset is not None else {}, **stored)
+        return
+    seed = np.random.SeedSequence(search.seed, spawn_key=(generation * search.trials + member, _DECISIONS))
+    rng, sign = np.random.default_rng(seed), search.objectives()[0].sign
+    values = [None if trial.state != TrialState.COMPLETE else value_of(trial) for trial in before]
+    copied = exploit(member, [value and sign * value for value in values], search.pbt_quantile, rng)
+    source = before[member if copied is None else copied]
+    params: Mapping[str, Any] = source.params
+    if copied is not None:
+        stored[key.COPIED] = copied
+        params = explore(params, study.space, search.pbt_resample, rng)
+    study.queue.enqueue(params, **{**stored, key.PARENT: source.number})
+
+
+def _free_checkpoints(study: TuneStudy, generation: int) -> None:
+    """Remove checkpoints and policies of all generations up to this one: nobody copies these any more."""
+    for trial in study.trials:
+        if trial.user_attrs[key.GENERATION] <= generation:
+            for name in ("checkpoints", "policies"):
+                if (folder := study.folder_of(trial) / name).is_dir() and not folder.is_symlink():
+                    remove_folder(folder)
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy the folder of a run, with its newest checkpoint only, to go on with it there.
+
+    Links are copied as such, which a resume refuses: the study may be of somebody else.
+    """
+    newest = set(checkpoints_of(source).names()[-1:])
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        if Path(folder) == source:
+            return set(names) & _NOT_COPIED
+        return set(names) - newest if Path(folder) == source / "checkpoints" else set()
+
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, symlinks=True, ignore=left_out)
+
+
+# --- Who copied whom --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Copy:
+    """That a member has copied another one."""
+
+    trial: FrozenTrial  # of the member, after that
+    left: FrozenTrial  # of the member, before that
+    source: FrozenTrial  # of the other one, which was copied
+
+    @property
+    def env_steps(self) -> int | None:
+        """After how many env steps of the training."""
+        return self.source.user_attrs.get(key.ENV_STEPS)
+
+    def changes(self, space: Space) -> dict[str, tuple[Any, Any]]:
+        """The settings that were copied and then changed, by name: the value that was copied, and the new one."""
+        old, new = space.settings(self.source.params), space.settings(self.trial.params)
+        return {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
+
+
+def copies(study: TuneStudy) -> list[Copy]:
+    """All copies so far, in their order; of trials that were started."""
+    known, trials = latest(study), study.trials
+    return [
+        Copy(trial, known[generation - 1, member], trials[trial.user_attrs[key.PARENT]])
+        for (generation, member), trial in sorted(known.items())
+        if key.COPIED in trial.user_attrs and trial.state != TrialState.WAITING
+    ]
+
+
+def copies_in_words(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
+    """The head and the rows of a table for people: `copies_table`, with what has changed in one column."""
+    rows = []
+    for each in copies(study):
+        members = [trial.user_attrs[key.MEMBER] for trial in (each.trial, each.source)]
+        values = [key.rounded(value_of(trial)) for trial in (each.left, each.source)]
+        changes = [(name, *map(_shown, pair)) for name, pair in each.changes(study.space).items()]
+        words = ", ".join(f"{name} {old} to {new}" for name, old, new in changes)
+        rows.append([each.env_steps, *members, *values, words])
+    return ["env steps", "member", "copied", "its value before", "value of the other", "changed then"], rows
+
+
+def _shown(value: Any) -> str:
+    return key.value_text(key.rounded(value, 4))
+
+
+def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
+    """The head and the rows of `copies.csv`; of each parameter the value that was copied, and the new one."""
+    names = [parameter.name for parameter in study.space.parameters]
+    head = ["env_steps", "generation", "member", "copied", "trial", "copied_trial", "value", "copied_value"]
+    rows = []
+    for each in copies(study):
+        of_copy = [each.env_steps, each.trial.user_attrs[key.GENERATION]]
+        of_copy += [trial.user_attrs[key.MEMBER] for trial in (each.trial, each.source)]
+        of_copy += [each.trial.number, each.source.number]
+        values = [key.rounded(value_of(trial)) for trial in (each.left, each.source)]
+        old, new = (study.space.settings(trial.params) for trial in (each.source, each.trial))
+        pairs = [key.value_text(of_one[name]) if name in of_one else None for name in names for of_one in (old, new)]
+        rows.append([*of_copy, *values, *pairs])
+    return [*head, *(f"{part}{name}" for name in names for part in ("copied_", ""))], rows
