@@ -66,7 +66,7 @@ RUNS = {
         {"WARM_STEPS": 8, "HYPERPARAMETERS": {"learning_starts": 4, "batch_size": 8}},
     ),
     "on_policy_vs_stock_sb3": Small(
-        "--repeats 1 --env-steps 32", {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo"}
+        "--repeats 1 --env-steps 32", {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "recurrent_ppo_64"}
     ),
     "update_vs_limit": Small(
         "--repeats 1 --epochs 1 --calls 2 --cases arena-64,cartpole-256",
