@@ -1,10 +1,11 @@
 """Population based training beside searches with as many env steps, and beside the preset.
 
-    python benchmarks/population.py [--envs arena] [--sides pbt,random,tpe,preset] [--timesteps 60000] [--seeds 5]
+    python benchmarks/population.py [--envs arena] [--sides NAME,...] [--timesteps 60000] [--seeds 5]
         [--json FILE]
 
 For each seed of a search: a population of 8 (`--sampler pbt`), 8 random trials, and as many trials of TPE with the
-default pruner as have about the same env steps in all; the preset is 8 trainings that differ in their seeds alone.
+default pruner as have about the same env steps in all. They search the same space, without rollouts and networks, which
+a population cannot change; `tpe-all` searches these, too. The preset is 8 trainings that differ in their seeds alone.
 Three figures of each, means over the seeds of the searches: `best run` is the mean return of the best trial's
 policies, which were chosen by the evaluations of the search, in 100 fresh episodes; `its settings again` is that of
 trainings with the settings that the search found and fresh seeds (of a population with all their changes), in the same
@@ -44,8 +45,11 @@ SIDES: dict[str, Mapping[str, Any]] = {
     "pbt": {"sampler": "pbt", "trials": MEMBERS},
     "random": {"sampler": "random", "pruner": "none", "trials": MEMBERS},
     "tpe": {"sampler": "tpe", "trials": 14},
+    "tpe-all": {"sampler": "tpe", "trials": 14},
     "preset": {"sampler": "random", "pruner": "none", "trials": MEMBERS},
 }
+# What a population cannot search: as in the presets, but for tpe-all.
+FIXED: dict[str, Any] = {"n_steps": 100, "policy_kwargs.net_arch": [64, 64]}
 SETTINGS: dict[str, Any] = {}  # more settings of all trainings
 
 
@@ -54,7 +58,8 @@ def found(side: str, env: str, timesteps: int, seed: int, folder: Path) -> dict[
     options: dict[str, Any] = {**SIDES[side], "timesteps": timesteps, "seed": seed, "evaluations": EVALUATIONS}
     if side == "preset":
         options["space"] = {"gamma": {"choices": [load_config(env).hyperparameters["gamma"]]}}
-    study = marl_sb3.tune(env, settings=SETTINGS, confirm_seeds=0, root=folder, study=f"{side}-{seed}", **options)
+    settings = {**({} if side == "tpe-all" else FIXED), **SETTINGS}
+    study = marl_sb3.tune(env, settings=settings, confirm_seeds=0, root=folder, study=f"{side}-{seed}", **options)
     best = study.folder_of(study.best_trial)
     return {
         "best run": returns_of(marl_sb3.load_run(best, "latest")),

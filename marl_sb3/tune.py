@@ -33,6 +33,7 @@ RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are accepted.
 examples
   python -m marl_sb3.tune --trials 50
   python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 20
+  python -m marl_sb3.tune arena --sampler pbt --trials 8 --workers 2
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
   python -m marl_sb3.tune --study NAME      continue a study
 

@@ -116,7 +116,8 @@ RUNS = {
         "--envs arena --sides pbt,preset --timesteps 80 --seeds 1",
         {"arena, pbt", "arena, preset"},
         {
-            "SETTINGS": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15},
+            "FIXED": {"n_steps": 20},
+            "SETTINGS": {"n_envs": 2, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15},
             "SIDES": {"pbt": {"sampler": "pbt", "trials": 2}, "preset": {"sampler": "random", "trials": 1}},
             **{"EVALUATIONS": 2, "EPISODES": 1, "FRESH": 1},
         },

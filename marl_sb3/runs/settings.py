@@ -234,7 +234,12 @@ def load_config(
     if values.fields.get("stop", ...) is None:  # as `--stop none`
         values.fields["stop"] = {}
     if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
-        values.fields.pop("extensions", None)
+        phases = values.fields.pop("extensions", None)
+        if isinstance(phases, (list, tuple)) and any(
+            isinstance(each, Mapping) and "settings" in each for each in phases
+        ):
+            words = f"extensions, with their settings, are left out: they belong to n_timesteps={planned}"
+            notes.append(f"{path}, {section}: {words}")
     refuse_unsupported(values.of_the_zoo, values.sources)
     values.translate()
     try:

@@ -182,10 +182,15 @@ def test_a_repeated_extended_run_that_crashed_goes_on_as_if_it_had_not(iteration
     assert_same_runs("extended", "again")
 
 
-def test_another_number_of_steps_is_another_plan(in_tmp: Path) -> None:
+def test_another_number_of_steps_is_another_plan(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     extended_when_complete("extended")
     run = marl_sb3.train(hparams="extended/config.yaml", timesteps=80)
     assert (run.config.extensions, run.config.n_timesteps) == (None, 80)
+    assert "left out" not in caplog.text
+    changed_twice("changed")
+    assert marl_sb3.train(hparams="changed/config.yaml", timesteps=40).config.extensions is None
+    words = "changed/config.yaml, arena: extensions, with their settings, are left out: they belong to n_timesteps=240"
+    assert words in caplog.text
 
 
 def test_a_signal_in_an_earlier_phase_ends_the_run(in_tmp: Path) -> None:

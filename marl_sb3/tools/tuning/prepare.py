@@ -245,6 +245,8 @@ def _require_same(before: Search, search: Search, folder: Path) -> None:
         return {**each.to_plain(), "settings": None, "trials": None, **own}
 
     had, has = options(before), options(search)
+    if before.is_population and before.trials != search.trials:
+        had["trials"], has["trials"] = before.trials, search.trials  # members that are missing in former generations
     if other := [name for name, value in has.items() if name not in had or had[name] != value]:
         raise ConfigError(
             f"study {search.name!r} exists with other values of {', '.join(other)}; accepted: another --study name, or "

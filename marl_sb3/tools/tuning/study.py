@@ -206,7 +206,8 @@ class TuneStudy:
 
     def lineage(self, trial: FrozenTrial) -> list[FrozenTrial]:
         """The trials that the run of a trial went through, oldest first: more than one in a population."""
-        trials, found = self.trials, [trial]
+        found = [trial]
+        trials = self.trials if key.PARENT in trial.user_attrs else []
         while (parent := found[0].user_attrs.get(key.PARENT)) is not None:
             found.insert(0, trials[parent])
         return found

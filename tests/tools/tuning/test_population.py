@@ -323,6 +323,13 @@ def test_what_a_population_cannot_do_is_said(options: dict[str, Any], message: s
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))
 
 
+def test_a_population_keeps_its_size(in_tmp: Path) -> None:
+    prepare_study(**POPULATION, study="s")
+    assert prepare_study(study="s", trials=4).search.is_population
+    with pytest.raises(ConfigError, match=r"study 's' exists with other values of trials"):
+        prepare_study(study="s", trials=5)
+
+
 def test_on_ray_there_is_no_population(in_tmp: Path) -> None:
     with pytest.raises(ConfigError, match=r"--ray is given, .*; accepted with --sampler pbt: --workers N"):
         marl_sb3.tune(**POPULATION, ray=RaySettings())
