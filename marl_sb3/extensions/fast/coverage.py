@@ -330,9 +330,17 @@ def _why_not_loss(algorithm: Any) -> str | None:
     )
 
 
+def lstms_of(policy: Any) -> list[Any]:
+    """Return the LSTM of the actor, and that of the critic, if it has one of its own."""
+    return [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
+
+
+def _is_plain(lstm: Any) -> bool:
+    return type(lstm) is nn.LSTM and bool(lstm.bias) and not (lstm.proj_size or lstm.bidirectional)
+
+
 def _lstm_weights(policy: Any) -> list[Any]:
-    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
-    return [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
+    return [weight for lstm in lstms_of(policy) for weight in lstm.parameters()]
 
 
 def memory_coverage(algorithm: Any) -> Reliance | str:
@@ -341,13 +349,11 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
     reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
     if reason is not None:
         return reason
-    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
-    plain = [type(lstm) is nn.LSTM and lstm.bias and not (lstm.proj_size or lstm.bidirectional) for lstm in lstms]
     reason = first_reason(
         {
-            "a critic without LSTM": None in lstms,
             "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
-            "LSTMs of another kind": not all(plain),
+            "LSTMs of another kind": not all(map(_is_plain, lstms_of(policy))),
+            "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
         }
     )
     return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], _lstm_weights(policy))
@@ -359,7 +365,7 @@ def _actor_critic_reliance(
     policy = algorithm.policy
     extractor = policy.mlp_extractor
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
-    modules += shared_layers(policy)
+    modules += [*shared_layers(policy), getattr(policy, "critic", None)]  # the latter in the place of a critic's LSTM
     layers = [module for module in modules if isinstance(module, nn.Linear)]
     log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
     decisive = [

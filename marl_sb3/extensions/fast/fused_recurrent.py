@@ -17,11 +17,13 @@ from typing_extensions import override
 from marl_sb3.compiling import note_compiling
 from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.sb3 import States
+from marl_sb3.extensions.fast.coverage import lstms_of
 from marl_sb3.extensions.fast.fused_policy import FusedPolicy, FusedRolloutUpdate
-from marl_sb3.extensions.fast.kernel_tables import parameters_of
+from marl_sb3.extensions.fast.kernel_tables import layer_table, parameters_of
 from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
 from marl_sb3.extensions.fast.kernels import ppo, recurrent_ppo
-from marl_sb3.extensions.fast.kernels.mlp import Inputs
+from marl_sb3.extensions.fast.kernels.layers import LINEAR
+from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.types import Array, BoolArray, FloatArray
 
@@ -31,7 +33,8 @@ from marl_sb3.types import Array, BoolArray, FloatArray
 class FusedRecurrentPolicy(FusedPolicy):
     """A policy of sb3-contrib whose nets get the outputs of LSTMs; it acts by the kernels, one step at a time.
 
-    Recurrent states are hidden and cell state of the actor's LSTM, then those of the critic's.
+    Recurrent states are hidden and cell state of the actor's LSTM, then those of the critic's. Without LSTM,
+    a critic has a linear layer in its place: the trunk of the nets, which only the critic uses.
 
     Args:
         policy: a `RecurrentActorCriticPolicy` that the kernels cover.
@@ -42,16 +45,18 @@ class FusedRecurrentPolicy(FusedPolicy):
 
     def __init__(self, policy: Any, trains: bool) -> None:
         self.trains = trains
-        self._lstms: list[nn.LSTM] = [policy.lstm_actor]
-        if not policy.shared_lstm:
-            self._lstms.append(policy.lstm_critic)
-        super().__init__(policy, [lstm.weight_ih_l0 for lstm in self._lstms])
+        lstms, linear = lstms_of(policy), policy.critic
+        first_layers = [linear.weight] if linear is not None else []
+        super().__init__(policy, [*(lstm.weight_ih_l0 for lstm in lstms), *first_layers])
         of_actor, of_critic = map(parameters_of, self._layers)
         log_std = [policy.log_std] if self.is_gaussian else []
-        first, *others = (list(lstm.parameters()) for lstm in self._lstms)
-        self.parameters = [*first, *of_actor, *log_std, *chain(*others), *of_critic]
+        first, *others = (list(lstm.parameters()) for lstm in lstms)
         moved = self.copies.addresses()
-        self.lstm_tables = [lstm_table(lstm, moved) for lstm in self._lstms]  # (layers, 5) each, see `lstm_step`
+        if linear is not None:
+            others.append(parameters_of([linear]))
+            self.nets = self.nets._replace(trunk=Net(layer_table([linear], moved), LINEAR, LINEAR))
+        self.parameters = [*first, *of_actor, *log_std, *chain(*others), *of_critic]
+        self.lstm_tables = [lstm_table(lstm, moved) for lstm in lstms]  # (layers, 5) each, see `lstm_step`
 
     @override
     def _compile(self) -> None:
@@ -60,27 +65,39 @@ class FusedRecurrentPolicy(FusedPolicy):
 
     @override
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
-        seen, states = self.inputs(inputs.observations), inputs.states
-        of_actor = self._remember(0, seen, inputs.starts, states[:2])
-        of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, seen, inputs.starts, states[2:])
-        outputs, values = self._outputs(0, of_actor), self._outputs(1, of_critic)
+        seen = self.inputs(inputs.observations)
+        of_actor = self._remember(0, seen, inputs.starts, inputs.states[:2])
+        of_critic = of_actor if len(self.lstm_tables) == 1 else self._critics_states(seen, inputs)
+        outputs, values = self._outputs(0, of_actor[0][-1]), self._values(seen, of_critic)
         return *self._sample(outputs, values, inputs.masks), (*of_actor, *of_critic)
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
-        seen, of_critic = self.inputs(inputs.observations), len(self._lstms) - 1
-        return self._outputs(1, self._remember(of_critic, seen, inputs.starts, inputs.states[2:])).reshape(-1).copy()
+        seen = self.inputs(inputs.observations)
+        states = inputs.states[2:] if len(self.nets.trunk.table) else self._critics_states(seen, inputs)
+        return self._values(seen, states).reshape(-1).copy()
+
+    def _critics_states(self, seen: Inputs, inputs: PolicyInputs) -> States:
+        return self._remember(len(self.lstm_tables) - 1, seen, inputs.starts, inputs.states[2:])
 
     def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
         """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
         hidden, cell = (np.ascontiguousarray(state) for state in states)
         return lstm_kernel.lstm_step(self.lstm_tables[which], inputs, starts, hidden, cell)
 
-    def _outputs(self, which: int, states: States) -> FloatArray:
-        """Return the outputs of actor (0) or critic (1) for the latest states of its LSTM: a view of its workspace."""
-        net, hidden = (self.nets.pi, self.nets.vf)[which], states[0][-1]
-        none = np.empty((len(hidden), 0), np.int64)
-        return ppo.outputs_of(net.table, net.hidden, none, hidden, self._work(len(hidden))[which])
+    def _values(self, seen: Inputs, states: States) -> FloatArray:
+        """Return values, (rows, 1), of observations for the latest states of the critic's LSTM, if it has one."""
+        trunk, below = self.nets.trunk, states[0][-1]
+        if len(trunk.table):
+            work = np.empty(below.size, np.float32)
+            below = ppo.features_of(trunk.table, trunk.hidden, *seen, work)
+        return self._outputs(1, below)
+
+    def _outputs(self, which: int, below: FloatArray) -> FloatArray:
+        """Return the outputs of the MLP of actor (0) or critic (1): a view of its workspace."""
+        net = (self.nets.pi, self.nets.vf)[which]
+        none = np.empty((len(below), 0), np.int64)
+        return ppo.outputs_of(net.table, net.hidden, none, below, self._work(len(below))[which])
 
 
 def lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
@@ -126,10 +143,11 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
             for kind in ("hidden", "cell")
         )
         lstms = recurrent_ppo.Lstms(np.stack(fused.lstm_tables), hidden, cell)
+        tasks = 1 if fused.policy.shared_lstm else 2
         parameters = sum(each.numel() for each in fused.parameters)
-        memory, self._kept = recurrent_ppo.memory(fused.nets, lstms, samples, sequences, parameters)
+        memory, self._kept = recurrent_ppo.memory(fused.nets, lstms, samples, sequences, parameters, tasks)
         arguments = fused.nets, lstms, optimizer, samples, sequences, memory, settings
-        return partial(recurrent_ppo.train, *arguments), 6.0 * parameters * int(np.diff(bounds).max()), len(parts)
+        return partial(recurrent_ppo.train, *arguments), 6.0 * parameters * int(np.diff(bounds).max()), tasks
 
 
 class Transitions(NamedTuple):

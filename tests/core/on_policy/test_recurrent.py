@@ -144,7 +144,7 @@ def policy_of(network: Any, seen: str = "numbers", chosen: str = "category", **m
 
 @pytest.mark.parametrize("chosen", CHOSEN)
 @pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize("network", [{"net_arch": [4]}, SHARED])
+@pytest.mark.parametrize("network", [{"net_arch": [4]}, SHARED, {"enable_critic_lstm": False}])
 def test_kernels_act_as_pytorch_does(network: Any, seen: str, chosen: str) -> None:
     by_kernels = policy_of(network, seen, chosen)
     by_torch = RecurrentRolloutPolicy(by_kernels.algorithm)
@@ -176,7 +176,6 @@ def test_kernels_follow_weights_that_a_callback_sets() -> None:
 @pytest.mark.parametrize(
     ("network", "more", "reason"),
     [
-        ({"enable_critic_lstm": False}, {}, "a critic without LSTM"),
         ({"lstm_kwargs": {"bias": False}}, {}, "lstm_kwargs"),
         ({"activation_fn": th.nn.ELU}, {}, "activation ELU"),
         ({}, {"use_sde": True}, "gSDE"),

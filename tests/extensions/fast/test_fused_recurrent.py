@@ -52,6 +52,8 @@ def masked() -> MultiAgentAlgorithm:
 TRAININGS: dict[str, Any] = {
     **{names: lambda names=names: sampled(names) for names in SPACES},
     "two layers of one-hot inputs": lambda: sampled("categories, MultiDiscrete", {**NETWORK, "n_lstm_layers": 2}),
+    "a shared LSTM": lambda: sampled("a category, Box", {**NETWORK, "shared_lstm": True, "enable_critic_lstm": False}),
+    "a critic without LSTM": lambda: sampled("categories, MultiDiscrete", {**NETWORK, "enable_critic_lstm": False}),
     "agents that wait": waiting,
     "masks": masked,
     "one minibatch": lambda: sampled(batch_size=1000),
@@ -85,7 +87,6 @@ def test_kernels_train_as_pytorch_does(name: str) -> None:
 LEFT_TO_PYTORCH = {
     "target_kl": ({}, {"target_kl": 0.5}),
     "clip_range_vf": ({}, {"clip_range_vf": 0.2}),
-    "a critic without LSTM": ({"enable_critic_lstm": False}, {}),
     "dropout": ({"n_lstm_layers": 2, "lstm_kwargs": {"dropout": 0.5}}, {}),
     "policy class MemoryPolicy": ({"cell": "gru"}, {}),
 }

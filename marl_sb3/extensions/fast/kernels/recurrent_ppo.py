@@ -1,7 +1,8 @@
 """A whole update of RecurrentPPO for LSTMs and plain MLPs behind them, as a float32 kernel compiled by numba.
 
 As in `ppo`, an update is one call, which several threads may make for the same update. A minibatch has two tasks, actor
-and critic with an LSTM each, or one, if they share it: then the critic's loss trains the MLP behind it alone.
+and critic with an LSTM each, or one, if they share it: then the critic's loss trains the MLP behind it alone. A critic
+without LSTM has a linear layer in its place, the trunk of the nets.
 
 The sequences of a minibatch have no padding, see `lstm`. Losses are PPO's over all of their steps, which is what
 sb3-contrib's `ppo_recurrent.py` computes where its mask is true.
@@ -47,11 +48,11 @@ from marl_sb3.types import Array, FloatArray
 
 
 class Lstms(NamedTuple):
-    """The LSTMs of the tasks, of equal sizes, and the states from which their sequences may begin."""
+    """The LSTM of the actor, that of the critic if it has one, and states from which their sequences may begin."""
 
-    tables: Array  # (tasks, layers, 5) int64, see `lstm_step`
-    hidden: FloatArray  # (tasks, beginnings, layers, size)
-    cell: FloatArray  # (tasks, beginnings, layers, size)
+    tables: Array  # (LSTMs, layers, 5) int64, see `lstm_step`
+    hidden: FloatArray  # (LSTMs, beginnings, layers, size)
+    cell: FloatArray  # (LSTMs, beginnings, layers, size)
 
 
 class Sequences(NamedTuple):
@@ -83,14 +84,15 @@ _PI, _PI_DELTAS, _VF, _VF_DELTAS, _HIDDEN, _CELL = range(8, 14)
 
 
 def memory(
-    nets: Nets, lstms: Lstms, samples: Samples, sequences: Sequences, parameters: int
+    nets: Nets, lstms: Lstms, samples: Samples, sequences: Sequences, parameters: int, tasks: int
 ) -> tuple[Memory, list[Array]]:
     """Return memory for an update, and arrays to be kept meanwhile.
 
     Args:
         parameters: number of their values.
+        tasks: 1, if actor and critic share their LSTM, otherwise 2.
     """
-    tasks, _, layers, size = lstms.hidden.shape
+    _, _, layers, size = lstms.hidden.shape
     rows, most = int(np.diff(sequences.bounds).max()), int(np.diff(sequences.begin_bounds).max())
     of_lstms, of_rest, kept = [], [], []
     for _ in range(tasks):
@@ -176,21 +178,24 @@ def _gradients(
             without those that the other task has.
         notes: (NUM_STATS,) float64; filled in the places of the task.
     """
-    part = BOTH if lstms.tables.shape[0] == 1 else ACTOR + task
-    table, rows, layers, size = lstms.tables[task], order.shape[0], lstms.hidden.shape[2], lstms.hidden.shape[3]
-    at, at_lstm = memory.of_rest[task], memory.of_lstms[task]
+    part = BOTH if memory.notes.shape[1] == 1 else ACTOR + task
+    has_lstm = part != CRITIC or nets.trunk.table.shape[0] == 0
+    rows, layers, size = order.shape[0], lstms.hidden.shape[2], lstms.hidden.shape[3]
+    table, at, at_lstm = lstms.tables[task if has_lstm else 0], memory.of_rest[task], memory.of_lstms[task]
     batch = _batch_at(samples, at, rows)
-    hidden = _states_at(at[_HIDDEN], layers, memory.sequences, size)
-    cell = _states_at(at[_CELL], layers, memory.sequences, size)
+    below = matrix_at(at_lstm[layers, DELTAS], rows, size)
     gather(samples, order, part, batch)
-    _begin(lstms.hidden[task], begins, hidden)
-    _begin(lstms.cell[task], begins, cell)
-    run_sequences(table, size, batch.inputs, active, hidden, cell, at_lstm)
-    outputs, below = (
-        plain(matrix_at(at_lstm[layers - 1, HIDDEN], rows, size)),
-        matrix_at(at_lstm[layers, DELTAS], rows, size),
-    )
-    place, of_vf = _lstm_size(table, size), parameters_size(nets.vf)
+    if has_lstm:
+        hidden = _states_at(at[_HIDDEN], layers, memory.sequences, size)
+        cell = _states_at(at[_CELL], layers, memory.sequences, size)
+        _begin(lstms.hidden[task], begins, hidden)
+        _begin(lstms.cell[task], begins, cell)
+        run_sequences(table, size, batch.inputs, active, hidden, cell, at_lstm)
+    else:
+        forward(nets.trunk, batch.inputs, vector_at(at_lstm[layers - 1, HIDDEN], rows * size))
+    outputs = plain(matrix_at(at_lstm[layers - 1, HIDDEN], rows, size))
+    place = _lstm_size(table, size) if has_lstm else parameters_size(nets.trunk)
+    of_vf = parameters_size(nets.vf)
     end = grad.shape[0] - (of_vf if part != ACTOR else 0)
     if part != CRITIC:
         gather_advantages(samples.advantages, order, 0, settings.normalize_advantage, batch.advantages)
@@ -207,14 +212,23 @@ def _gradients(
         value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
         # As sb3-contrib detaches what the critic gets from the actor's LSTM.
         backward(nets.vf, outputs, work, deltas, grad[end:], below if part == CRITIC else below[:0])
-    return_sequences(table, size, batch.inputs, active, at_lstm, grad[:place])
+    if has_lstm:
+        return_sequences(table, size, batch.inputs, active, at_lstm, grad[:place])
+    else:
+        work, deltas = (
+            vector_at(at_lstm[layers - 1, HIDDEN], rows * size),
+            vector_at(at_lstm[layers, DELTAS], rows * size),
+        )
+        backward(nets.trunk, batch.inputs, work, deltas, grad[:place], below[:0])
 
 
 @inner_kernel
-def _bounds_of(nets: Nets, lstms: Lstms, parameters: int, task: int) -> tuple[int, int]:
+def _bounds_of(nets: Nets, lstms: Lstms, parameters: int, task: int, tasks: int) -> tuple[int, int]:
     """Return where the parameters of a task begin and end."""
-    of_critic = _lstm_size(lstms.tables[0], lstms.hidden.shape[3]) + parameters_size(nets.vf)
-    middle = parameters - of_critic if lstms.tables.shape[0] == 2 else parameters
+    of_critic = parameters_size(nets.trunk) + parameters_size(nets.vf)
+    if lstms.tables.shape[0] == 2:
+        of_critic += _lstm_size(lstms.tables[1], lstms.hidden.shape[3])
+    middle = parameters - of_critic if tasks == 2 else parameters
     return (0, middle) if task == 0 else (middle, parameters)
 
 
@@ -236,10 +250,10 @@ def train(
     A minibatch has two phases: gradients of both parts, and steps of the optimizer.
 
     Args:
-        nets: the MLPs behind the LSTMs; no trunk.
+        nets: the MLPs behind the LSTMs; the trunk is what the critic has in the place of an LSTM.
         lstms: those of actor and critic, or the one that they share.
-        optimizer: its parameters are those of the actor's LSTM, of the actor, `log_std`, those of the critic's LSTM, if
-            it has one of its own, and of the critic.
+        optimizer: its parameters are those of the actor's LSTM, of the actor, `log_std`, those of the critic's LSTM or
+            trunk, if it has one of its own, and of the critic.
         samples: the rollout; the inputs are those of the LSTMs.
         memory: of all threads.
         stats: (epochs * minibatches, NUM_STATS) float64; filled. Each thread has its own.
@@ -261,7 +275,7 @@ def train(
         for i in range(tasks):
             task = (thread + i) % tasks
             if takes(memory.counters, task, phase):
-                begin, end = _bounds_of(nets, lstms, size, task)
+                begin, end = _bounds_of(nets, lstms, size, task, tasks)
                 grad = memory.grad[begin:end]
                 _gradients(nets, lstms, samples, order, active, begins, settings, memory, task, grad, notes[task])
                 notes[task, GRAD_NORM] = sum_of_squares(grad)
@@ -276,7 +290,7 @@ def train(
             for i in range(tasks):
                 task = (thread + i) % tasks
                 if takes(memory.counters, task, phase):
-                    begin, end = _bounds_of(nets, lstms, size, task)
+                    begin, end = _bounds_of(nets, lstms, size, task, tasks)
                     step_between(optimizer, memory.grad, scale, begin, end, done)
                     finish(memory.counters)
             wait(memory.counters, phase * tasks)
