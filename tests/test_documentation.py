@@ -112,7 +112,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = api.prepare_study
 
     def prepare_short(*args: Any, **options: Any) -> Any:
-        trials = {} if options.get("grid") else {"trials": 1}
+        trials = {} if options.get("grid") else {"trials": 2 if options.get("sampler") == "pbt" else 1}
         return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
 
     monkeypatch.setattr(api, "prepare_study", prepare_short)
