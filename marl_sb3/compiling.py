@@ -23,6 +23,7 @@ from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core.ccallback import CFunc
@@ -307,8 +308,49 @@ def c_function(
 
 # A C function `void(address of a table)` steps and observes envs. The table is int64: what is done, to which envs, and
 # the addresses of the arrays of the batch, (E, ...) each: records of states, words of generators, actions, rewards,
-# ends, infos, observations and allowed actions. Envs are observed after a step, too.
+# ends, infos, observations, allowed actions, and seeds of the episodes that are begun. Envs are observed after a step
+# and at the beginning of an episode, too.
 WHAT, FIRST, END, STATES, RNGS, ACTIONS, REWARDS, TERMINATED, TRUNCATED, INFOS, OBSERVATIONS, ALLOWED = range(12)
-FIELDS = 12
-STEP, OBSERVE = range(2)  # what is done
+SEEDS, FIELDS = 12, 13
+STEP, OBSERVE, BEGIN = range(3)  # what is done
 RNG_WORDS = 4  # of the generator of an env
+
+# --- Seeds -----------------------------------------------------------------------------------------------------------
+
+_u64 = np.uint64
+_LOW_32, _16 = _u64(0xFFFFFFFF), _u64(16)
+# Of NumPy's `SeedSequence`, after O'Neill 2015, https://www.pcg-random.org/posts/developing-a-seed_seq-alternative.html
+_INIT_A, _MULT_A, _INIT_B, _MULT_B = _u64(0x43B0D7E5), _u64(0x931E8875), _u64(0x8B51F9DD), _u64(0x58F38DED)
+_MIX_LEFT, _MIX_RIGHT = _u64(0xCA01F9DD), _u64(0x4973F715)
+
+
+@strict_kernel
+def _hashed(value: Any, before: Any, after: Any) -> Any:
+    value = ((value ^ before) * after) & _LOW_32
+    return value ^ (value >> _16)
+
+
+@strict_entry
+def seed_words(entropy: Any, words: Any) -> None:
+    """Compute what `numpy.random.SeedSequence(entropy).generate_state(n)` returns.
+
+    Args:
+        entropy: (4 or more,) uint64; numbers below 2**32, zeros where there are less than 4.
+        words: (n,) uint64; filled with numbers below 2**32.
+    """
+    pool, constant = np.empty(4, np.uint64), _INIT_A
+    for i in range(4):
+        after = (constant * _MULT_A) & _LOW_32
+        pool[i], constant = _hashed(entropy[i], constant, after), after
+    for i in range(4 * entropy.shape[0]):  # all of the pool into all of it, then the rest of the entropy
+        source, target = i // 4, i % 4
+        if source == target:
+            continue
+        after = (constant * _MULT_A) & _LOW_32
+        value = _hashed(pool[source] if source < 4 else entropy[source], constant, after)
+        mixed = (_MIX_LEFT * pool[target] - _MIX_RIGHT * value) & _LOW_32
+        pool[target], constant = mixed ^ (mixed >> _16), after
+    constant = _INIT_B
+    for i in range(words.shape[0]):
+        after = (constant * _MULT_B) & _LOW_32
+        words[i], constant = _hashed(pool[i % 4], constant, after), after

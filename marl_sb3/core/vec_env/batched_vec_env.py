@@ -66,7 +66,7 @@ class BatchedVecEnv(InProcessVecEnv):
         require_agents(env.possible_agents)
         self.batch = env
         self.stepped_by = env.stepped_by
-        self._first_index = first_index
+        self.first_index = first_index
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)
         given = {agent: env.spaces_of(agent) for agent in self.agents}
@@ -252,7 +252,7 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def episode_seed(self, env_index: int, episode: int) -> int:
         """Return the seed of an episode."""
-        return episode_seed(self.run_seed, self._first_index + env_index, episode)
+        return episode_seed(self.run_seed, self.first_index + env_index, episode)
 
     def _where_and_seed(self, env_indices: Sequence[int]) -> str:
         """Describe the first of these envs: it is not known which of them failed."""
@@ -260,12 +260,12 @@ class BatchedVecEnv(InProcessVecEnv):
         episode = int(self.episodes[first])
         batch = f" (the first of {count} in one batch)" if count > 1 else ""
         if episode < 0:
-            return f"env {self._first_index + first}, before its first episode{batch}"
+            return f"env {self.first_index + first}, before its first episode{batch}"
         return f"{self._where(first)}, seed {self.episode_seed(first, episode)}{batch}"
 
     def _where(self, env_index: int) -> str:
         episode, step = self.episodes[env_index], self.episode_steps[env_index]
-        return f"env {self._first_index + env_index}, episode {episode}, step {step}"
+        return f"env {self.first_index + env_index}, episode {episode}, step {step}"
 
     def check_observations(self, observations: Sequence[Observations]) -> None:
         """Refuse observations, per group, that a network cannot take; the bounds of a Box are not checked."""
@@ -332,7 +332,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self.run_seed = run_seed
         self.episodes, self.episode_steps = counts
         saved = read_settings(state, self.num_envs)
-        kept = [own.restore(saved[index], self._first_index + index) for index, own in enumerate(self.settings)]
+        kept = [own.restore(saved[index], self.first_index + index) for index, own in enumerate(self.settings)]
         why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
         for own, settings in zip(self.settings, saved, strict=True):
             own.coming = settings["coming"]

@@ -13,6 +13,7 @@ from typing_extensions import override
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled import CompiledBatch, CompiledRules, Outcome
+from marl_sb3.envs.compiled.random import next_word
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -34,6 +35,18 @@ def begin(state: Any, rng: np.random.Generator) -> None:
     visited[:] = 0
     state["timestep"] = 0
     state["coins"][:limit] = rules.draw_coins(rng, limit)
+
+
+def start(state: Any, rng: Array) -> None:
+    """Do what `begin` does, compiled; NumPy takes booleans from the lowest bit of a word on."""
+    state.timestep = 0
+    state.cells[0], state.cells[1] = 0, len(state.visited) - 1
+    for cell in range(len(state.visited)):
+        state.visited[cell] = 0
+    word = np.uint64(0)
+    for timestep in range(state.limit):
+        word = next_word(rng) if timestep % 64 == 0 else word >> np.uint64(1)
+        state.coins[timestep] = word & np.uint64(1)
 
 
 def step(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
@@ -104,6 +117,7 @@ def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bo
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
         begin=begin,
+        start=start,
         step=step,
         observe=observe_coordinates if coordinates else observe_cells,
         infos=_INFOS,

@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.compiling import (
     ACTIONS,
     ALLOWED,
+    BEGIN,
     END,
     FIELDS,
     FIRST,
@@ -25,6 +26,7 @@ from marl_sb3.compiling import (
     REWARDS,
     RNG_WORDS,
     RNGS,
+    SEEDS,
     STATES,
     STEP,
     TERMINATED,
@@ -37,13 +39,16 @@ from marl_sb3.compiling import (
 from marl_sb3.core.envs import BatchedEnv, BatchedStep
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env import agent_groups
-from marl_sb3.envs.compiled.random import words_of
+from marl_sb3.envs.compiled.random import seed_generator, words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers import choices_of
 
 _STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
+
+
+_MOST_SEEDS = 2**63  # that compiled code begins episodes with
 
 
 def _of_agents(of_agents: Sequence[spaces.Space[Any]]) -> tuple[tuple[int, ...], Any]:
@@ -88,6 +93,7 @@ class CompiledBatch(BatchedEnv):
         self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
         self.infos = np.zeros((num_envs, len(rules.infos)))
         self.observed = np.zeros((num_envs, *observed[0]), observed[1])
+        self.seeds = np.zeros(num_envs, np.int64)  # of the latest episodes that compiled code has begun
         self.allowed = np.ones((*of_agents, _most_choices(rules)), np.bool_)
         self.use(rules)
 
@@ -108,7 +114,7 @@ class CompiledBatch(BatchedEnv):
         self.address: int = compiled_function(self.rules).address  # of the function that steps and observes the envs
         self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
         arrays = [self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos]
-        arrays += [self.observed, self.allowed]
+        arrays += [self.observed, self.allowed, self.seeds]
         self.table[STATES:] = [array.ctypes.data for array in arrays]
         self._of_table: int = self.table.ctypes.data
         self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
@@ -122,10 +128,10 @@ class CompiledBatch(BatchedEnv):
         vars(self).update(state)
         self._bind()
 
-    def run(self, what: int) -> None:
-        """Step and observe all envs, or observe them only."""
+    def run(self, what: int, first: int = 0, end: int | None = None) -> None:
+        """Step and observe all envs, or observe some only, or begin their episodes."""
         table = self.table
-        table[WHAT], table[FIRST], table[END] = what, 0, self.num_envs
+        table[WHAT], table[FIRST], table[END] = what, first, self.num_envs if end is None else end
         self._call(self._of_table)
 
     def begin(self, state: Any, rng: np.random.Generator) -> Array:
@@ -136,7 +142,11 @@ class CompiledBatch(BatchedEnv):
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            self.begin_with(env_index, np.random.default_rng(seed))
+            if self.rules.start is None or seed >= _MOST_SEEDS:
+                self.begin_with(env_index, np.random.default_rng(seed))
+            else:
+                self._is_observed, self.seeds[env_index] = False, seed
+                self.run(BEGIN, env_index, env_index + 1)
 
     def begin_with(self, env_index: int, rng: np.random.Generator) -> None:
         """Begin an episode in an env, which draws from this generator."""
@@ -253,17 +263,19 @@ def _most_choices(rules: CompiledRules) -> int:
     return max(sum(choices_of(rules.spaces_of(agent)[1]) or ()) for agent in rules.agents) if rules.allow else 0
 
 
-def _allow_all(state: Any, allowed: BoolArray) -> None:
-    """Write no masks, where there are none."""
+def _nothing(state: Any, array: Array) -> None:
+    """Write no masks, where there are none, and begin no episodes, where Python does."""
 
 
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _compiled(step: Any, observe: Any, allow: Any, constants: tuple[Any, ...]) -> Any:
+def _compiled(step: Any, observe: Any, allow: Any, start: Any, constants: tuple[Any, ...]) -> Any:
     state, agents, infos, choices, of_actions, act_in, of_observations, observe_in = constants
-    own_step, own_observe, own_allow = (njit(**_STRICT)(function) for function in (step, observe, allow))
+    functions = (step, observe, allow, start)
+    own_step, own_observe, own_allow, own_start = (njit(**_STRICT)(function) for function in functions)
+    starts = start is not _nothing
 
     def run(address: int) -> None:
         table = carray(pointer(address), (FIELDS,), np.int64)
@@ -277,6 +289,7 @@ def _compiled(step: Any, observe: Any, allow: Any, constants: tuple[Any, ...]) -
         of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
         observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
         allowed = carray(pointer(table[ALLOWED]), (n, agents, choices), np.bool_)
+        seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
         for i in range(table[FIRST], n):
             if table[WHAT] == STEP:
                 for agent in range(agents):
@@ -286,10 +299,13 @@ def _compiled(step: Any, observe: Any, allow: Any, constants: tuple[Any, ...]) -
                     of_infos[i, k] = 0.0
                 outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
                 own_step(states[i], actions[i], rngs[i], outcome)
+            elif starts and table[WHAT] == BEGIN:
+                seed_generator(seeds[i], rngs[i])
+                own_start(states[i], rngs[i])
             own_observe(states[i], observations[i])
             own_allow(states[i], allowed[i])
 
-    return c_function(run, (step, observe, allow), repr(constants))
+    return c_function(run, (*functions, seed_generator.py_func), repr(constants))
 
 
 def compiled_function(rules: CompiledRules) -> Any:
@@ -302,4 +318,5 @@ def compiled_function(rules: CompiledRules) -> Any:
         return c_function(rules.run, others, what="the rules of the envs")
     observed, done = _arrays(rules)
     sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
-    return _compiled(rules.step, rules.observe, rules.allow or _allow_all, (*sizes, *done, *observed))
+    allow, start = rules.allow or _nothing, rules.start or _nothing
+    return _compiled(rules.step, rules.observe, allow, start, (*sizes, *done, *observed))

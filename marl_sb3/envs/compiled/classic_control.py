@@ -11,6 +11,7 @@ import numpy as np
 
 from marl_sb3.compiling import compiled
 from marl_sb3.core.envs import AGENT
+from marl_sb3.envs.compiled.random import uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin
 from marl_sb3.types import Array
@@ -24,7 +25,9 @@ def _helper(function: _Function) -> _Function:
     return compiled(function, nogil=True, error_model="numpy")
 
 
-def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any]) -> CompiledRules:
+def _rules(
+    env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any], start: Any = None
+) -> CompiledRules:
     begin, step, observe = functions
     return CompiledRules(
         agents=[AGENT],
@@ -34,6 +37,7 @@ def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[An
         begin=begin,
         step=step,
         observe=observe,
+        start=start,
         bounds={"place": (-100, 100)},  # angles are turned until they are small
         settings=["limit", *settings],
     )
@@ -68,6 +72,12 @@ def _begin_cart_pole(state: Any, rng: np.random.Generator) -> None:
     state.place[:] = rng.uniform(low=-0.05, high=0.05, size=(4,))
 
 
+def _start_cart_pole(state: Any, rng: Array) -> None:
+    state.timestep = 0
+    for k in range(4):
+        state.place[k] = uniform(rng, -0.05, 0.05)
+
+
 def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     x, x_dot, theta, theta_dot = state.place[0], state.place[1], state.place[2], state.place[3]
     force = 10.0 if actions[0] == 1 else -10.0
@@ -88,7 +98,7 @@ def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) ->
 
 def _cart_pole_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (4,)), ("sutton_barto", "i8")]
-    return _rules(env, fields, ["sutton_barto"], (_begin_cart_pole, _step_cart_pole, _observe_place))
+    return _rules(env, fields, ["sutton_barto"], (_begin_cart_pole, _step_cart_pole, _observe_place), _start_cart_pole)
 
 
 def _set_up_cart_pole(states: Any, env: Any) -> None:
@@ -201,6 +211,12 @@ def _begin_pendulum(state: Any, rng: np.random.Generator) -> None:
     state.place[:] = rng.uniform(low=-high, high=high)
 
 
+def _start_pendulum(state: Any, rng: Array) -> None:
+    state.timestep = 0
+    state.place[0] = uniform(rng, -math.pi, math.pi)
+    state.place[1] = uniform(rng, -1.0, 1.0)
+
+
 def _step_pendulum(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     theta, speed = state.place[0], state.place[1]
     torque = min(max(actions[0, 0], np.float32(-2.0)), np.float32(2.0))
@@ -222,7 +238,7 @@ def _observe_pendulum(state: Any, observations: Array) -> None:
 
 def _pendulum_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("g", "f8"), _EXPONENT]
-    rules = _rules(env, fields, ["g", "two"], (_begin_pendulum, _step_pendulum, _observe_pendulum))
+    rules = _rules(env, fields, ["g", "two"], (_begin_pendulum, _step_pendulum, _observe_pendulum), _start_pendulum)
     return replace(rules, bounds={})
 
 
@@ -238,6 +254,11 @@ PENDULUM = GymnasiumTwin(f"{_MODULE}.pendulum:PendulumEnv", _pendulum_rules, _se
 def _begin_mountain_car(state: Any, rng: np.random.Generator) -> None:
     state.timestep = 0
     state.place[:] = rng.uniform(low=-0.6, high=-0.4), 0.0
+
+
+def _start_mountain_car(state: Any, rng: Array) -> None:
+    state.timestep = 0
+    state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
 
 
 def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
@@ -256,7 +277,7 @@ def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome)
 
 def _mountain_car_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("goal", "f8")]
-    return _rules(env, fields, ["goal"], (_begin_mountain_car, _step_mountain_car, _observe_place))
+    return _rules(env, fields, ["goal"], (_begin_mountain_car, _step_mountain_car, _observe_place), _start_mountain_car)
 
 
 def _set_up_mountain_car(states: Any, env: Any) -> None:
@@ -329,9 +350,14 @@ def _begin_continuous(state: Any, rng: np.random.Generator) -> None:
     state.single = 0
 
 
+def _start_continuous(state: Any, rng: Array) -> None:
+    state.timestep, state.single = 0, 0
+    state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
+
+
 def _continuous_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("single", "i8"), ("goal", "f8")]  # `single`: whether the place is float32
-    return _rules(env, fields, ["goal"], (_begin_continuous, _step_continuous, _observe_place))
+    return _rules(env, fields, ["goal"], (_begin_continuous, _step_continuous, _observe_place), _start_continuous)
 
 
 def _copy_continuous(state: Any, env: Any) -> None:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.compiling import OBSERVE
 from marl_sb3.core.envs import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
+from marl_sb3.envs.compiled.random import uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import Twin
 from marl_sb3.types import Array
@@ -44,6 +45,19 @@ def _stand_anywhere(state: Any, rng: np.random.Generator, border: float = 1.0) -
     for places, within in ((state.places, 1.0), (state.landmarks, border)):
         for index in range(len(places)):
             places[index] = rng.uniform(-within, within, 2)
+
+
+@_called
+def _start_anywhere(state: Any, rng: Array, border: float) -> None:
+    """Do what `_stand_anywhere` does, compiled."""
+    state.timestep = 0
+    for index in range(len(state.places)):
+        for axis in range(2):
+            state.velocities[index, axis] = 0.0
+            state.places[index, axis] = uniform(rng, -1.0, 1.0)
+    for index in range(len(state.landmarks)):
+        for axis in range(2):
+            state.landmarks[index, axis] = uniform(rng, -border, border)
 
 
 @_called
@@ -153,6 +167,10 @@ def _seen(width: int) -> Box:
 _TOUCH = 0.15 + 0.15  # the distance at which two agents touch
 
 
+def _start_spread(state: Any, rng: Array) -> None:
+    _start_anywhere(state, rng, 1.0)
+
+
 def _step_spread(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     """Step the world: forces, movements, and rewards."""
     count = len(actions)
@@ -206,6 +224,7 @@ def _spread_rules(count: int) -> CompiledRules:
         action_space=Discrete(_MOVES),
         state=_state(count, count, ("local_ratio", "f8")),
         begin=_stand_anywhere,
+        start=_start_spread,
         step=_step_spread,
         observe=_observe_spread,
         settings=["limit", "local_ratio", "forces"],  # the forces of a step are not read in the next
@@ -348,6 +367,10 @@ _SIZES, _STRENGTHS, _TOP_SPEEDS = (0.075, 0.05), (3.0, 4.0), (1.0, 1.3)
 _OBSTACLE_SIZE = 0.2
 
 
+def _start_tag(state: Any, rng: Array) -> None:
+    _start_anywhere(state, rng, 0.9)
+
+
 def _begin_tag(state: Any, rng: np.random.Generator) -> None:
     _stand_anywhere(state, rng, border=0.9)
 
@@ -446,6 +469,7 @@ def _tag_rules(adversaries: int, good: int, obstacles: int) -> CompiledRules:
         action_space=Discrete(_MOVES),
         state=_state(count, max(obstacles, 1), *settings),
         begin=_begin_tag,
+        start=_start_tag,
         step=_step_tag,
         observe=_observe_tag,
         settings=["limit", "forces", *(name for name, _ in settings)],

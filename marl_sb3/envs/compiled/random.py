@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import compiled
+from marl_sb3.compiling import compiled, seed_words
 from marl_sb3.types import Array
 
 _LOWER = (1 << 64) - 1
@@ -78,3 +78,23 @@ def random(rng: Array) -> Any:
 def uniform(rng: Array, low: float, high: float) -> Any:
     """Return a number from `low` to `high`, as `Generator.uniform(low, high)`."""
     return low + (high - low) * random(rng)
+
+
+@_random_function
+def seed_generator(seed: int, rng: Array) -> None:
+    """Fill the words of the generator `numpy.random.default_rng(seed)`.
+
+    Args:
+        seed: from 0 to 2**63 - 1.
+        rng: (4,) uint64; filled.
+    """
+    entropy, words = np.zeros(4, np.uint64), np.empty(8, np.uint64)
+    entropy[0], entropy[1] = _u64(seed) & _LOW_32, _u64(seed) >> _32
+    seed_words(entropy, words)
+    for k in range(4):  # two for the state, two for the increment, which is odd
+        rng[k] = words[2 * k] | (words[2 * k + 1] << _32)
+    rng[2] = (rng[2] << _u64(1)) | (rng[3] >> _u64(63))
+    rng[3] = (rng[3] << _u64(1)) | _u64(1)
+    low = rng[1] + rng[3]
+    rng[0], rng[1] = rng[0] + rng[2] + (_u64(1) if low < rng[3] else _u64(0)), low
+    next_word(rng)

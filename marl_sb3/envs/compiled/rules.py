@@ -55,6 +55,8 @@ class CompiledRules:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # fields that are settings: an episode does not change them, and checkpoints do not hold them
     settings: Sequence[str] = ()
+    # `start(state, rng)`: does what `begin` does, compiled; `rng` is as in `step`. None: episodes begin in Python.
+    start: Callable[[Any, Array], None] | None = None
     # In the place of both, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it
     # is compiled once, where `step` and `observe` are compiled for each state, action and observation.
     run: Callable[[int], None] | None = None
@@ -68,10 +70,12 @@ class CompiledRules:
         functions = [each for each in (self.step, self.observe, self.run) if each is not None]
         if len(functions) != (1 if self.run else 2):
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
+        if self.start is not None and self.run:
+            raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
         if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
             words = "compiled rules: `allow` is given"
             raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
-        for function in [*functions, *([] if self.allow is None else [self.allow])]:
+        for function in [*functions, *(each for each in (self.allow, self.start) if each is not None)]:
             if function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")

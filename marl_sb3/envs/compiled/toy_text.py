@@ -26,6 +26,13 @@ def _begin(state: Any, rng: np.random.Generator) -> None:
     state.place = np.argmax(state.first > rng.random())
 
 
+def _start(state: Any, rng: Array) -> None:
+    drawn, state.timestep, state.place = random(rng), 0, 0
+    for place in range(len(state.first) - 1, -1, -1):
+        if state.first[place] > drawn:
+            state.place = place
+
+
 def _observe(state: Any, observations: Array) -> None:
     observations[0] = state.place
 
@@ -97,6 +104,7 @@ def _lake_rules_of(size: int) -> CompiledRules:
         action_space=Discrete(4),
         state=np.dtype([*LIMIT, ("place", "i8"), *settings], align=True),
         begin=_begin,
+        start=_start,
         step=_step_lake,
         observe=_observe,
         infos=_INFOS,
@@ -194,6 +202,7 @@ def _taxi_rules_of(size: int) -> CompiledRules:
         action_space=Discrete(6),
         state=np.dtype([*LIMIT, ("place", "i8"), ("first", "f8", (size,))], align=True),
         begin=_begin,
+        start=_start,
         step=_step_taxi,
         observe=_observe,
         allow=_allow_in_taxi,

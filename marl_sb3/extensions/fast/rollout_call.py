@@ -36,13 +36,18 @@ class EpisodesToCome:
     def __init__(self, env: BatchedVecEnv, most: int) -> None:
         batch: Any = env.batch
         self.made_for = (env.run_seed, batch.states.dtype)
+        self.entropy = np.array(_words_of(env.run_seed) if batch.rules.start else [], np.uint64)  # see `Coming`
+        most = 0 if len(self.entropy) else most
         self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
         self.rngs = np.zeros((env.num_envs, most, batch.rngs.shape[1]), np.uint64)
-        self.ready, self.used = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs, np.int64)
+        self.ready = np.full(env.num_envs, min(1, len(self.entropy)))
+        self.used = np.zeros(env.num_envs, np.int64)
         self.first = np.zeros(env.num_envs, np.int64)  # the number of the first episode that is prepared for each env
 
     def prepare(self, env: BatchedVecEnv) -> None:
         """Prepare as many as there is room for, where none is left, or others were prepared."""
+        if len(self.entropy):
+            return
         batch: Any = env.batch
         most = self.rngs.shape[1]
         following = env.episodes + 1
@@ -136,8 +141,11 @@ class RolloutCall:
         while step < self._steps:
             coming = self._coming
             coming.prepare(self._env)
-            finished = self._finished(coming.ready.sum() - coming.used.sum())
-            prepared = self._counting.Coming(self._bytes(coming), coming.rngs, coming.ready, coming.used)
+            most = (self._steps - step) * self._env.num_envs
+            finished = self._finished(most if len(coming.entropy) else coming.ready.sum() - coming.used.sum())
+            prepared = self._counting.Coming(
+                self._bytes(coming), coming.rngs, coming.ready, coming.used, coming.entropy, self._env.first_index
+            )
             step, lines, how, index, column = kernel.collect(
                 self._batch.address,
                 self._batch.table.ctypes.data,
@@ -233,7 +241,8 @@ class RolloutCall:
         return noise
 
     def _bytes(self, coming: EpisodesToCome) -> Array:
-        return coming.states.view(np.uint8).reshape(self._sizes.envs, -1, self._sizes.state_bytes)
+        shape = (*coming.states.shape, self._sizes.state_bytes)
+        return coming.states.view(np.uint8).reshape(shape) if coming.states.size else np.zeros(shape, np.uint8)
 
     def _counts(self) -> Any:
         """Return the tracker's counts of the running episodes, and where custom metrics are read."""
@@ -375,6 +384,12 @@ class RolloutCall:
         for actor, _ in self._pairs:
             actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
         return EnvError("the env has returned observations that are not in its space")
+
+
+def _words_of(run_seed: int) -> list[int]:
+    """Return the 32-bit words of a seed, as `SeedSequence` takes them, and places for two more."""
+    words = [run_seed >> bits & 0xFFFFFFFF for bits in range(0, max(1, run_seed.bit_length()), 32)]
+    return [*words, *[0] * (4 - len(words)), 0, 0]
 
 
 def _places(rows: PolicyRows) -> Array:

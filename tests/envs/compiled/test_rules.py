@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_toys import RULES, Drifting, Uneven, UnevenCategories
+from compiled_toys import RULES, Drifting, Uneven, UnevenCategories, begin
 from gymnasium import spaces
 
 from marl_sb3 import make_vec_env
@@ -40,10 +40,8 @@ def within() -> Any:
         ({"observe": within()}, "within.<locals>.observe uses variables of a function around it; accepted: a function"),
         ({"observe": None}, "accepted: `step` and `observe`, or `run`"),
         ({"run": within()}, "accepted: `step` and `observe`, or `run`"),
-        (
-            {"allow": within()},
-            "`allow` is given; accepted: beside `step` and `observe`",
-        ),
+        ({"run": begin, "step": None, "observe": None, "start": begin}, "`start` is given; accepted: beside `step`"),
+        ({"allow": within()}, "`allow` is given; accepted: beside `step` and `observe`"),
     ],
 )
 def test_rules_that_cannot_be_compiled_are_refused(changed: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from marl_sb3.compiling import (
     ALLOWED,
+    BEGIN,
     END,
     FIELDS,
     FIRST,
@@ -16,6 +17,7 @@ from marl_sb3.compiling import (
     REWARDS,
     RNG_WORDS,
     RNGS,
+    SEEDS,
     STATES,
     TERMINATED,
     TRUNCATED,
@@ -23,6 +25,7 @@ from marl_sb3.compiling import (
     call_at,
     carray,
     pointer,
+    seed_words,
     strict_kernel,
 )
 from marl_sb3.types import Array, FloatArray
@@ -51,12 +54,15 @@ class Sizes(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """Episodes that have not begun, (envs, most, ...)."""
+    """Episodes that have not begun: prepared ones, (envs, most, ...), or how those follow that compiled code begins."""
 
     states: Array  # (envs, most, bytes) uint8
     rngs: Array  # (envs, most, RNG_WORDS) uint64
     ready: Array  # (envs,) int64; how many there are
     used: Array  # (envs,) int64; how many of them have begun
+    # (n,) uint64: the words of the run seed, and places for the numbers of env and episode; empty: they are prepared
+    entropy: Array
+    first_env: int  # number of the first env
 
 
 class Running(NamedTuple):
@@ -192,6 +198,15 @@ def _finish(running: Running, finished: Finished, line: int, step: int, i: int) 
 
 
 @strict_kernel
+def _seed(coming: Coming, table: Array, sizes: Sizes, running: Running, i: int) -> None:
+    """Write the seed of the next episode of an env, as `episode_seed` computes it."""
+    n, word = coming.entropy.shape[0], np.empty(1, np.uint64)
+    coming.entropy[n - 2], coming.entropy[n - 1] = coming.first_env + i, running.episodes[i]
+    seed_words(coming.entropy, word)
+    carray(pointer(table[SEEDS]), (sizes.envs,), np.int64)[i] = word[0] >> np.uint64(1)
+
+
+@strict_kernel
 def _begin(coming: Coming, table: Array, sizes: Sizes, i: int) -> None:
     """Begin the next episode of an env."""
     number = coming.used[i]
@@ -250,7 +265,12 @@ def end_episodes(
         if terminated[i, 0] or truncated[i, 0]:
             _finish(running, finished, lines, step, i)
             lines += 1
-            _begin(coming, table, sizes, i)
-            table[WHAT], table[FIRST], table[END] = OBSERVE, i, i + 1
+            if coming.entropy.shape[0]:
+                _seed(coming, table, sizes, running, i)
+                table[WHAT] = BEGIN
+            else:
+                _begin(coming, table, sizes, i)
+                table[WHAT] = OBSERVE
+            table[FIRST], table[END] = i, i + 1
             call_at(function, table_at)
     return lines

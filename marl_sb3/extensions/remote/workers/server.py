@@ -199,7 +199,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv):
     def _step(self, actions: Sequence[Array]) -> VecStep:
         if self.lost:
             return replace(self._first_step(), stepped=self._all_stepped, episode_done=self._all_stepped)
-        self._heartbeat.enter_env(self._first_index)
+        self._heartbeat.enter_env(self.first_index)
         step = super()._step(actions)
         self._heartbeat.advance()
         return step
