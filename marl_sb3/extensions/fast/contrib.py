@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import sb3_contrib
+import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, RecurrentRolloutPolicy, RolloutPolicy
+from marl_sb3.core.acting import Actor, PolicyInputs, RecurrentRolloutPolicy, RolloutPolicy
 from marl_sb3.core.on_policy import (
     ActionMaskDictRolloutBuffer,
     ActionMaskRolloutBuffer,
@@ -25,7 +28,7 @@ from marl_sb3.core.on_policy import (
     SequenceRolloutBuffer,
     WholeSequences,
 )
-from marl_sb3.core.sb3 import calls_lstm_as_sb3
+from marl_sb3.core.sb3 import States, calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage, sequence_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
@@ -34,6 +37,7 @@ from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import OF_LSTMS, MemoryCnnPolicy, MemoryMultiInputPolicy, MemoryPolicy
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
+from marl_sb3.types import Array
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy, FusedSequenceUpdate
@@ -88,7 +92,7 @@ class MaskablePPOLearner(ContribPPOLearner):
         return RolloutPolicy(self.algorithm, takes_masks=True)
 
 
-class RecurrentPPO(FusedOnPolicy, sb3_contrib.RecurrentPPO):
+class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of plain MLPs behind LSTMs in compiled kernels, see `TwoPaths`. Where they do not
@@ -151,6 +155,27 @@ class RecurrentPPO(FusedOnPolicy, sb3_contrib.RecurrentPPO):
         if isinstance(buffer, WholeSequences):
             buffer.whole_sequences = self.takes_fused_path()
         super()._train_torch()
+
+    @override
+    def _rollout_policy(self) -> RolloutPolicy:
+        return RecurrentRolloutPolicy(self)
+
+    @override
+    def _inputs(self, known: dict[str, Any], observations: Array, starts: Array) -> PolicyInputs:
+        of_actor, of_critic = known.get("lstm_states") or self._last_lstm_states  # type: ignore[misc]
+        states = tuple(state.numpy() for state in (*of_actor, *of_critic))
+        return PolicyInputs(observations, np.asarray(starts, dtype=bool), None, states)
+
+    @override
+    def _remembered(self, inputs: PolicyInputs, states: States) -> dict[str, Any]:
+        hidden, cell, of_critic, critics_cell = map(th.from_numpy, states)
+        starts = th.as_tensor(inputs.starts, dtype=th.float32)
+        return {"lstm_states": RNNStates((hidden, cell), (of_critic, critics_cell)), "episode_starts": starts}
+
+    @override
+    def _add(self, known: dict[str, Any], step: tuple[Any, ...]) -> None:
+        known["rollout_buffer"].add(*step, lstm_states=self._last_lstm_states)
+        self._last_lstm_states = known["lstm_states"]
 
     def _setup_model(self) -> None:
         if self.policy_kwargs.get("cell", "lstm") == "lstm":

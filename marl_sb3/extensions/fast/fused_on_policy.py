@@ -17,7 +17,7 @@ from typing_extensions import override
 from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
 from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.on_policy import MaskedRolloutBuffer
-from marl_sb3.core.sb3 import count_steps, has_step_hook
+from marl_sb3.core.sb3 import States, count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
@@ -201,7 +201,7 @@ class FusedRollouts(FusedActing):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        if not self.takes_fused_path():
+        if self.kernels() is None:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
@@ -213,7 +213,7 @@ class FusedRollouts(FusedActing):
             "rollout_buffer": rollout_buffer,
             "n_rollout_steps": n_rollout_steps,
         }
-        policy = RolloutPolicy(self)  # not earlier: the callback may have changed the policy
+        policy = self._rollout_policy()  # not earlier: the callback may have changed the policy
         reads_again = has_step_hook(callback)
         for step in range(n_rollout_steps):
             if not self._take_step(policy, known, step):
@@ -221,17 +221,33 @@ class FusedRollouts(FusedActing):
             if reads_again:
                 policy.refresh()
             self._store_step(policy, known)
-        last_values = th.from_numpy(policy.values(_inputs(known["new_obs"])))
+        last_values = th.from_numpy(policy.values(self._inputs(known, known["new_obs"], known["dones"])))
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
         callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
         callback.on_rollout_end()
         return True
 
+    def _rollout_policy(self) -> RolloutPolicy:
+        return RolloutPolicy(self)
+
+    def _inputs(self, known: dict[str, Any], observations: Array, starts: Array) -> PolicyInputs:
+        """Return what the policy gets of all envs, after the step that is known; (envs,) starts of episodes."""
+        return PolicyInputs(observations, starts)
+
+    def _remembered(self, inputs: PolicyInputs, states: States) -> dict[str, Any]:
+        """Return what is known of the states after a step, by its name among SB3's locals."""
+        return {}
+
+    def _add(self, known: dict[str, Any], step: tuple[Any, ...]) -> None:
+        known["rollout_buffer"].add(*step)
+
     def _take_step(self, policy: RolloutPolicy, known: dict[str, Any], step: int) -> bool:
         """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
         observations = self._last_obs
         assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
-        in_bounds, _, actions, values, log_probs = policy.act(_inputs(observations))
+        assert self._last_episode_starts is not None
+        inputs = self._inputs(known, observations, self._last_episode_starts)
+        in_bounds, states, actions, values, log_probs = policy.act(inputs)
         assert actions is not None
         assert values is not None
         assert log_probs is not None
@@ -248,6 +264,7 @@ class FusedRollouts(FusedActing):
             "rewards": rewards,
             "dones": dones,
             "infos": infos,
+            **self._remembered(inputs, states),
         }
         known["callback"].update_locals(known)
         return bool(known["callback"].on_step())
@@ -255,27 +272,22 @@ class FusedRollouts(FusedActing):
     def _store_step(self, policy: RolloutPolicy, known: dict[str, Any]) -> None:
         actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
         self._update_info_buffer(infos, dones)
-        _add_values_at_time_limits(policy, rewards, dones, infos, self.gamma)
+        self._add_values_at_time_limits(policy, known)
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.reshape(-1, 1)
         step = (self._last_obs, actions, rewards, self._last_episode_starts, known["values"], known["log_probs"])
-        known["rollout_buffer"].add(*step)
+        self._add(known, step)
         self._last_obs, self._last_episode_starts = known["new_obs"], dones
 
-
-def _add_values_at_time_limits(
-    policy: RolloutPolicy, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
-) -> None:
-    """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
-    truncated = [
-        row
-        for row in np.flatnonzero(dones)
-        if infos[row].get("TimeLimit.truncated", False) and infos[row].get("terminal_observation") is not None
-    ]
-    if truncated:
-        final = np.stack([infos[row]["terminal_observation"] for row in truncated])
-        rewards[truncated] += gamma * policy.final_values(_inputs(final))
-
-
-def _inputs(observations: Array) -> PolicyInputs:
-    return PolicyInputs(observations, np.zeros(len(observations), dtype=bool))
+    def _add_values_at_time_limits(self, policy: RolloutPolicy, known: dict[str, Any]) -> None:
+        """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+        infos, truncated = known["infos"], np.zeros(len(known["dones"]), dtype=bool)
+        for row in np.flatnonzero(known["dones"]):
+            is_limit, final = infos[row].get("TimeLimit.truncated", False), infos[row].get("terminal_observation")
+            truncated[row] = is_limit and final is not None
+        if truncated.any():
+            observations = np.array(known["new_obs"])
+            for row in np.flatnonzero(truncated):
+                observations[row] = infos[row]["terminal_observation"]
+            inputs = self._inputs(known, observations, np.zeros_like(truncated)).of_rows(truncated)
+            known["rewards"][truncated] += self.gamma * policy.final_values(inputs)

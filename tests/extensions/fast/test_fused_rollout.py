@@ -1,4 +1,4 @@
-"""`marl_sb3.PPO` alone on an SB3 `VecEnv`: its rollouts through the kernels are those of stock SB3."""
+"""PPO and RecurrentPPO alone on an SB3 `VecEnv`: their rollouts through the kernels are those of the stock classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
@@ -16,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 import marl_sb3
 from marl_sb3.core.on_policy import MaskedRolloutBuffer, flat_samples
-from marl_sb3.extensions.fast import fused_on_policy
+from marl_sb3.extensions.fast.fused_on_policy import FusedRollouts
 
 SETTINGS = {"n_steps": 40, "batch_size": 40, "n_epochs": 2, "seed": 0, "device": "cpu"}
 
@@ -49,13 +50,19 @@ class Seen(BaseCallback):
         self.ended.append(dict(self.locals))
 
 
-def trained(cls: type[stable_baselines3.PPO], env: VecEnv, callback: BaseCallback | None = None) -> Any:
+def trained(cls: Any, env: VecEnv, callback: BaseCallback | None = None) -> Any:
+    if "Recurrent" in cls.__name__:
+        return cls("MlpLstmPolicy", env, policy_kwargs={"lstm_hidden_size": 6}, **SETTINGS).learn(240, callback)
     return cls("MlpPolicy", env, **SETTINGS).learn(240, callback)
 
 
+SIDES = [(stable_baselines3.PPO, marl_sb3.PPO), (sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO)]
+
+
+@pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_rollouts_with_time_limits_are_those_of_stock_sb3(env_id: str) -> None:
-    theirs, ours = (trained(cls, vec_env(env_id)) for cls in (stable_baselines3.PPO, marl_sb3.PPO))
+def test_rollouts_with_time_limits_are_those_of_stock_sb3(env_id: str, sides: Any) -> None:
+    theirs, ours = (trained(cls, vec_env(env_id)) for cls in sides)
     assert ours.kernels() is not None
     np.testing.assert_allclose(ours.rollout_buffer.rewards, theirs.rollout_buffer.rewards, rtol=2e-4, atol=2e-4)
     for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
@@ -65,26 +72,34 @@ def test_rollouts_with_time_limits_are_those_of_stock_sb3(env_id: str) -> None:
     np.testing.assert_allclose(episodes[1], episodes[0], rtol=1e-5)
 
 
-def test_a_forgotten_value_at_the_time_limit_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_on_policy, "_add_values_at_time_limits", lambda *_: None)
+@pytest.mark.parametrize("sides", SIDES)
+def test_a_forgotten_value_at_the_time_limit_would_be_found(monkeypatch: pytest.MonkeyPatch, sides: Any) -> None:
+    monkeypatch.setattr(FusedRollouts, "_add_values_at_time_limits", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_rollouts_with_time_limits_are_those_of_stock_sb3("CartPole-v1")
+        test_rollouts_with_time_limits_are_those_of_stock_sb3("CartPole-v1", sides)
 
 
-def test_callbacks_find_the_locals_that_they_find_in_stock_sb3() -> None:
+@pytest.mark.parametrize("sides", SIDES)
+def test_callbacks_find_the_locals_that_they_find_in_stock_sb3(sides: Any) -> None:
     theirs, ours = Seen(), Seen()
-    trained(stable_baselines3.PPO, vec_env(), theirs)
-    trained(marl_sb3.PPO, vec_env(), ours)
+    trained(sides[0], vec_env(), theirs)
+    trained(sides[1], vec_env(), ours)
     assert len(ours.steps) == len(theirs.steps) == 80
-    passing = {"idx", "done", "terminal_obs", "terminal_value", "total_timesteps", "tb_log_name", "reset_num_timesteps"}
+    passing = {"idx", "done", "done_", "terminal_obs", "terminal_value", "terminal_lstm_state", "total_timesteps"}
+    passing |= {"tb_log_name", "reset_num_timesteps", "log_interval", "progress_bar", "iteration"}
     for a, b in zip(theirs.steps, ours.steps, strict=True):
-        assert set(a) - passing - {"log_interval", "progress_bar", "iteration"} <= set(b)
+        assert set(a) - passing <= set(b)
         assert a["n_steps"] == b["n_steps"]
         for name in ("actions", "clipped_actions", "values", "log_probs", "new_obs", "dones", "obs_tensor"):
             assert a[name].shape == b[name].shape, name
             assert type(a[name]) is type(b[name]), name
     np.testing.assert_array_equal(ours.rewards, theirs.rewards)
-    assert [step["n_steps"] for step in ours.ended] == [step["n_steps"] for step in theirs.ended] == [40, 40]
+    if "lstm_states" in theirs.steps[-1]:
+        for a, b in zip(theirs.steps, ours.steps, strict=True):
+            th.testing.assert_close(b["lstm_states"], a["lstm_states"], rtol=1e-3, atol=1e-5)
+            assert th.equal(b["episode_starts"], a["episode_starts"])
+    assert [step["n_steps"] for step in ours.ended] == [40, 40]
+    assert [step["n_steps"] for step in theirs.ended] == [39 if "lstm_states" in theirs.ended[0] else 40] * 2
 
 
 def test_a_callback_stops_the_rollout_where_it_stops_that_of_stock_sb3() -> None:
