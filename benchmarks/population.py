@@ -59,7 +59,8 @@ def found(side: str, env: str, timesteps: int, seed: int, folder: Path) -> dict[
     if side == "preset":
         options["space"] = {"gamma": {"choices": [load_config(env).hyperparameters["gamma"]]}}
     settings = {**({} if side == "tpe-all" else FIXED), **SETTINGS}
-    study = marl_sb3.tune(env, settings=settings, confirm_seeds=0, root=folder, study=f"{side}-{seed}", **options)
+    options |= {"study": f"{side}-{seed}", "new_study": True, "root": folder, "confirm_seeds": 0}
+    study = marl_sb3.tune(env, settings=settings, **options)
     best = study.folder_of(study.best_trial)
     return {
         "best run": returns_of(marl_sb3.load_run(best, "latest")),
