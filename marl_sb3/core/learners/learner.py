@@ -48,7 +48,7 @@ from marl_sb3.types import GoalRewards, PolicyID
 class Update(NamedTuple):
     """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
 
-    run: Callable[..., None]  # computes the update; if it is parallel, it takes the number of threads that it may have
+    run: Callable[..., None]  # computes the update; it takes the number of threads that it may have
     # puts the results into the policy, and returns the metrics below `learners/{policy}/`; raises `NumericError` if a
     # loss, a gradient or a weight is not finite
     finish: Callable[[], Result]

@@ -134,7 +134,9 @@ class OffPolicyLearner(Learner):
         self.follow_schedules(progress_remaining)
         metrics: list[Result] = []
 
-        def run() -> None:
+        def run(threads: int = 1) -> None:
+            if hasattr(self.algorithm, "update_threads"):  # one whose kernels may share their work among threads
+                self.algorithm.update_threads = threads
             for _ in self.experience.due_updates():
                 metrics.append(self._train())
 

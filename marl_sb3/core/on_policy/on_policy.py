@@ -90,7 +90,7 @@ class OnPolicyLearner(Learner):
     def begin_update(self, progress_remaining: float) -> Update:
         self.follow_schedules(progress_remaining)
         if self.buffer.num_transitions < self.least_transitions:
-            return Update(lambda: None, self._finish_update)
+            return Update(lambda _: None, self._finish_update)
         for each in self.parts:
             each.before_update()
         prepared = None if self.engine is None else self.engine.prepare_update()

@@ -241,7 +241,7 @@ class TrainingLoop:
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():
                 if not job.parallel:
-                    job.run()
+                    job.run(self._at_once)
             run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
             for policy_id, job in jobs.items():
                 report.metrics.setdefault(policy_id, []).append(job.finish())

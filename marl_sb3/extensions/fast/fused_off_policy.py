@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -13,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.learners import blas_threads
+from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.sb3 import has_step_hook
 from marl_sb3.extensions.fast.coverage import Reliance, why_not_policy
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas
@@ -37,6 +38,8 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
     _is_read: bool = False  # whether it was looked up since the policy may have changed
     _reads_again: bool = False  # whether callbacks may change the policy within a rollout
     _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
+    # threads that a gradient step may have, which change no result; None: as many as PyTorch has, and cores
+    update_threads: int | None = None
 
     def networks(self) -> list[Any]:
         """Return the networks that the kernels run."""
@@ -56,6 +59,10 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
 
         update: FusedReplayUpdate = getattr(fused_replay, self.update_class)(self)
         return update
+
+    def threads_of_update(self) -> int:
+        """Return how many threads a gradient step may have."""
+        return self.update_threads or min(th.get_num_threads(), available_cores())
 
     def acting_kernels(self) -> Any:
         """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +24,37 @@ from marl_sb3.extensions.fast.kernels import q, sac, td3
 from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
 from marl_sb3.extensions.fast.kernels.mlp import Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
-from marl_sb3.extensions.fast.kernels.replay import Batch, Critics
+from marl_sb3.extensions.fast.kernels.replay import Batch, Critics, Memory, memory
+from marl_sb3.extensions.fast.kernels.threads import counters
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _NO_MASKS: BoolArray = np.empty((0, 0), np.bool_)
+
+# --- Threads ---------------------------------------------------------------------------------------------------------
+
+# How a gradient step is divided is the same on all machines, because it decides how results are rounded.
+_CHUNK_ROWS, _MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
+_WORTH_THREADS = 2e7  # floating-point operations, some 0.3 milliseconds; another thread begins within 0.05
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    """Return threads that help with gradient steps; they are kept, for a step takes little longer than a start."""
+    return ThreadPoolExecutor(os.cpu_count(), "update")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of them
+
+
+def in_threads(job: Callable[[int, int], None], threads: int) -> None:
+    """Run job(thread, threads) here as thread 0, and in helpers as the others, who may come late or not at all."""
+    running = [_helpers().submit(job, number, threads) for number in range(1, threads)]
+    try:
+        job(0, threads)
+    finally:
+        for each in running:
+            each.cancel()
 
 
 class FusedReplayUpdate:
@@ -44,6 +74,7 @@ class FusedReplayUpdate:
         self._tables = [OptimizerTable(optimizer) for optimizer in optimizers]
         self._present: list[Optimizer] = []
         self._stats: list[Any] = []
+        self._memory: Any = None  # of gradient steps; made anew for minibatches of another size
 
     def begin(self) -> None:
         """Begin an update, with the optimizers' present settings."""
@@ -58,6 +89,11 @@ class FusedReplayUpdate:
             gradient_step: number of the step in this update, from 0.
         """
         raise NotImplementedError
+
+    def _threads(self, shared: Memory, parameters: int) -> int:
+        """Return how many threads a gradient step takes, by the number of the actor's parameters: critics are alike."""
+        flops = 20.0 * shared.targets.shape[0] * parameters
+        return min(self._algorithm.threads_of_update(), shared.notes.shape[1]) if flops > _WORTH_THREADS else 1
 
     def recorded(self) -> dict[str, float]:
         """Return what SB3 records of the update, under its names: means over the gradient steps."""
@@ -130,6 +166,8 @@ class SACUpdate(FusedReplayUpdate):
         critics = algorithm.critic, algorithm.critic_target
         self._critics, self._targets = (_critics(each, hidden) for each in critics)
         self._moved = target_table(*(each.q_networks for each in critics))
+        heads = 2 * int(self._actor.mean.table[0, 1])
+        self._actor_sizes = _sizes(self._actor.latent, heads), int(self._actor.latent.table[:, 1].sum())
 
     @override
     def begin(self) -> None:
@@ -141,7 +179,19 @@ class SACUpdate(FusedReplayUpdate):
             none = self._present[0]._replace(table=np.empty((0, 5), np.int64))
             self._entropy = sac.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
         of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
-        self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
+        self._quantiles = of_net is not None
+        self._targets_per_row = 1
+        if of_net is not None:
+            self._targets_per_row = int(self._critics.tables[:, -1, 1].sum() - of_net * algorithm.critic.n_critics)
+
+    def _drawn(self, rows: int, actions: int) -> sac.Drawn:
+        """Return the memory of a gradient step."""
+        parameters, outputs = self._actor_sizes
+        if self._memory is None or self._memory.memory.targets.shape != (rows, self._targets_per_row):
+            shared = memory(_chunks(rows), rows, actions, self._critics, self._targets_per_row, parameters)
+            self._memory = sac.Drawn(sac.sampled(rows, actions, outputs), sac.sampled(rows, actions, outputs), shared)
+        drawn: sac.Drawn = self._memory
+        return drawn._replace(memory=_counted_anew(drawn.memory))
 
     @override
     def step(self, samples: Any, gradient_step: int) -> None:
@@ -152,8 +202,11 @@ class SACUpdate(FusedReplayUpdate):
         moved = self._moved if gradient_step % algorithm.target_update_interval == 0 else self._moved[:0]
         actor_optimizer, critic_optimizer = self._present[:2]
         nets = self._actor, actor_optimizer, self._critics, self._targets, critic_optimizer
-        settings = self._dropped, moved, float(algorithm.tau)
-        self._stats.append(sac.update(*nets, self._entropy, batch, noise, next_noise, *settings))
+        settings = self._quantiles, moved, float(algorithm.tau)
+        drawn, stats = self._drawn(*shape), np.full(sac.NUM_STATS, np.nan)
+        self._stats.append(stats)
+        arguments = *nets, self._entropy, batch, noise, next_noise, *settings, drawn, stats
+        in_threads(lambda *thread: sac.update(*arguments, *thread), self._threads(drawn.memory, self._actor_sizes[0]))
 
     @override
     def recorded(self) -> dict[str, float]:
@@ -173,6 +226,22 @@ class SACUpdate(FusedReplayUpdate):
 
 def _critics(critic: Any, hidden: int) -> Critics:
     return Critics(np.stack([layer_table(linears(net)) for net in critic.q_networks]), hidden)
+
+
+def _sizes(net: Net, heads: int = 0) -> int:
+    """Return the number of parameters of a net, and of `heads` linear outputs on top of it."""
+    inputs, outputs = net.table[:, 0], net.table[:, 1]
+    return int(((inputs + 1) * outputs).sum() + heads * (outputs[-1] + 1))
+
+
+def _chunks(rows: int) -> int:
+    """Return into how many chunks the rows of a minibatch are divided."""
+    return max(1, min(_MOST_CHUNKS, rows // _CHUNK_ROWS))
+
+
+def _counted_anew(shared: Memory) -> Memory:
+    """Return the memory of one more gradient step: a thread that comes late for another one finds that one done."""
+    return shared._replace(counters=counters(shared.notes.shape[1]))
 
 
 class TD3Update(FusedReplayUpdate):
@@ -206,7 +275,13 @@ class TD3Update(FusedReplayUpdate):
         smoothing, tau = td3.Smoothing(noise, float(algorithm.target_noise_clip)), float(algorithm.tau)
         actor_optimizer, critic_optimizer = self._present
         nets = self._actor, self._actor_target, actor_optimizer, self._critics, self._targets, critic_optimizer
-        self._stats.append(td3.update(*nets, batch, smoothing, self._with_actor[-1], self._moved, tau))
+        (rows, actions), parameters = batch.actions.shape, _sizes(self._actor)
+        if self._memory is None or len(self._memory.targets) != rows:
+            self._memory = memory(_chunks(rows), rows, actions, self._critics, 1, parameters)
+        shared, stats = _counted_anew(self._memory), np.full(td3.NUM_STATS, np.nan)
+        self._stats.append(stats)
+        arguments = *nets, batch, smoothing, self._with_actor[-1], self._moved, tau, shared, stats
+        in_threads(lambda *thread: td3.update(*arguments, *thread), self._threads(shared, parameters))
 
     def recorded(self) -> dict[str, float]:
         """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""

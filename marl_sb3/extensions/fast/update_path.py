@@ -112,4 +112,4 @@ class TwoPaths:
         return {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "known_as", "has_more_losses", *_MADE_ANEW]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "known_as", "has_more_losses", "update_threads", *_MADE_ANEW]  # type: ignore[misc]

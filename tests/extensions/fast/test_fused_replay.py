@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.fast import fused_replay
 
 CHOICE = spaces.Discrete(3)
 TWO_AXES = spaces.Box(-1, 2, (2,), np.float32)
@@ -201,6 +204,57 @@ def test_a_planted_error_is_found(error: str) -> None:
     expected = trained_once(model(STOCK[name], name))
     assert largest_difference(trained_once(fused(name)), expected) < 1e-3
     assert largest_difference(trained_once(fused(name), plant), expected) > 1e-3
+
+
+# Threads
+
+
+def of_chunks(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gradient steps of 8 rows, divided as large ones are."""
+    monkeypatch.setattr(fused_replay, "_WORTH_THREADS", 0.0)
+    monkeypatch.setattr(fused_replay, "_CHUNK_ROWS", 3)
+    algorithm = fused(name)
+    algorithm.update_threads = threads
+    return trained_once(algorithm)
+
+
+@pytest.mark.parametrize("name", ["SAC", "TQC", "TD3", "DDPG"])
+def test_chunks_and_threads_learn_what_the_stock_class_learns_and_their_number_changes_no_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, *others = (of_chunks(name, threads, monkeypatch) for threads in (1, 2, 5))
+    assert_close(one, trained_once(model(STOCK[name], name)))
+    for other in others:
+        assert largest_difference(other, one) == 0.0
+        assert other.logger.name_to_value == one.logger.name_to_value
+
+
+def test_a_helper_that_comes_late_finds_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+
+    def shared(job: Callable[[int, int], None], threads: int) -> None:
+        job(0, threads)
+        late.append(lambda: job(1, threads))
+
+    expected = of_chunks("SAC", 2, monkeypatch)
+    monkeypatch.setattr(fused_replay, "in_threads", shared)
+    found = of_chunks("SAC", 2, monkeypatch)
+    for job in late:
+        job()
+    assert len(late) > 5
+    assert largest_difference(found, expected) == 0.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_has_helpers_of_its_own() -> None:
+    done: list[int] = []
+    fused_replay.in_threads(lambda thread, threads: done.append(thread), 2)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        helped = Event()
+        fused_replay.in_threads(lambda thread, threads: helped.set() if thread else helped.wait(20), 2)
+        os._exit(0 if helped.is_set() else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # Acting

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from marl_sb3.compiling import inner_kernel
-from marl_sb3.extensions.fast.kernels.layers import LINEAR
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, RELU, TANH, matrix, matrix_at
 from marl_sb3.extensions.fast.kernels.mlp import (
     Net,
     backward,
@@ -17,6 +18,8 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     parameters_size,
     plain,
 )
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, move_towards, step_between
+from marl_sb3.extensions.fast.kernels.threads import counters
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
@@ -100,6 +103,15 @@ def works(critics: Critics, rows: int) -> FloatArray:
 
 
 @inner_kernel
+def values_of(net: Net, inputs: FloatArray, work: FloatArray, found: FloatArray) -> None:
+    """Run one critic; found: (rows, outputs), filled."""
+    of_one = forward(net, plain(inputs), work)
+    for i in range(found.shape[0]):
+        for j in range(found.shape[1]):
+            found[i, j] = of_one[i, j]
+
+
+@inner_kernel
 def values(critics: Critics, inputs: FloatArray, work: FloatArray) -> FloatArray:
     """Run all critics.
 
@@ -110,34 +122,31 @@ def values(critics: Critics, inputs: FloatArray, work: FloatArray) -> FloatArray
     Returns:
         (critics, rows, outputs).
     """
-    count, rows = critics.tables.shape[0], inputs.shape[0]
-    outputs = critics.tables[0, critics.tables.shape[1] - 1, 1]
-    found = np.empty((count, rows, outputs), np.float32)
+    count, outputs = critics.tables.shape[0], critics.tables[0, critics.tables.shape[1] - 1, 1]
+    found = np.empty((count, inputs.shape[0], outputs), np.float32)
     for k in range(count):
-        of_one = forward(critic(critics, k), plain(inputs), work[k])
-        for i in range(rows):
-            for j in range(outputs):
-                found[k, i, j] = of_one[i, j]
+        values_of(critic(critics, k), inputs, work[k], found[k])
     return found
 
 
 @inner_kernel
-def gradients(critics: Critics, inputs: FloatArray, work: FloatArray, slopes: FloatArray) -> FloatArray:
-    """Return the gradients of the parameters of all critics, (parameters,).
+def learn_critic(
+    critics: Critics, k: int, inputs: FloatArray, work: FloatArray, slopes: FloatArray, optimizer: Optimizer
+) -> None:
+    """Take a step of the optimizer, which is not counted, for the k-th critic alone.
 
     Args:
-        work: filled by `values`.
-        slopes: (critics, rows, outputs) gradients of the values.
+        work: (n,), filled by `values_of`.
+        slopes: (rows, outputs) gradients of the values.
+        optimizer: its parameters are those of all critics.
     """
-    count, rows = critics.tables.shape[0], inputs.shape[0]
-    size = parameters_size(critic(critics, 0))
-    grad, none = np.empty(count * size, np.float32), np.empty((0, 0), np.float32)
-    deltas = np.empty_like(work[0])
-    for k in range(count):
-        net = critic(critics, k)
-        _put(slopes[k], last_layer(net, deltas, rows))
-        backward(net, plain(inputs), work[k], deltas, grad[k * size : (k + 1) * size], none)
-    return grad
+    net, deltas = critic(critics, k), np.empty_like(work)
+    size = parameters_size(net)
+    grad = np.empty(critics.tables.shape[0] * size, np.float32)
+    _put(slopes, last_layer(net, deltas, inputs.shape[0]))
+    begin, end = k * size, (k + 1) * size
+    backward(net, plain(inputs), work, deltas, grad[begin:end], np.empty((0, 0), np.float32))
+    step_between(optimizer, grad, 1.0, begin, end, 1)
 
 
 @inner_kernel
@@ -146,21 +155,72 @@ def action_gradients(
 ) -> FloatArray:
     """Return the gradients of the last `actions` inputs, (rows, actions), summed over critics.
 
+    A row goes back through those critics alone whose values have a gradient: where the lowest value counts, one.
+
     Args:
         work: filled by `values`.
         slopes: (n, rows, outputs) gradients of the values of the first n critics.
     """
     rows, columns = inputs.shape
     found = np.zeros((rows, actions), np.float32)
-    deltas, below, none = np.empty_like(work[0]), np.empty_like(inputs), np.empty(0, np.float32)
     for k in range(slopes.shape[0]):
-        net = critic(critics, k)
-        _put(slopes[k], last_layer(net, deltas, rows))
-        backward(net, plain(inputs), work[k], deltas, none, below)
-        for i in range(rows):
+        picked = _sloping(slopes[k])
+        if picked.shape[0] == 0:
+            continue
+        below = _input_gradients(critic(critics, k), work[k], slopes[k], picked, columns)
+        for i in range(picked.shape[0]):
             for j in range(actions):
-                found[i, j] += below[i, columns - actions + j]
+                found[picked[i], j] += below[i, columns - actions + j]
     return found
+
+
+@inner_kernel
+def _sloping(slopes: FloatArray) -> Array:
+    """Return the rows with a gradient that is not 0, NaN included."""
+    picked, count = np.empty(slopes.shape[0], np.int64), 0
+    for i in range(slopes.shape[0]):
+        for j in range(slopes.shape[1]):
+            if slopes[i, j] != _ZERO:
+                picked[count] = i
+                count += 1
+                break
+    return picked[:count]
+
+
+@inner_kernel
+def _input_gradients(net: Net, work: FloatArray, slopes: FloatArray, picked: Array, columns: int) -> FloatArray:
+    """Return the gradients of a net's inputs, (n, columns), for n picked rows of (rows, outputs) `slopes`.
+
+    Args:
+        work: of all rows, filled by `forward`.
+        picked: (n,) numbers of rows.
+    """
+    rows, count, layers = slopes.shape[0], picked.shape[0], net.table.shape[0]
+    delta, offset = np.empty((count, slopes.shape[1]), np.float32), rows * outputs_size(net)
+    for i in range(count):
+        for j in range(slopes.shape[1]):
+            delta[i, j] = slopes[picked[i], j]
+    for layer in range(layers - 1, -1, -1):
+        n_in, n_out, weight, _ = net.table[layer]
+        offset -= rows * n_out
+        _slope_of(delta, matrix(work, offset, rows, n_out), picked, net.hidden if layer < layers - 1 else net.last)
+        below = np.empty((count, n_in), np.float32)
+        np.dot(delta, matrix_at(weight, n_out, n_in), below)
+        delta = below
+    return delta
+
+
+@inner_kernel
+def _slope_of(delta: FloatArray, given: FloatArray, picked: Array, kind: int) -> None:
+    """Multiply (n, outputs) gradients by the slopes of an activation at n picked rows of `given`, its outputs."""
+    for i in range(delta.shape[0]):
+        row, value = delta[i], given[picked[i]]
+        if kind == TANH:
+            for j in range(row.shape[0]):
+                row[j] *= _ONE - value[j] * value[j]
+        elif kind == RELU:
+            for j in range(row.shape[0]):
+                row[j] = _ZERO if value[j] <= _ZERO else row[j]
 
 
 @inner_kernel
@@ -185,18 +245,93 @@ def lowest(found: FloatArray) -> tuple[FloatArray, Array]:
 
 @inner_kernel
 def squared_errors(found: FloatArray, targets: FloatArray, scale: float, slopes: FloatArray) -> _Scalar:
-    """Return the sum of the critics' mean squared errors; `slopes` is filled with `scale` times its gradients.
+    """Return a critic's mean squared error; `slopes` is filled with `scale` times its gradients.
 
     Args:
-        found: (critics, rows, 1).
-        targets: (rows,).
-        slopes: (critics, rows, 1).
+        found: (rows, 1).
+        targets: (rows, 1).
+        slopes: (rows, 1).
     """
-    count, rows = found.shape[0], found.shape[1]
+    rows = found.shape[0]
     total, factor = np.float64(0.0), np.float32(2.0 * scale / rows)
-    for k in range(count):
-        for i in range(rows):
-            error = found[k, i, 0] - targets[i]
-            total += error * error
-            slopes[k, i, 0] = factor * error
+    for i in range(rows):
+        error = found[i, 0] - targets[i, 0]
+        total += error * error
+        slopes[i, 0] = factor * error
     return total / rows
+
+
+# --- Updates that several threads share -------------------------------------------------------------------------------
+
+
+class Memory(NamedTuple):
+    """What the threads of an update share; how it is divided depends on the minibatch alone, never on the threads.
+
+    Actors work on chunks of rows, which come one after the other; critics on all rows, each by itself.
+    """
+
+    counters: Array  # of `threads.counters`, new for each update
+    chunks: int
+    work: FloatArray  # (critics, n); see `works`
+    found: FloatArray  # (critics, rows, outputs) of the actions in the minibatch
+    following: FloatArray  # (critics, rows, outputs) of the next actions, by the targets
+    targets: FloatArray  # (rows, n); what the critics learn
+    next_actions: FloatArray  # (rows, actions)
+    actor_grads: FloatArray  # (chunks, parameters of the actor)
+    notes: Array  # (2, tasks) float64; the critics' losses, and what the chunks' actions are worth, summed over rows
+
+
+def memory(chunks: int, rows: int, actions: int, critics: Critics, targets: int, parameters: int) -> Memory:
+    """Return memory for updates.
+
+    Args:
+        chunks: of rows.
+        rows: of a minibatch.
+        actions: numbers in an action.
+        targets: numbers that each row of a critic learns from.
+        parameters: of the actor.
+    """
+    count, outputs = len(critics.tables), int(critics.tables[0, -1, 1])
+    tasks, hidden = max(2 * chunks, count), int(critics.tables[0, :, 1].sum())
+    numbers: Any = partial(np.zeros, dtype=np.float32)
+    return Memory(
+        counters(tasks),
+        chunks,
+        numbers((count, rows * hidden)),
+        numbers((count, rows, outputs)),
+        numbers((count, rows, outputs)),
+        numbers((rows, targets)),
+        numbers((rows, actions)),
+        numbers((chunks, parameters)),
+        np.zeros((2, tasks)),
+    )
+
+
+@inner_kernel
+def rows_of(memory: Memory, chunk: int) -> tuple[int, int]:
+    """Return where the rows of a chunk begin and end."""
+    rows = memory.targets.shape[0]
+    return rows * chunk // memory.chunks, rows * (chunk + 1) // memory.chunks
+
+
+@inner_kernel
+def learn_actor(memory: Memory, task: int, optimizer: Optimizer) -> None:
+    """Take a step of the actor's optimizer, which is not counted, for a task's share of the parameters.
+
+    The gradients of the chunks are added up in their order.
+    """
+    tasks, size = memory.notes.shape[1], memory.actor_grads.shape[1]
+    begin, end = size * task // tasks, size * (task + 1) // tasks
+    total = memory.actor_grads[0]
+    for chunk in range(1, memory.chunks):
+        more = memory.actor_grads[chunk]
+        for i in range(begin, end):
+            total[i] += more[i]
+    step_between(optimizer, total, 1.0, begin, end, 1)
+
+
+@inner_kernel
+def move_share(moved: Array, tau: float, task: int, tasks: int) -> None:
+    """Move a task's share of the targets; see `move_towards`."""
+    for i in range(task, moved.shape[0], tasks):
+        move_towards(moved[i : i + 1], tau)

@@ -18,19 +18,26 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     parameters_size,
     plain,
 )
-from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, move_towards, take_step
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, count_steps, take_step
 from marl_sb3.extensions.fast.kernels.replay import (
     Batch,
     Critics,
+    Memory,
     action_gradients,
-    gradients,
+    critic,
     joined,
+    learn_actor,
+    learn_critic,
     lowest,
+    move_share,
     quantile_loss,
+    rows_of,
     squared_errors,
     values,
+    values_of,
     works,
 )
+from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
@@ -58,14 +65,42 @@ class ActorNet(NamedTuple):
 class Sampled(NamedTuple):
     """Actions of an actor, and what their gradients need; (rows, n) float32 unless said otherwise."""
 
-    work: FloatArray  # of the latent net
-    latent: FloatArray  # (rows, units), its outputs
+    work: FloatArray  # (rows, outputs) of all layers of the latent net, flat; of a chunk of rows, chunk by chunk
+    mean: FloatArray
     log_std: FloatArray  # before it is limited
     std: FloatArray  # standard deviations
     gaussian: FloatArray  # the actions before they are squashed
     actions: FloatArray  # squashed, from -1 to 1
     scaled: FloatArray  # (gaussian - mean) / std
     log_probs: FloatArray  # (rows,), of the actions
+
+
+def sampled(rows: int, size: int, outputs: int) -> Sampled:
+    """Return memory for actions of `size` numbers, of an actor whose latent net has so many `outputs` in all layers."""
+    a, b, c, d, e, f = np.zeros((6, rows, size), np.float32)
+    return Sampled(np.zeros(rows * outputs, np.float32), a, b, c, d, e, f, np.zeros(rows, np.float32))
+
+
+@inner_kernel
+def _in(work: FloatArray, numbers: FloatArray, log_probs: FloatArray) -> Sampled:
+    """Return memory for actions; numbers: (6, rows, n)."""
+    return Sampled(work, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], log_probs)
+
+
+@inner_kernel
+def _between(given: Sampled, begin: int, end: int) -> Sampled:
+    """Return some rows; views."""
+    outputs = given.work.shape[0] // max(given.mean.shape[0], 1)
+    return Sampled(
+        given.work[begin * outputs : end * outputs],
+        given.mean[begin:end],
+        given.log_std[begin:end],
+        given.std[begin:end],
+        given.gaussian[begin:end],
+        given.actions[begin:end],
+        given.scaled[begin:end],
+        given.log_probs[begin:end],
+    )
 
 
 @strict_kernel
@@ -80,19 +115,17 @@ def _squashing_slope(action: _Scalar) -> tuple[_Scalar, _Scalar]:
 
 
 @inner_kernel
-def sample(actor: ActorNet, observations: FloatArray, noise: FloatArray) -> Sampled:
-    """Draw actions for (rows, inputs) observations, by (rows, n) standard normal noise."""
+def sample(actor: ActorNet, observations: FloatArray, noise: FloatArray, made: Sampled) -> None:
+    """Draw actions for (rows, inputs) observations, by (rows, n) standard normal noise; `made` is filled."""
     rows, size = noise.shape
-    work = np.empty(rows * outputs_size(actor.latent), np.float32)
-    latent = forward(actor.latent, plain(observations), work)
-    mean = forward(actor.mean, plain(latent), np.empty(rows * size, np.float32))
-    log_std = forward(actor.log_std, plain(latent), np.empty(rows * size, np.float32))
-    std, gaussian, actions = np.empty_like(mean), np.empty_like(mean), np.empty_like(mean)
-    scaled, log_probs = np.empty_like(mean), np.empty(rows, np.float32)
+    latent = forward(actor.latent, plain(observations), made.work)
+    forward(actor.mean, plain(latent), made.mean.reshape(rows * size))
+    forward(actor.log_std, plain(latent), made.log_std.reshape(rows * size))
+    mean, std, gaussian = made.mean, made.std, made.gaussian
     for i in range(rows):
         total = _ZERO
         for j in range(size):
-            limited = min(max(log_std[i, j], _LOG_STD_MIN), _LOG_STD_MAX)
+            limited = min(max(made.log_std[i, j], _LOG_STD_MIN), _LOG_STD_MAX)
             std[i, j] = np.exp(limited)
             gaussian[i, j] = mean[i, j] + std[i, j] * noise[i, j]
             action = _f(math.tanh(float(gaussian[i, j])))
@@ -100,15 +133,18 @@ def sample(actor: ActorNet, observations: FloatArray, noise: FloatArray) -> Samp
             z = (gaussian[i, j] - mean[i, j]) / std[i, j]
             _, kept = _squashing_slope(action)
             total -= _HALF * z * z + limited + _HALF_LOG_TWO_PI + np.log(kept)
-            scaled[i, j], actions[i, j] = z, action
-        log_probs[i] = total
-    return Sampled(work, latent, log_std, std, gaussian, actions, scaled, log_probs)
+            made.scaled[i, j], made.actions[i, j] = z, action
+        made.log_probs[i] = total
 
 
 @kernel
 def sampled_actions(actor: ActorNet, observations: FloatArray, noise: FloatArray) -> FloatArray:
     """(rows, n) actions from -1 to 1, for (rows, inputs) float32 observations and (rows, n) standard normal noise."""
-    return sample(actor, observations, noise).actions
+    rows, size = noise.shape
+    work = np.empty(rows * outputs_size(actor.latent), np.float32)
+    made = _in(work, np.empty((6, rows, size), np.float32), np.empty(rows, np.float32))
+    sample(actor, observations, noise, made)
+    return made.actions
 
 
 @inner_kernel
@@ -118,15 +154,17 @@ def actor_gradients(
     sampled: Sampled,
     noise: FloatArray,
     by_action: FloatArray,
-    ent_coef: float,
-) -> FloatArray:
-    """Return the gradients of the actor's parameters, in the order of its layers.
+    by_log_prob: _Scalar,
+    grad: FloatArray,
+) -> None:
+    """Compute the gradients of the actor's parameters, in the order of its layers.
 
     Args:
         by_action: (rows, n) gradients of the actions through the critics.
+        by_log_prob: the gradient of each log-probability.
+        grad: (parameters,); filled.
     """
     rows, size = noise.shape
-    by_log_prob = _f(ent_coef / rows)
     by_mean, by_log_std = np.empty(rows * size, np.float32), np.empty(rows * size, np.float32)
     for i in range(rows):
         for j in range(size):
@@ -139,21 +177,20 @@ def actor_gradients(
             inside = _LOG_STD_MIN <= sampled.log_std[i, j] <= _LOG_STD_MAX
             by_log_std[i * size + j] = by_std * std if inside else _ZERO
     sizes = parameters_size(actor.latent), parameters_size(actor.mean)
-    grad = np.empty(sizes[0] + 2 * sizes[1], np.float32)
-    below, more = np.empty_like(sampled.latent), np.empty_like(sampled.latent)
+    latent = last_layer(actor.latent, sampled.work, rows)
+    below, more = np.empty_like(latent), np.empty_like(latent)
     # Linear layers need no activations for the way back: any array of their size will do.
-    backward(actor.mean, plain(sampled.latent), by_mean, by_mean, grad[sizes[0] : sizes[0] + sizes[1]], below)
-    backward(actor.log_std, plain(sampled.latent), by_log_std, by_log_std, grad[sizes[0] + sizes[1] :], more)
+    backward(actor.mean, plain(latent), by_mean, by_mean, grad[sizes[0] : sizes[0] + sizes[1]], below)
+    backward(actor.log_std, plain(latent), by_log_std, by_log_std, grad[sizes[0] + sizes[1] :], more)
     deltas = np.empty_like(sampled.work)
     delta = last_layer(actor.latent, deltas, rows)
     for i in range(rows):
         for j in range(delta.shape[1]):
             delta[i, j] = below[i, j] + more[i, j]
     backward(actor.latent, plain(observations), sampled.work, deltas, grad[: sizes[0]], np.empty((0, 0), np.float32))
-    return grad
 
 
-# --- The update ------------------------------------------------------------------------------------------------------
+# --- Losses ----------------------------------------------------------------------------------------------------------
 
 
 class Entropy(NamedTuple):
@@ -164,12 +201,24 @@ class Entropy(NamedTuple):
     target: float  # the entropy that a learned one aims at
 
 
+class Drawn(NamedTuple):
+    """What the threads of an update share."""
+
+    now: Sampled  # for the observations
+    following: Sampled  # for the next observations
+    memory: Memory
+
+
+# The phases of an update: the last one steps the actor and moves the targets.
+_ACTS, _EVALUATES, _AIMS, _LEARNS_VALUES, _IMPROVES, _PHASES = range(1, 7)
+
+
 @inner_kernel
-def _entropy_step(entropy: Entropy, log_probs: FloatArray, stats: Array) -> _Scalar:
-    """Update a learned entropy coefficient; returns its value before that."""
+def _entropy_step(entropy: Entropy, log_probs: FloatArray, stats: Array) -> None:
+    """Update a learned entropy coefficient; `stats` has its value before that."""
     if entropy.optimizer.table.shape[0] == 0:
         stats[ENT_COEF] = entropy.value
-        return entropy.value
+        return
     log_ent_coef = vector_at(entropy.optimizer.table[0, 1], 1)[0]
     surplus = np.float64(0.0)
     for i in range(log_probs.shape[0]):
@@ -178,68 +227,156 @@ def _entropy_step(entropy: Entropy, log_probs: FloatArray, stats: Array) -> _Sca
     ent_coef = float(np.exp(log_ent_coef))
     stats[ENT_COEF], stats[ENT_COEF_LOSS] = ent_coef, -log_ent_coef * surplus
     take_step(entropy.optimizer, np.full(1, -surplus, np.float32), 1.0)
-    return ent_coef
 
 
 @inner_kernel
-def _quantile_slopes(
-    found: FloatArray, following: FloatArray, dropped: int, batch: Batch, bonus: FloatArray, slopes: FloatArray
-) -> _Scalar:
-    """Compute TQC's critic loss; `slopes`, (critics, rows, quantiles), is filled with its gradients.
+def _quantile_targets(memory: Memory, begin: int, end: int, batch: Batch, bonus: FloatArray) -> None:
+    """Compute what TQC's critics learn, for some rows: the lowest of all critics' next quantiles together.
 
     Args:
-        found: (critics, rows, quantiles) of the actions in the batch.
-        following: (critics, rows, quantiles) of the next actions.
-        dropped: how many of the highest ones, of all critics together, are left out.
         bonus: (rows,), subtracted from the next values.
     """
-    count, rows, quantiles = found.shape
-    pooled = np.empty(count * quantiles, np.float32)
-    kept = count * quantiles - dropped
-    total, scale = np.float64(0.0), 1.0 / (rows * count * quantiles * kept)
-    for i in range(rows):
+    count, _, quantiles = memory.following.shape
+    pooled, kept = np.empty(count * quantiles, np.float32), memory.targets.shape[1]
+    for i in range(begin, end):
         for k in range(count):
             for j in range(quantiles):
-                pooled[k * quantiles + j] = following[k, i, j]
+                pooled[k * quantiles + j] = memory.following[k, i, j]
         pooled.sort()
-        targets = pooled[:kept]
         for j in range(kept):
-            targets[j] = batch.rewards[i] + batch.discounts[i] * (targets[j] - bonus[i])
-        for k in range(count):
-            total += quantile_loss(found[k, i], targets, scale, slopes[k, i])
+            memory.targets[i, j] = batch.rewards[i] + batch.discounts[i] * (pooled[j] - bonus[i])
+
+
+@inner_kernel
+def _td_targets(memory: Memory, begin: int, end: int, batch: Batch, bonus: FloatArray) -> None:
+    """Compute what SAC's critics learn; see `_quantile_targets`."""
+    least, _ = lowest(memory.following[:, begin:end])
+    for i in range(begin, end):
+        memory.targets[i, 0] = batch.rewards[i] + batch.discounts[i] * (least[i - begin] - bonus[i])
+
+
+@inner_kernel
+def _quantile_slopes(found: FloatArray, targets: FloatArray, critics: int, slopes: FloatArray) -> _Scalar:
+    """Compute one critic's share of TQC's loss of so many critics; `slopes` is filled with its gradients.
+
+    Args:
+        found: (rows, quantiles) of the actions in the batch.
+        targets: (rows, n).
+        slopes: (rows, quantiles).
+    """
+    rows, quantiles = found.shape
+    total, scale = np.float64(0.0), 1.0 / (rows * critics * quantiles * targets.shape[1])
+    for i in range(rows):
+        total += quantile_loss(found[i], targets[i], scale, slopes[i])
     return total * scale
 
 
 @inner_kernel
-def _td_slopes(
-    found: FloatArray, following: FloatArray, batch: Batch, bonus: FloatArray, slopes: FloatArray
-) -> _Scalar:
-    """Compute SAC's critic loss; see `_quantile_slopes`."""
-    targets, _ = lowest(following)
-    for i in range(targets.shape[0]):
-        targets[i] = batch.rewards[i] + batch.discounts[i] * (targets[i] - bonus[i])
-    return 0.5 * squared_errors(found, targets, 0.5, slopes)
+def _value_slopes(found: FloatArray, quantiles: bool, rows: int, slopes: FloatArray) -> _Scalar:
+    """Return the sum of the values of actions in some of a minibatch's `rows`.
 
-
-@inner_kernel
-def _value_slopes(found: FloatArray, quantiles: bool, slopes: FloatArray) -> _Scalar:
-    """Return the mean value of actions; `slopes`, of the shape of `found`, is filled with the gradients of minus it."""
-    count, rows, outputs = found.shape
+    Args:
+        found: (critics, n, outputs).
+        slopes: of the same shape; filled with the gradients of minus the mean over the minibatch.
+    """
+    count, some, outputs = found.shape
     total = np.float64(0.0)
     if quantiles:
         scale = _f(1.0 / (rows * count * outputs))
         for k in range(count):
-            for i in range(rows):
+            for i in range(some):
                 for j in range(outputs):
                     total += found[k, i, j]
                     slopes[k, i, j] = -scale
-        return total / (rows * count * outputs)
+        return total / (count * outputs)
     least, whose = lowest(found)
-    for i in range(rows):
+    for i in range(some):
         total += least[i]
         for k in range(count):
             slopes[k, i, 0] = -_ONE / _f(rows) if k == whose[i] else _ZERO
-    return total / rows
+    return total
+
+
+# --- The tasks of an update ------------------------------------------------------------------------------------------
+
+
+@inner_kernel
+def _act(actor: ActorNet, batch: Batch, noise: FloatArray, next_noise: FloatArray, drawn: Drawn, task: int) -> None:
+    """Draw the actions of a chunk of observations, or of next observations."""
+    chunks = drawn.memory.chunks
+    begin, end = rows_of(drawn.memory, task % chunks)
+    if task < chunks:
+        sample(actor, batch.observations[begin:end], noise[begin:end], _between(drawn.now, begin, end))
+    elif task < 2 * chunks:
+        observations, made = batch.next_observations[begin:end], _between(drawn.following, begin, end)
+        sample(actor, observations, next_noise[begin:end], made)
+
+
+@inner_kernel
+def _evaluate(
+    critics: Critics, targets: Critics, entropy: Entropy, batch: Batch, drawn: Drawn, stats: Array, task: int
+) -> None:
+    """Run one critic and its target; the first task updates the entropy coefficient, too."""
+    memory = drawn.memory
+    if task == 0:
+        _entropy_step(entropy, drawn.now.log_probs, stats)
+    if task < critics.tables.shape[0]:
+        inputs = joined(batch.next_observations, drawn.following.actions)
+        values_of(critic(targets, task), inputs, np.empty_like(memory.work[task]), memory.following[task])
+        inputs = joined(batch.observations, batch.actions)
+        values_of(critic(critics, task), inputs, memory.work[task], memory.found[task])
+
+
+@inner_kernel
+def _aim(batch: Batch, quantiles: bool, ent_coef: float, drawn: Drawn, chunk: int) -> None:
+    """Compute what the critics learn from the rows of a chunk."""
+    begin, end = rows_of(drawn.memory, chunk)
+    bonus = _f(ent_coef) * drawn.following.log_probs
+    if quantiles:
+        _quantile_targets(drawn.memory, begin, end, batch, bonus)
+    else:
+        _td_targets(drawn.memory, begin, end, batch, bonus)
+
+
+@inner_kernel
+def _learn_values(
+    critics: Critics, optimizer: Optimizer, batch: Batch, quantiles: bool, memory: Memory, k: int
+) -> None:
+    """Take the step of one critic."""
+    found, count = memory.found[k], critics.tables.shape[0]
+    slopes = np.empty_like(found)
+    if quantiles:
+        memory.notes[0, k] = _quantile_slopes(found, memory.targets, count, slopes)
+    else:
+        memory.notes[0, k] = 0.5 * squared_errors(found, memory.targets, 0.5, slopes)
+    learn_critic(critics, k, joined(batch.observations, batch.actions), memory.work[k], slopes, optimizer)
+
+
+@inner_kernel
+def _actor_gradients(
+    actor: ActorNet,
+    critics: Critics,
+    batch: Batch,
+    noise: FloatArray,
+    ent_coef: float,
+    quantiles: bool,
+    drawn: Drawn,
+    chunk: int,
+) -> None:
+    """Compute a chunk's share in the gradients of the actor."""
+    memory, rows = drawn.memory, noise.shape[0]
+    begin, end = rows_of(memory, chunk)
+    observations, made = batch.observations[begin:end], _between(drawn.now, begin, end)
+    inputs, work = joined(observations, made.actions), works(critics, end - begin)
+    found = values(critics, inputs, work)
+    slopes = np.empty_like(found)
+    memory.notes[1, chunk] = _value_slopes(found, quantiles, rows, slopes)
+    by_action = action_gradients(critics, inputs, work, slopes, noise.shape[1])
+    grad, by_log_prob = memory.actor_grads[chunk], _f(ent_coef / rows)
+    actor_gradients(actor, observations, made, noise[begin:end], by_action, by_log_prob, grad)
+
+
+# --- The update ------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -253,44 +390,51 @@ def update(
     batch: Batch,
     noise: FloatArray,
     next_noise: FloatArray,
-    dropped: int,
+    quantiles: bool,
     moved: Array,
     tau: float,
-) -> Array:
+    drawn: Drawn,
+    stats: Array,
+    thread: int,
+    threads: int,
+) -> None:
     """Take one gradient step of the entropy coefficient, of the critics and of the actor.
+
+    Several threads may call this for the same step; the first one has to.
 
     Args:
         noise: (rows, n) standard normal, for the actions.
         next_noise: (rows, n) standard normal, for the next actions.
-        dropped: how many quantiles of all critics together TQC leaves out; -1 for SAC.
+        quantiles: whether this is TQC.
         moved: targets that are moved at the end; see `move_towards`.
-
-    Returns:
-        (NUM_STATS,) float64.
+        drawn: the memory of all threads.
+        stats: (NUM_STATS,) float64; filled.
+        thread: which of the threads this one is, from 0.
     """
-    rows, size = noise.shape
-    stats = np.full(NUM_STATS, np.nan)
-    sampled = sample(actor, batch.observations, noise)
-    ent_coef = _entropy_step(entropy, sampled.log_probs, stats)
-
-    following = sample(actor, batch.next_observations, next_noise)
-    bonus = _f(ent_coef) * following.log_probs
-    work = works(critics, rows)
-    next_values = values(critic_targets, joined(batch.next_observations, following.actions), work)
-    inputs = joined(batch.observations, batch.actions)
-    found = values(critics, inputs, work)
-    slopes = np.empty_like(found)
-    if dropped >= 0:
-        stats[CRITIC_LOSS] = _quantile_slopes(found, next_values, dropped, batch, bonus, slopes)
-    else:
-        stats[CRITIC_LOSS] = _td_slopes(found, next_values, batch, bonus, slopes)
-    take_step(critic_optimizer, gradients(critics, inputs, work, slopes), 1.0)
-
-    inputs = joined(batch.observations, sampled.actions)
-    found = values(critics, inputs, work)
-    value = _value_slopes(found, dropped >= 0, slopes)
-    by_action = action_gradients(critics, inputs, work, slopes, size)
-    stats[ACTOR_LOSS] = ent_coef * sampled.log_probs.mean() - value
-    take_step(actor_optimizer, actor_gradients(actor, batch.observations, sampled, noise, by_action, ent_coef), 1.0)
-    move_towards(moved, tau)
-    return stats
+    memory, rows = drawn.memory, noise.shape[0]
+    tasks = memory.notes.shape[1]
+    for phase in range(1, _PHASES + 1):
+        for i in range(tasks):
+            task = (thread * tasks // threads + i) % tasks
+            if not takes(memory.counters, task, phase):
+                continue
+            if phase == _ACTS:
+                _act(actor, batch, noise, next_noise, drawn, task)
+            elif phase == _EVALUATES:
+                _evaluate(critics, critic_targets, entropy, batch, drawn, stats, task)
+            elif phase == _AIMS and task < memory.chunks:
+                _aim(batch, quantiles, stats[ENT_COEF], drawn, task)
+            elif phase == _LEARNS_VALUES and task < critics.tables.shape[0]:
+                _learn_values(critics, critic_optimizer, batch, quantiles, memory, task)
+            elif phase == _IMPROVES and task < memory.chunks:
+                _actor_gradients(actor, critics, batch, noise, stats[ENT_COEF], quantiles, drawn, task)
+            elif phase == _PHASES:
+                learn_actor(memory, task, actor_optimizer)
+                move_share(moved, tau, task, tasks)
+            finish(memory.counters)
+        wait(memory.counters, phase * tasks)
+    if thread == 0:
+        count_steps(critic_optimizer, 1)
+        count_steps(actor_optimizer, 1)
+        stats[CRITIC_LOSS] = memory.notes[0].sum()
+        stats[ACTOR_LOSS] = stats[ENT_COEF] * drawn.now.log_probs.mean() - memory.notes[1].sum() / rows

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from marl_sb3.compiling import inner_kernel, kernel
-from marl_sb3.extensions.fast.kernels.mlp import (
-    Net,
-    backward,
-    forward,
-    last_layer,
-    outputs_size,
-    parameters_size,
-    plain,
-)
-from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, move_towards, take_step
+from marl_sb3.extensions.fast.kernels.mlp import Net, backward, forward, last_layer, outputs_size, plain
+from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, count_steps
 from marl_sb3.extensions.fast.kernels.replay import (
     Batch,
     Critics,
+    Memory,
     action_gradients,
-    gradients,
+    critic,
     joined,
+    learn_actor,
+    learn_critic,
     lowest,
+    move_share,
+    rows_of,
     squared_errors,
     values,
+    values_of,
     works,
 )
+from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
 from marl_sb3.types import Array, FloatArray
-
-_Scalar = Any  # a float, once compiled
 
 # What `update` returns.
 ACTOR_LOSS, CRITIC_LOSS, NUM_STATS = range(3)
@@ -53,34 +50,71 @@ def chosen_actions(actor: Net, observations: FloatArray) -> FloatArray:
 
 
 @inner_kernel
-def _smoothed(actions: FloatArray, smoothing: Smoothing) -> None:
-    clip = _f(smoothing.clip)
+def _smoothed(actions: FloatArray, noise: FloatArray, limit: float) -> None:
+    clip = _f(limit)
     for i in range(actions.shape[0]):
         for j in range(actions.shape[1]):
-            noise = min(max(smoothing.noise[i, j], -clip), clip)
-            actions[i, j] = min(max(actions[i, j] + noise, -_ONE), _ONE)
+            added = min(max(noise[i, j], -clip), clip)
+            actions[i, j] = min(max(actions[i, j] + added, -_ONE), _ONE)
+
+
+# --- The tasks of an update ------------------------------------------------------------------------------------------
+
+# The phases: the last ones step the actor and move the targets.
+_ACTS, _EVALUATES, _LEARNS_VALUES, _IMPROVES, _STEPS, _PHASES = range(1, 7)
 
 
 @inner_kernel
-def _update_actor(actor: Net, optimizer: Optimizer, critics: Critics, observations: FloatArray, size: int) -> _Scalar:
-    """Take a gradient step of the actor; returns its loss."""
-    rows = observations.shape[0]
+def _act(actor_target: Net, batch: Batch, smoothing: Smoothing, memory: Memory, chunk: int) -> None:
+    """Choose the next actions of a chunk."""
+    begin, end = rows_of(memory, chunk)
+    chosen, kept = chosen_actions(actor_target, batch.next_observations[begin:end]), memory.next_actions[begin:end]
+    _smoothed(chosen, smoothing.noise[begin:end], smoothing.clip)
+    for i in range(end - begin):
+        for j in range(kept.shape[1]):
+            kept[i, j] = chosen[i, j]
+
+
+@inner_kernel
+def _evaluate(critics: Critics, targets: Critics, batch: Batch, memory: Memory, k: int) -> None:
+    """Run one critic and its target."""
+    inputs = joined(batch.next_observations, memory.next_actions)
+    values_of(critic(targets, k), inputs, np.empty_like(memory.work[k]), memory.following[k])
+    values_of(critic(critics, k), joined(batch.observations, batch.actions), memory.work[k], memory.found[k])
+
+
+@inner_kernel
+def _learn_values(critics: Critics, optimizer: Optimizer, batch: Batch, memory: Memory, k: int) -> None:
+    """Take the step of one critic."""
+    least, _ = lowest(memory.following)
+    targets, slopes = np.empty_like(memory.targets), np.empty_like(memory.found[k])
+    for i in range(targets.shape[0]):
+        targets[i, 0] = batch.rewards[i] + batch.discounts[i] * least[i]
+    memory.notes[0, k] = squared_errors(memory.found[k], targets, 1.0, slopes)
+    learn_critic(critics, k, joined(batch.observations, batch.actions), memory.work[k], slopes, optimizer)
+
+
+@inner_kernel
+def _actor_gradients(actor: Net, critics: Critics, batch: Batch, memory: Memory, chunk: int) -> None:
+    """Compute a chunk's share in the gradients of the actor, whose actions the first critic values."""
+    begin, end = rows_of(memory, chunk)
+    observations, rows, size = batch.observations[begin:end], end - begin, memory.next_actions.shape[1]
     work = np.empty(rows * outputs_size(actor), np.float32)
     inputs = joined(observations, forward(actor, plain(observations), work))
     first = Critics(critics.tables[:1], critics.hidden)
     critic_work = works(first, rows)
-    found = values(first, inputs, critic_work)
-    slopes = np.full((1, rows, 1), -_ONE / _f(rows), np.float32)
+    memory.notes[1, chunk] = values(first, inputs, critic_work).sum()
+    slopes = np.full((1, rows, 1), -_ONE / _f(batch.rewards.shape[0]), np.float32)
     by_action = action_gradients(first, inputs, critic_work, slopes, size)
     deltas = np.empty_like(work)
     delta = last_layer(actor, deltas, rows)
     for i in range(rows):
         for j in range(size):
             delta[i, j] = by_action[i, j]
-    grad = np.empty(parameters_size(actor), np.float32)
-    backward(actor, plain(observations), work, deltas, grad, np.empty((0, 0), np.float32))
-    take_step(optimizer, grad, 1.0)
-    return -float(found.mean())
+    backward(actor, plain(observations), work, deltas, memory.actor_grads[chunk], np.empty((0, 0), np.float32))
+
+
+# --- The update ------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -96,29 +130,44 @@ def update(
     with_actor: bool,
     moved: Array,
     tau: float,
-) -> Array:
+    memory: Memory,
+    stats: Array,
+    thread: int,
+    threads: int,
+) -> None:
     """Take one gradient step of the critics, and `with_actor` of the actor.
+
+    Several threads may call this for the same step; the first one has to.
 
     Args:
         moved: targets that are moved after a step of the actor; see `move_towards`.
-
-    Returns:
-        (NUM_STATS,) float64; the actor's loss is NaN without a step of it.
+        memory: of all threads.
+        stats: (NUM_STATS,) float64; filled, but for the actor's loss without a step of it.
+        thread: which of the threads this one is, from 0.
     """
-    rows, size = batch.actions.shape
-    stats = np.full(NUM_STATS, np.nan)
-    next_actions = chosen_actions(actor_target, batch.next_observations)
-    _smoothed(next_actions, smoothing)
-    work = works(critics, rows)
-    targets, _ = lowest(values(critic_targets, joined(batch.next_observations, next_actions), work))
-    for i in range(rows):
-        targets[i] = batch.rewards[i] + batch.discounts[i] * targets[i]
-    inputs = joined(batch.observations, batch.actions)
-    found = values(critics, inputs, work)
-    slopes = np.empty_like(found)
-    stats[CRITIC_LOSS] = squared_errors(found, targets, 1.0, slopes)
-    take_step(critic_optimizer, gradients(critics, inputs, work, slopes), 1.0)
-    if with_actor:
-        stats[ACTOR_LOSS] = _update_actor(actor, actor_optimizer, critics, batch.observations, size)
-        move_towards(moved, tau)
-    return stats
+    tasks = memory.notes.shape[1]
+    for phase in range(1, _PHASES + 1 if with_actor else _LEARNS_VALUES + 1):
+        for i in range(tasks):
+            task = (thread * tasks // threads + i) % tasks
+            if not takes(memory.counters, task, phase):
+                continue
+            if phase == _ACTS and task < memory.chunks:
+                _act(actor_target, batch, smoothing, memory, task)
+            elif phase == _EVALUATES and task < critics.tables.shape[0]:
+                _evaluate(critics, critic_targets, batch, memory, task)
+            elif phase == _LEARNS_VALUES and task < critics.tables.shape[0]:
+                _learn_values(critics, critic_optimizer, batch, memory, task)
+            elif phase == _IMPROVES and task < memory.chunks:
+                _actor_gradients(actor, critics, batch, memory, task)
+            elif phase == _STEPS:
+                learn_actor(memory, task, actor_optimizer)
+            elif phase == _PHASES:
+                move_share(moved, tau, task, tasks)
+            finish(memory.counters)
+        wait(memory.counters, phase * tasks)
+    if thread == 0:
+        count_steps(critic_optimizer, 1)
+        stats[CRITIC_LOSS] = memory.notes[0].sum()
+        if with_actor:
+            count_steps(actor_optimizer, 1)
+            stats[ACTOR_LOSS] = -memory.notes[1].sum() / batch.rewards.shape[0]
