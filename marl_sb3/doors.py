@@ -286,7 +286,10 @@ class ExperienceMaker(Protocol):
 
 
 class Execution(Protocol):
-    """Where the envs of a training are stepped, and its policies act; a vec env names it in `stepped_by`."""
+    """Where the envs of a training are stepped, and its policies act; a vec env names it in `stepped_by`.
+
+    One that has `make_local_runner`, which takes what `local_runner` takes, makes the runners of shards, too.
+    """
 
     @property
     def experience(self) -> ExperienceMaker:
