@@ -165,6 +165,7 @@ def _use(config: TrainConfig, measured: Measured, address: Address | None) -> st
         of_branch = f" --revision {address.revision}" if address.revision else ""
         settings, file = f"hf download {address.repo} config.yaml --local-dir .{of_branch}\n", "config.yaml"
     named = f" {shlex.quote(config.env)}" if is_own else ""
+    deterministic = plan is None or plan.deterministic is True  # as the episodes of the table were played
     return f"""## Use
 
 ```bash
@@ -176,7 +177,7 @@ python -m marl_sb3.watch {place}{env}
 import marl_sb3
 
 policies = marl_sb3.load_policies("{place}")
-actions = policies.predict(observations, deterministic=True)  # {{agent: observation}} -> {{agent: action}}
+actions = policies.predict(observations, deterministic={deterministic})  # {{agent: observation}} -> {{agent: action}}
 ```
 
 ## Repeat the training

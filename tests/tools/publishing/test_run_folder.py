@@ -57,6 +57,8 @@ def test_a_run_goes_to_the_hub_and_comes_back(
     assert re.search(r"\| sum of returns \|( [^|]+ \|){3} -?[\d.]+ \| -?[\d.]+ to ", card.text)  # of random agents
     assert "| reference, sum of returns: best | 90.00 |" in card.text
     assert "python -m marl_sb3.evaluate hf:me/arena --episodes 3 --seed" in card.text
+    assert "3 envs, sampled actions, seed" in card.text
+    assert "deterministic=False)" in card.text
     assert 'src="https://huggingface.co/me/arena/resolve/main/replay.mp4"' in card.text
     assert "Policies of arena, max_timesteps = 9, trained with" in card.text
     assert f"| marl_sb3 | {marl_sb3.__version__} |" in card.text
