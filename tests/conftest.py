@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
@@ -45,6 +46,23 @@ def pytest_runtest_makereport(
 def _one_torch_thread() -> None:
     """Bit-exact comparisons need a fixed number, and tests run side by side."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_is_kept_for_a_crash_of_the_system() -> Iterator[None]:
+    """No test ends the system, only processes: what they wrote is there without waiting for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _seeds_are_set_without_looking_around() -> Iterator[None]:
+    """PyTorch writes down the calling functions with every seed, for each kind of device that it has not found."""
+    with pytest.MonkeyPatch.context() as patch:
+        for devices in (torch.cuda, torch.mtia, torch.xpu):
+            patch.setattr(devices, "traceback", SimpleNamespace(format_stack=list), raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
