@@ -38,7 +38,8 @@ ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
-def parameters_of(algorithm_class: type[Any]) -> dict[str, inspect.Parameter]:
+@cache
+def parameters_of(algorithm_class: type[Any]) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of an algorithm; where it hands `**kwargs` on, those of its parent classes as well."""
     found: dict[str, inspect.Parameter] = {}
     for cls in (each for each in algorithm_class.__mro__ if "__init__" in vars(each)):
@@ -111,7 +112,7 @@ class AlgorithmInfo:
         """Name -> accepted values of its hyperparameters; those that are not in it are not checked."""
         if isinstance(self.algorithm, str) or self._base is None:
             return self.hyperparameters
-        names = parameters_of(self.algorithm)
+        names = parameters_of(self.algorithm)  # type: ignore[arg-type]
         known = {*names, *(name for name, beside in ADDED.items() if beside in names)}
         return {**{name: kind for name, kind in self._base.kinds.items() if name in known}, **self.hyperparameters}
 

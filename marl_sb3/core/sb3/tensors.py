@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,7 @@ def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: StateR
     return commit
 
 
+_signature = cache(inspect.signature)
 _SIZES = (2, 3, 5, 7, 11, 13)  # sizes of a probe parameter's axes: all differ, so that a size tells the axis
 
 
@@ -209,7 +211,7 @@ def _probe_forms(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> d
 def _made_like(
     optimizer: th.optim.Optimizer, parameter: th.nn.Parameter, settings: Mapping[str, Any]
 ) -> th.optim.Optimizer:
-    arguments = inspect.signature(type(optimizer)).parameters
+    arguments = _signature(type(optimizer)).parameters  # type: ignore[arg-type]
     given = {key: value for key, value in settings.items() if key in arguments and key != "params"}
     return type(optimizer)([parameter], **given)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 80  # characters shown of a name from the file
 _OURS = ("rollout_buffer_class", "replay_buffer_class")  # classes of marl_sb3
+_PLAIN = (int, float, str, type(None))  # what JSON holds; most members are
 
 # --- At the door of the core -----------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ class SB3Files:
     def require_writable(self, algorithm: BaseAlgorithm) -> None:
         """See `PolicyFiles.require_writable`; SB3 pickles classes, functions and spaces."""
         for name, value in pickled_members(algorithm).items():
-            if name not in _OURS:
+            if name not in _OURS and not isinstance(value, _PLAIN):
                 try:
                     data_to_json({name: value})
                 except Exception as error:  # pickling a user's object may raise anything
