@@ -4,9 +4,9 @@
         [--json FILE]
 
 DQN and QR-DQN train in CartPole-v1, the others in Pendulum-v1, all with one env and SB3's default frequency of updates.
-CPU time is measured, updates included; the sides take turns. The steps before the first updates are not counted.
-"torch" and "fused" are `MultiAgentAlgorithm` with this `update_path`; CrossQ has no fused path. "updates" is the share
-of the time that updates take on the faster of both paths.
+CPU time is measured, updates included, with one thread on each side; the sides take turns. The steps before the first
+updates are not counted. "torch" and "fused" are `MultiAgentAlgorithm` with this `update_path`; CrossQ has no fused
+path. "updates" is the share of the time that updates take on the faster of both paths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HYPERPARAMETERS = {"learning_starts": 100, "buffer_size": 50_000}
 SETTING = Setting(
     what="one env, two hidden layers",
     hyperparameters=HYPERPARAMETERS,
-    threads="1 torch thread",
+    threads="1 torch thread, 1 thread of the kernels",
     changes={"A": "torch", "B": "fused"},
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
 )
@@ -40,7 +40,7 @@ STOCK, TORCH, FUSED = "stock", "torch", "fused"
 
 
 class Clock(marl_sb3.MultiAgentCallback):
-    """Measures CPU time per env step and the share of updates, after the warm-up; works with stock SB3 too."""
+    """Measures CPU time per env step and the share of updates, after the warm-up; it watches no single steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,15 +52,12 @@ class Clock(marl_sb3.MultiAgentCallback):
         """The share of wall-clock time that updates take, from 0 to 1."""
         return self._update_s / self._all_s
 
-    def _on_step(self) -> bool:
-        if self.num_timesteps == WARM_STEPS:
-            self._begun_s = time.process_time()
-        return True
-
     def on_iteration_end(self, result: dict[str, Any]) -> bool:
         """See `MultiAgentCallback.on_iteration_end`."""
         timers = result["timers"]
-        if self.num_timesteps > WARM_STEPS:
+        if self.num_timesteps == WARM_STEPS:
+            self._begun_s = time.process_time()
+        else:
             self._update_s += timers["learner_update_timer"]
             self._all_s += timers["learner_update_timer"] + timers["env_runner_sampling_timer"]
         return True
@@ -68,6 +65,15 @@ class Clock(marl_sb3.MultiAgentCallback):
     def _on_training_end(self) -> None:
         taken_s = time.process_time() - self._begun_s
         self.us_per_step = taken_s / (self.num_timesteps - WARM_STEPS) * 1e6
+
+
+class StockClock(Clock):
+    """The same for stock SB3, which has no iterations."""
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == WARM_STEPS:
+            self._begun_s = time.process_time()
+        return True
 
 
 def env_of(algo: str) -> str:
@@ -82,7 +88,7 @@ def settings(size: int) -> dict[str, Any]:
 
 def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
     """Train with stock SB3."""
-    clock = Clock()
+    clock = StockClock()
     stock: Any = next(
         base for base in algorithm_info(algo).algorithm_class.__mro__ if not base.__module__.startswith("marl_sb3")
     )
@@ -102,6 +108,7 @@ def our_clock(algo: str, size: int, steps: int, path: str, turn: int) -> Clock:
         seed=turn,
         device="cpu",
         update_path=path,
+        n_parallel_updates=1,
     )
     algorithm.learn(WARM_STEPS + steps, callback=clock)
     return clock

@@ -34,7 +34,7 @@ _NO_MASKS: BoolArray = np.empty((0, 0), np.bool_)
 
 # How a gradient step is divided is the same on all machines, because it decides how results are rounded.
 _CHUNK_ROWS, _MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
-_WORTH_THREADS = 2e7  # floating-point operations, some 0.3 milliseconds; another thread begins within 0.05
+_WORTH_THREADS = 5e7  # floating-point operations, about a millisecond; another thread begins within 0.1
 
 
 @cache
