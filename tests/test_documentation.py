@@ -31,6 +31,7 @@ MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is 
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
 EPISODE_STEPS = 20  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
 MOST_EPISODES = 1  # of an evaluation by each env
+MOST_COMPARED = 200  # steps of two versions of an env
 SHORT_SEARCH = {"timesteps": 4_001, "evaluations": 2, "evaluation_episodes": 2}
 LATEST_START = 200  # env steps before the first update from a replay buffer
 
@@ -82,6 +83,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import evaluation
+    from marl_sb3.envs import compiled
     from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
     from marl_sb3.tools import checkup
@@ -100,6 +102,11 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(algorithm, "learn", capped(algorithm.learn))
     height, width, _, *more = ArenaEnv.__init__.__defaults__ or ()
     monkeypatch.setattr(ArenaEnv.__init__, "__defaults__", (height, width, EPISODE_STEPS, *more))
+
+    compare = compiled.require_same
+    monkeypatch.setattr(
+        compiled, "require_same", lambda env, steps, **more: compare(env, min(steps, MOST_COMPARED), **more)
+    )
 
     count = evaluation.episodes_of_env
     for module in ("evaluation.playing", "runs.evaluate"):
