@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from marl_sb3.core.metrics import (
     SampleStats,
@@ -32,6 +31,8 @@ def test_figures_of_four_values() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 20, 500])
 def test_interval_is_scipys(n: int) -> None:
+    from scipy import stats  # takes most of a second to import, in all processes of pytest-xdist
+
     values = np.random.default_rng(n).normal(3, 10, n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     assert sample_stats(values.tolist()).ci95 == pytest.approx(expected)
@@ -56,6 +57,8 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 
 
 def test_difference_of_three_and_two_values() -> None:
+    from scipy import stats  # takes most of a second to import, in all processes of pytest-xdist
+
     # Means 6 and 2; variances 4 and 2 over 3 and 2 values: v = 4/3 and 1, of which the root of the sum is 1.5275.
     # Degrees of freedom: (7/3)^2 / ((4/3)^2 / 2 + 1^2 / 1) = 5.4444 / 1.8889 = 2.8824; Student's t there: 3.2559.
     found = difference_interval([4.0, 6.0, 8.0], [1.0, 3.0])
@@ -67,6 +70,8 @@ def test_difference_of_three_and_two_values() -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 10), (40, 5)])
 def test_difference_is_scipys(n: int, m: int) -> None:
+    from scipy import stats  # takes most of a second to import, in all processes of pytest-xdist
+
     rng = np.random.default_rng(n)
     first, second = rng.normal(1, 3, n).tolist(), rng.normal(0, 1, m).tolist()
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
