@@ -46,6 +46,12 @@ def require_fork(key: str, value: object, accepted: str) -> None:
         raise ConfigError(f"{key} is {value}, but {words}; accepted here: {accepted}", key=key)
 
 
+def after_fork(call: Callable[[], object]) -> None:
+    """Have a function called in each process that is forked from this one, where processes can be forked."""
+    if CAN_FORK:
+        os.register_at_fork(after_in_child=call)
+
+
 def cores() -> int:
     """Return the number of cores that this process may use, as far as the system says."""
     affinity: Any = getattr(os, "sched_getaffinity", None)

@@ -26,6 +26,7 @@ from marl_sb3.extensions.fast.kernels.mlp import Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.extensions.fast.kernels.replay import Batch, Critics, Memory, memory
 from marl_sb3.extensions.fast.kernels.threads import counters
+from marl_sb3.systems import after_fork
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _NO_MASKS: BoolArray = np.empty((0, 0), np.bool_)
@@ -43,8 +44,7 @@ def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "update")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of them
+after_fork(_helpers.cache_clear)  # a child has none of them
 
 
 def in_threads(job: Callable[[int, int], None], threads: int) -> None:
