@@ -51,8 +51,9 @@ class _Drawing:
         return [self.trials[number] for number in self.values]
 
     def lineage(self) -> list[FrozenTrial]:
-        """The winner, and the trials that its run has gone through before, the latest first; empty without one."""
-        found = [] if self.winner is None else [self.trials[self.winner]]
+        """The best of the latest generation, and what its run has gone through before, the latest first."""
+        best_first = self.complete
+        found = [max(best_first, key=lambda trial: trial.user_attrs[key.GENERATION])] if best_first else []  # the first
         while found and (parent := found[-1].user_attrs.get(key.PARENT)) is not None:
             found.append(self.trials[parent])
         return found
@@ -223,14 +224,14 @@ def _lineage(drawing: _Drawing) -> Any:
     styles = {
         "a member goes on": {"color": _GREY, "width": 1},
         "a member copies another one": {"color": _BLUE, "width": 1, "dash": "dot"},
-        "the run of the winner": {"color": _RED, "width": 3},
+        "the run of the best member": {"color": _RED, "width": 3},
     }
-    won = {trial.number for trial in drawing.lineage()}
+    of_best = {trial.number for trial in drawing.lineage()}
     later = [each for each in shown.values() if key.PARENT in each.user_attrs]
     drawn = (
         [each for each in later if key.COPIED not in each.user_attrs],
         [each for each in later if key.COPIED in each.user_attrs],
-        [each for each in later if each.number in won],
+        [each for each in later if each.number in of_best],
     )
     for (name, line), those in zip(styles.items(), drawn, strict=True):
         x, y = [], []
@@ -240,7 +241,7 @@ def _lineage(drawing: _Drawing) -> Any:
         figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, hoverinfo="skip")
     text = [words(trial_line(each)) for each in shown.values()]
     x, y = [each.user_attrs[key.ENV_STEPS] for each in shown.values()], [each.values[0] for each in shown.values()]
-    marker = {"color": [_RED if number in won else _BLUE for number in shown], "size": 6}
+    marker = {"color": [_RED if number in of_best else _BLUE for number in shown], "size": 6}
     return figure.add_scatter(x=x, y=y, mode="markers", marker=marker, text=text, hoverinfo="text", name="trial")
 
 
@@ -251,18 +252,18 @@ def _schedules(drawing: _Drawing) -> Any:
     if not names:
         return _NONE_COMPLETE
     figure, places = _grid_of(names, shared_yaxes=False)
-    won = {trial.number for trial in drawing.lineage()}
+    of_best = {trial.number for trial in drawing.lineage()}
     for name, place in places.items():
         values, axis = _axis(shown, name)
         ends = [trial.user_attrs[key.ENV_STEPS] for trial in shown]
         parents = [trial.user_attrs.get(key.PARENT) for trial in shown]
         starts = [0 if each is None else drawing.trials[each].user_attrs.get(key.ENV_STEPS, 0) for each in parents]
-        for is_winner, line in ((False, {"color": _GREY, "width": 1}), (True, {"color": _RED, "width": 3})):
+        for is_best, line in ((False, {"color": _GREY, "width": 1}), (True, {"color": _RED, "width": 3})):
             lines = zip(shown, starts, ends, values, strict=True)
-            own = [(start, end, value) for trial, start, end, value in lines if (trial.number in won) == is_winner]
+            own = [(start, end, value) for trial, start, end, value in lines if (trial.number in of_best) == is_best]
             x = [step for start, end, _ in own for step in (start, end, None)]
             y = [each for _, _, value in own for each in (value, value, None)]
-            label = "the run of the winner" if is_winner else "others"
+            label = "the run of the best member" if is_best else "others"
             figure.add_scatter(x=x, y=y, mode="lines", line=line, name=label, **place)
         figure.update_yaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
     return figure.update_xaxes(title="env steps").update_layout(showlegend=False)
@@ -349,7 +350,7 @@ _LINEAGE = (
     "The value of each member after each generation. Where a member copies another one, a dotted line leads from the "
     "run that was copied to what became of it."
 )
-_SCHEDULES = "The settings of all members over their env steps; those of the winner's run are thick."
+_SCHEDULES = "The settings of all members over their env steps; those of the best member's run are thick and red."
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     (
         "Optimization history",

@@ -269,6 +269,7 @@ def test_who_copied_whom_is_a_table(in_tmp: Path) -> None:
     for heading in ("Who copied whom", "Settings over time", "Copies"):
         assert f"<h2>{heading}</h2>" in page
     assert "Not drawn" not in page
+    assert "the run of the best member" in page
     (first, _) = copies(study)
     changes = first.changes(study.space)
     assert set(changes) == {"batch_size", "learning_rate", "gamma"}
