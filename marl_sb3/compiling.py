@@ -18,16 +18,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+import scipy
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 from numba.misc.appdirs import AppDirs
@@ -119,6 +124,42 @@ def remove_unused(base: Path) -> None:
                 folder.parent.rmdir()
 
 
+def load_blas() -> None:
+    """Load SciPy's table of BLAS functions, in which numba finds those that kernels call.
+
+    It is one module. The package around it, `scipy.linalg`, takes longer than loading all kernels of a training.
+    """
+    name = "scipy.linalg.cython_blas"
+    found = PathFinder.find_spec(name, [os.path.join(folder, "linalg") for folder in scipy.__path__])
+    if found is None or found.loader is None:
+        import_module(name)
+    elif name not in sys.modules:
+        module = module_from_spec(found)
+        found.loader.exec_module(module)
+        sys.modules[name] = module
+
+
+def _saved(function: Any) -> bytes:
+    """Return a function that numba compiled as bytes, for `_loaded`."""
+    linked = function.library._get_module_for_linking()
+    symbols = [each for kind in (linked.functions, linked.global_variables) for each in kind]
+    defined = {symbol.name for symbol in symbols if not symbol.is_declaration}
+    return dumps((defined, function._reduce()))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _loaded(target_context: Any, saved: bytes) -> Any:
+    """Return the function that was compiled; its LLVM code is parsed if another one is compiled that calls it.
+
+    That code takes more than half of the time of loading, and a process that compiles nothing does without it.
+    """
+    defined, ((name, kind, (machine_code, llvm_code)), *rest) = pickle.loads(saved)
+    target_context.codegen()._engine._defined_symbols.update(defined)
+    of_nothing = binding.parse_assembly("").as_bitcode()
+    function: Any = CompileResult._rebuild(target_context, (name, kind, (machine_code, of_nothing)), *rest)  # type: ignore[no-untyped-call]
+    function.library._get_module_for_linking = cache(lambda: binding.parse_bitcode(llvm_code))
+    return function
+
+
 class KernelCache:
     """The compiled code of one function, in a file for each list of argument types; numba asks for it and saves it.
 
@@ -145,6 +186,7 @@ class KernelCache:
         self._what = what
         codes = [each.__code__ for each in (function, *others)]
         source = Path(codes[0].co_filename)
+        self._is_ours = all(Path(code.co_filename).is_relative_to(Path(__file__).parent) for code in codes)
         self.cache_path = str(_cache_folder(source.parent))  # read by numba's statistics
         # With the line: functions of a module may have the same name.
         self._name = f"{source.stem}.{function.__name__}-{codes[0].co_firstlineno}"
@@ -159,7 +201,10 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the function compiled for these types, or None."""
-        target_context.refresh()
+        if self._is_ours:
+            rtsys.initialize(target_context)
+        else:  # it may call packages that extend numba: they are loaded with all that numba can compile, in 0.1 s
+            target_context.refresh()
         path = self._path(sig, target_context)
         with suppress(OSError):
             os.utime(path.parent)  # it is in use
@@ -167,7 +212,7 @@ class KernelCache:
             content = path.read_bytes()
             if sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
                 raise ValueError("the content is not what was written")
-            return CompileResult._rebuild(target_context, *pickle.loads(content[_DIGEST_BYTES:]))  # type: ignore[no-untyped-call]
+            return _loaded(target_context, content[_DIGEST_BYTES:])
         except FileNotFoundError:
             if self._what is not None:
                 _log.warning(_ONCE, self._what)
@@ -180,7 +225,7 @@ class KernelCache:
         """Write the compiled function, for later processes."""
         path = self._path(sig, data.target_context)
         fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        compiled = dumps(data._reduce())  # type: ignore[no-untyped-call]
+        compiled = _saved(data)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_bytes(sha256(compiled).digest() + compiled)

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 def load_blas() -> None:
     """Load SciPy's BLAS, which the kernels call: `blas_threads` limits only libraries that are loaded already."""
-    import scipy.linalg.cython_blas  # noqa: F401 - only fused updates need it
+    import marl_sb3.extensions.fast.kernels.layers  # noqa: F401 - only fused updates need it
 
 
 class TwoPaths:

@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from marl_sb3.compiling import carray, inner_kernel, kernel, pointer, precise_kernel
+from marl_sb3.compiling import carray, inner_kernel, kernel, load_blas, pointer, precise_kernel
 from marl_sb3.types import Array, FloatArray
+
+load_blas()
 
 TANH, RELU, LINEAR = range(3)  # activations
 

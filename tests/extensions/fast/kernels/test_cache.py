@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
@@ -190,6 +191,41 @@ def test_a_second_clone_does_not_compile_again_and_one_with_another_kernel_in_an
         assert Path(outer.stats.cache_path).is_relative_to(user_cache)
         assert not list((tmp_path / clone).rglob("*.nb?"))
     assert results == [(4, 0), (4, 1), (22, 0)]
+
+
+def test_a_kernel_that_was_loaded_is_linked_into_one_that_is_compiled(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied_sources(tmp_path / "clone", added=10)
+    for hits in (0, 1):
+        outer = of_copy(tmp_path / "clone", monkeypatch)
+        inner: Any = sys.modules["changing_inner"].inner
+        assert (outer(1), sum(outer.stats.cache_hits.values()), sum(inner.stats.cache_hits.values())) == (22, 0, hits)
+        for file in folder.rglob("changing_outer*.nbc"):
+            file.unlink()
+
+
+STARTS = """
+import sys, numpy
+from marl_sb3.compiling import load_blas, seed_words
+load_blas()
+words = numpy.empty(2, numpy.uint64)
+seed_words(numpy.array([7, 0, 0, 0], numpy.uint64), words)
+print(*words, sum(seed_words.stats.cache_hits.values()))
+print(*[name for name in ("numba.np.npyimpl", "scipy.linalg") if name in sys.modules])
+from scipy.linalg import cython_blas, inv
+print(inv([[2.0]]), "sgemm" in cython_blas.__pyx_capi__)
+"""
+
+
+def test_a_process_that_compiles_nothing_loads_neither_scipys_linear_algebra_nor_what_numba_compiles_with(
+    folder: Path,
+) -> None:
+    line, words = [sys.executable, "-c", STARTS], " ".join(map(str, np.random.SeedSequence(7).generate_state(2)))
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = [subprocess.run(line, env=variables, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert printed[0] == f"{words} 0\nnumba.np.npyimpl\n[[0.5]] True\n"
+    assert printed[1] == f"{words} 1\n\n[[0.5]] True\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME is Linux's")
