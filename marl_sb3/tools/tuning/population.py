@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store import checkpoints_of
 from marl_sb3.files import remove_folder
 from marl_sb3.runs import TRACEBACK_FILE
@@ -78,11 +79,29 @@ def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
     return {(trial.user_attrs[key.GENERATION], trial.user_attrs[key.MEMBER]): trial for trial in study.trials}
 
 
+def require_one_folder(study: TuneStudy) -> None:
+    """Refuse a population that a search of another folder trains, too: members copy folders of each other.
+
+    Raises:
+        ConfigError: the database has trials of another folder, of this machine or of another one.
+    """
+    trial = None if study.search.storage is None else study.queue.claimed_elsewhere()
+    if trial is not None:
+        there = trial.user_attrs.get(key.FOLDER, "another folder")
+        words = f"trial {trial.number} is trained in {there}, this search is in {study.folder}"
+        accepted = "accepted with --sampler pbt, whose members copy run folders: one folder, or another --study name"
+        raise ConfigError(f"study {study.search.name!r}: {words}; {accepted}", key="storage")
+
+
 def enqueue_generation(study: TuneStudy) -> bool:
     """Enqueue the trials of the next generation that are missing; False if the last one is trained, or none can go on.
 
     It may be killed at any time: what is missing is decided again, as it was.
+
+    Raises:
+        ConfigError: see `require_one_folder`.
     """
+    require_one_folder(study)  # two searches that start at the same time find each other here
     search, known = study.search, latest(study)
     for generation in range(search.generations):
         trials = [known.get((generation, member)) for member in range(search.trials)]

@@ -38,6 +38,7 @@ from marl_sb3.runs import (
 )
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
+from marl_sb3.tools.tuning.population import require_one_folder
 from marl_sb3.tools.tuning.search import Search, read_search, rollout_steps
 from marl_sb3.tools.tuning.space import Grid, Space, SpaceSource, parse_grid, parse_space, read_space
 from marl_sb3.tools.tuning.study import TuneStudy
@@ -100,6 +101,8 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
         opened = TuneStudy(search, folder, factory)
         opened.continued = before is not None or bool(opened.trials)
         opened.begin()
+        if search.is_population:
+            require_one_folder(opened)
         search.write(folder)
     for warning in warnings:
         _log.warning("%s", warning)

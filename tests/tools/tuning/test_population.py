@@ -324,6 +324,23 @@ def test_what_a_population_cannot_do_is_said(options: dict[str, Any], message: s
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))
 
 
+def test_a_population_is_of_one_folder(in_tmp: Path) -> None:
+    shared: dict[str, Any] = {**POPULATION, "study": "s", "storage": "sqlite:///study.db"}
+    here, there = (prepare_study(**shared, root=root) for root in ("here", "there"))  # neither has begun
+    assert enqueue_generation(there)
+    assert work(there, there.queue, run_trial, "theirs", pretend)
+    theirs = prepare_study(**shared, root="there")
+    own = theirs.folder_of(theirs.trials[0])
+    with pytest.raises(ConfigError) as begun:
+        prepare_study(**shared, root="here")
+    with pytest.raises(ConfigError) as going_on:
+        enqueue_generation(here)
+    words = f"study 's': trial 0 is trained in {own}, this search is in {here.folder}; accepted with "
+    assert str(begun.value) == str(going_on.value)
+    assert str(begun.value).startswith(words)
+    assert enqueue_generation(there)
+
+
 def test_a_population_keeps_its_size(in_tmp: Path) -> None:
     prepare_study(**POPULATION, study="s")
     assert prepare_study(study="s", trials=4).search.is_population
