@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-from marl_sb3.cli import EXIT_DONE, SEARCH, STOCHASTIC, OfRun, command, record
+from marl_sb3.cli import EXIT_DONE, SEARCH, STOCHASTIC, VERIFY, OfRun, command, record
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
@@ -71,6 +71,7 @@ class MatchOptions:
     out: Annotated[
         Path | None, "--out FILE", "also a page with heat maps, FILE.html, or the result, FILE.json; default: none"
     ]
+    verify: Annotated[Path | None, VERIFY]
     env: OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: tables"]
 
@@ -97,6 +98,7 @@ def main(options: MatchOptions) -> int:
             seed=options.seed,
             n_envs=options.n_envs,
             search=options.search,
+            verify=options.verify,
         )
     if options.out is not None:
         found.write(options.out)

@@ -106,7 +106,8 @@ def main(options: ServeOptions) -> int:
         from marl_sb3.runs import SavedRun, rival_of
 
         run = SavedRun.open(folder, options.env.named(), makes_env=options.ui)
-        rivals = [rival_of(who, run, options.env.named()) for who in options.against]
+        named = options.env.named()
+        rivals = [rival_of(who, run, named, cli.verified_rival(who, options.verify)) for who in options.against]
     api = _api(options, run, limits)
     if options.ui:
         from marl_sb3.tools.serving import PAGE_FILES, ui_routes

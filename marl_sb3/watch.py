@@ -16,6 +16,7 @@ from marl_sb3.cli import (
     command,
     found_run,
     record,
+    verified_rival,
 )
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
@@ -152,7 +153,8 @@ def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "Ga
         return plan
     from marl_sb3.runs import named_apart, rival_of
 
-    rivals = named_apart([rival_of(options.against, run, options.env.named())], plan.name)
+    copy = verified_rival(options.against, options.verify)
+    rivals = named_apart([rival_of(options.against, run, options.env.named(), copy)], plan.name)
     return replace(plan, rivals=rivals, against=rivals[0].name, seat=options.agents, swaps=not options.keep_sides)
 
 

@@ -22,7 +22,7 @@ OPTIONS = {
     "serve": 20,
     "plot": 9,
     "compare": 6,
-    "match": 14,
+    "match": 15,
     "doctor": 9,
     "tune": 36,
     "benchmark": 8,

@@ -48,3 +48,4 @@ from .shared import found_run as found_run
 from .shared import require_resumable as require_resumable
 from .shared import settings_in as settings_in
 from .shared import stop_conditions as stop_conditions
+from .shared import verified_rival as verified_rival

@@ -13,7 +13,6 @@ from marl_sb3.core.config import canonical_algorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.extensions.hub import local_folder
-from marl_sb3.files import verified_copy
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.remote import RaySettings
@@ -48,9 +47,7 @@ def found_run(path: str, verify: Path | None = None) -> Path:
     from marl_sb3.runs import find_run, run_around
 
     if verify is not None:
-        copy = ExitStack()
-        path = str(copy.enter_context(verified_copy(local_folder(path), verify)))
-        atexit.register(copy.close)
+        path = str(_kept_copy(path, verify))
     if run_around(path) is not None:  # a checkpoint, or a member of a league
         return Path(path)
     folder = find_run(path)
@@ -59,6 +56,25 @@ def found_run(path: str, verify: Path | None = None) -> Path:
     elif Path(path) != folder:
         print(f"newest run in {path}: {folder}", file=sys.stderr)
     return folder
+
+
+def verified_rival(who: str, verify: Path | None) -> Path | None:
+    """Return the verified copy of a rival's folder; None if no key is given, or the rival is code.
+
+    Args:
+        who: see `rival_of`.
+        verify: see `found_run`.
+    """
+    return None if verify is None or not local_folder(who).exists() else _kept_copy(who, verify)
+
+
+def _kept_copy(path: str, key: Path) -> Path:
+    """Return where a path leads in a verified copy, which is there until the process ends."""
+    from marl_sb3.runs import verified_path
+
+    copy = ExitStack()
+    atexit.register(copy.close)
+    return copy.enter_context(verified_path(path, key))
 
 
 # --- Of the env ------------------------------------------------------------------------------------------------------

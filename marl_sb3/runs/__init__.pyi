@@ -30,6 +30,7 @@ from .folder import find_run_or_env as find_run_or_env
 from .folder import members_of as members_of
 from .folder import run_around as run_around
 from .folder import undone_on_error as undone_on_error
+from .folder import verified_path as verified_path
 from .folder import write_traceback as write_traceback
 from .imitate import clone as clone
 from .imitate import resume_clone as resume_clone

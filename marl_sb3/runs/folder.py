@@ -24,6 +24,7 @@ from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (
+    SIGNATURE,
     as_path,
     is_regular,
     path_is_usable,
@@ -32,6 +33,7 @@ from marl_sb3.files import (
     require_regular,
     require_text,
     unfinished_path,
+    verified_copy,
     write_whole,
 )
 from marl_sb3.results import RESULT_FILE
@@ -93,6 +95,21 @@ def run_around(path: str | Path) -> Path | None:
     with path_is_usable("cannot read", folder, "run"):
         parents = folder.absolute().parents[:2] if (folder / MANIFEST).exists() else ()
         return next((each for each in parents if is_regular(each / RUN_CONFIG)), None)
+
+
+@contextmanager
+def verified_path(path: str | Path, key: str | Path) -> Iterator[Path]:
+    """Yield where a path leads in a verified copy; see `verified_copy`, which says what is refused.
+
+    Args:
+        path: a run folder, or an address of the Hub, or a checkpoint or a member of a league, for which the signature
+            of its run counts if it has none itself.
+        key: file of a public key.
+    """
+    folder = local_folder(path)
+    around = None if (folder / SIGNATURE).exists() else run_around(folder)
+    with verified_copy(around or folder, key) as copy:
+        yield copy if around is None else copy / folder.absolute().relative_to(around)
 
 
 def _why_no_run(path: Path) -> str:

@@ -56,7 +56,7 @@ def short_name(path: str | Path) -> str:
     return text if len(text) <= _LONGEST_NAME else Path(text).name
 
 
-def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
+def rival_of(who: str, run: SavedRun, env: str | None = None, copy: Path | None = None) -> Rival:
     """Return the rival that a command line names; it is loaded later.
 
     Args:
@@ -64,11 +64,12 @@ def rival_of(who: str, run: SavedRun, env: str | None = None) -> Rival:
             or `MODULE:CLASS`.
         run: that it plays against.
         env: the env that the user names for both.
+        copy: the verified copy of a path, which is read instead; None: the path is.
 
     Raises:
         ConfigError: it is none of these, or of a run of another env.
     """
-    path = local_folder(who)
+    path = local_folder(who) if copy is None else copy
     if not path.exists():
         if not is_code(who):
             raise ConfigError(f"opponent {shown(who)}: there is no such path; accepted: {_ACCEPTED}", key="against")

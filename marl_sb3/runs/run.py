@@ -24,13 +24,12 @@ from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.extensions.hub import local_folder
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
-from marl_sb3.files import is_regular, verified_copy
+from marl_sb3.files import is_regular
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, find_run, members_of, run_around, undone_on_error
+from marl_sb3.runs.folder import RunFolder, find_run, members_of, run_around, undone_on_error, verified_path
 from marl_sb3.runs.resume import Change
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.types import PolicyID
@@ -220,7 +219,7 @@ def load_run(
     """
     if verify is not None:
         with ExitStack() as cleanup:
-            copy = cleanup.enter_context(verified_copy(local_folder(folder), verify))
+            copy = cleanup.enter_context(verified_path(folder, verify))
             run = load_run(copy, checkpoint, env=env, device=device)
             finalize(run, cleanup.pop_all().close)
         return run

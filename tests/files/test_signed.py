@@ -24,6 +24,8 @@ from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.extensions.store import checkpoint_format
 from marl_sb3.files import SIGNATURE, sign_folder, verified_copy
+from marl_sb3.match import main as match
+from marl_sb3.watch import main as watch
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +214,24 @@ def test_commands_verify(signed: Path, keys: Keys, capsys: pytest.CaptureFixture
     flip(signed / "config.yaml", 3)
     assert evaluate([str(signed), "--episodes", "1", *options]) == 2
     assert "is not what was signed: Hash mismatch for 'config.yaml'\n" in capsys.readouterr().err
+
+
+def test_a_rival_is_verified_too(
+    signed: Path, run_folder: Path, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = Path(shutil.copytree(checkpoint_in(signed), signed / "league" / "shared@4"))
+    (signed / "league" / "members.json").write_text('[{"name": "shared@4", "policy": "shared", "iteration": 4}]')
+    sign_folder(signed, keys.private)
+    options = ["--episodes", "1", "--verify", str(keys.public)]
+    assert match([str(signed), str(member), *options, "--json"]) == 0  # a member is signed with its run
+    players = json.loads(capsys.readouterr().out)["players"]
+    assert [(each["source"], each["checkpoint"]) for each in players] == [
+        (str(signed), checkpoint_in(signed).name),
+        (str(signed), "shared@4"),
+    ]
+    for command in (match, watch):
+        assert command([str(signed), str(run_folder), *options]) == 2
+        assert f"{run_folder} is not signed: there is no model.sig in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["missing", "no key", "rsa", "other curve"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
 from pathlib import Path
@@ -24,7 +24,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes, searching
 from marl_sb3.extensions.display import progress_bars
 from marl_sb3.results import Rating, ratings
-from marl_sb3.runs import EpisodeDigests, make_envs
+from marl_sb3.runs import EpisodeDigests, make_envs, run_around, verified_path
 from marl_sb3.tools.looking.players import Player, Sides, game_of, labels, players_of, runs_of, seated, sides_of
 from marl_sb3.types import AgentID, Array
 
@@ -134,6 +134,7 @@ def match(
     seed: int = 0,
     n_envs: int | None = None,
     search: int = 0,
+    verify: str | Path | None = None,
 ) -> Match:
     """Let players play each other, on all sides, in the same episodes.
 
@@ -151,10 +152,12 @@ def match(
         seed: of the episodes and of sampled actions.
         n_envs: envs that step together; None: as in the first run.
         search: how many positions policies look at before each action, see `evaluation.searching`; 0: none.
+        verify: file of a public key: all that paths name must be signed by it, see `sign_folder`, or be in a run that
+            is; verified copies are what plays. None: it need not be signed.
 
     Raises:
         ConfigError: there are fewer than two players, or they do not play one game; the message names them.
-        CheckpointError: there is no such checkpoint, or it is damaged.
+        CheckpointError: there is no such checkpoint, it is damaged, or its signature is missing or wrong.
         HookError: an opponent of code failed.
     """
     episodes = require("episodes", episodes, PositiveInt)
@@ -163,20 +166,29 @@ def match(
     env_id, factory = named_factory(env)
     code = _code([opponents] if isinstance(opponents, str) else opponents)
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
-    folders = [getattr(each, "folder", each) for each in named.values()]
-    runs = runs_of([folder for folder in folders if isinstance(folder, Path)], env_id)
-    config, notes = game_of(runs, env_id)
-    plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
-    with closing(make_envs(config, factory, plan.n_envs, seed)) as envs:
+    paths = {label: each for label, each in named.items() if isinstance(each, Path)}
+    with ExitStack() as cleanup:
+        sources: dict[str, str] = {}  # of copies
+        if verify is not None:
+            copies = {label: cleanup.enter_context(verified_path(path, verify)) for label, path in paths.items()}
+            pairs = [(copies[label], path) for label, path in paths.items()]
+            sources = {str(run_around(copy) or copy): str(run_around(path) or path) for copy, path in pairs}
+            named = {**named, **copies}
+        folders = [getattr(each, "folder", each) for each in named.values()]
+        runs = runs_of([folder for folder in folders if isinstance(folder, Path)], env_id)
+        config, notes = game_of(runs, env_id)
+        plan = EvaluationPlan.of_run(config, episodes, deterministic, seed, n_envs)
+        envs = cleanup.enter_context(closing(make_envs(config, factory, plan.n_envs, seed)))
         found = players_of({**named, **code}, runs, checkpoints, envs)
+        found = [replace(player, source=sources.get(player.source, player.source)) for player in found]
         bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
         notes += _cannot(placed)
         table = _Games(envs.agents, the_sides, [_looking_ahead(player, search) for player, _ in placed])
-        with progress_bars() as bars:
-            playing = bars.add_task("episodes", total=episodes * len(table.seatings))
-            table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
+        bars = cleanup.enter_context(progress_bars())
+        playing = bars.add_task("episodes", total=episodes * len(table.seatings))
+        table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
     found_out = table.result(config.env, episodes, seed, notes)
     return replace(found_out, deterministic=deterministic, search=search)
 
