@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch.nn.utils import get_total_norm
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.errors import NumericError
@@ -52,9 +53,12 @@ def check_update(
         raise NumericError(
             f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, algorithm.rollout_buffer)}"
         )
-    for name, parameter in algorithm.policy.named_parameters():
-        if not bool(th.isfinite(parameter).all()):
-            raise NumericError(f"policy {rows.policy_id!r}: the weights {name} are not finite after the update")
+    parameters = dict(algorithm.policy.named_parameters())
+    if math.isfinite(float(get_total_norm(parameters.values()))):  # in one call, and one transfer from a GPU
+        return
+    bad = next((name for name, parameter in parameters.items() if not bool(th.isfinite(parameter).all())), None)
+    if bad is not None:  # the norm of large weights may be out of range
+        raise NumericError(f"policy {rows.policy_id!r}: the weights {bad} are not finite after the update")
 
 
 def _first_fault(recorded: Mapping[str, Any]) -> str | None:

@@ -91,7 +91,7 @@ class FusedPolicy:
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
         self._work_rows = 0
-        self._drawn: FloatArray = np.empty((0, 0), np.float32)
+        self._drawn = th.empty(0, 0)
         self._action_shape = policy.action_space.shape or ()
 
     def _compile(self) -> None:
@@ -150,26 +150,29 @@ class FusedPolicy:
         return of_actor, of_critic
 
     def _noise(self, rows: int) -> FloatArray:
-        """Return (rows, outputs of the actor) from `draw`; the next call overwrites them."""
+        """Return the random numbers of a step, (rows, outputs of the actor); the next call overwrites them."""
         if len(self._drawn) != rows:
-            self._drawn = np.empty((rows, self.nets.pi.table[-1, 1]), np.float32)
-        self.draw(self._drawn)
-        return self._drawn
+            self._drawn = th.empty(rows, int(self.nets.pi.table[-1, 1]))
+            self._noise_of_step: FloatArray = self._drawn.numpy()
+        self._draw(self._drawn)
+        return self._noise_of_step
 
-    def draw(self, noise: FloatArray) -> None:
+    def draws(self, noise: FloatArray) -> Iterator[None]:
+        """Fill (steps, rows, outputs of the actor) with random numbers, a step at a time."""
+        return map(self._draw, th.from_numpy(noise))
+
+    def _draw(self, noise: th.Tensor) -> None:
         """Fill (rows, outputs of the actor) with the random numbers that the policy's `forward` would draw.
 
         torch.multinomial draws one sample as the index of the largest p / e, with exponential e for each part.
         """
         if self.is_gaussian:
-            noise[:] = th.normal(th.zeros(noise.shape), th.ones(noise.shape)).numpy()
+            noise.copy_(th.normal(th.zeros(noise.shape), th.ones(noise.shape)))
         elif len(self.sizes) == 1:
-            th.from_numpy(noise).exponential_()
+            noise.exponential_()
         else:
-            end = 0
-            for size in self.sizes.tolist():
-                noise[:, end : end + size] = th.empty(len(noise), size).exponential_().numpy()
-                end += size
+            for part in th.split(noise, self.sizes.tolist(), dim=1):
+                part.copy_(th.empty(part.shape).exponential_())
 
     def _sample(
         self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None

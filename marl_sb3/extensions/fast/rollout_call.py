@@ -235,9 +235,8 @@ class RolloutCall:
         outputs = [int(each.nets.pi.table[-1, 1]) for each in fused]
         rows = [actor.rows.num_rows for actor, _ in self._pairs]
         noise = [np.empty((self._steps, n, m), np.float32) for n, m in zip(rows, outputs, strict=True)]
-        for step in range(self._steps):
-            for own, array in zip(fused, noise, strict=True):
-                own.draw(array[step])
+        for _ in zip(*(own.draws(array) for own, array in zip(fused, noise, strict=True)), strict=True):
+            pass  # step by step: each policy in turn draws from the same stream
         return noise
 
     def _bytes(self, coming: EpisodesToCome) -> Array:
