@@ -15,6 +15,7 @@ from .opponents import ask_opponent as ask_opponent
 from .opponents import bundle_of as bundle_of
 from .opponents import combine_policies as combine_policies
 from .opponents import is_code as is_code
+from .opponents import of_policy as of_policy
 from .opponents import opponent_name as opponent_name
 from .opponents import opponents_of as opponents_of
 from .player import LEAST_PER_S as LEAST_PER_S

@@ -325,6 +325,11 @@ def combine_policies(sources: Mapping[AgentID, Source]) -> PolicyBundle:
     )
 
 
+def of_policy(bundle: PolicyBundle, policy_id: PolicyID) -> PolicyBundle:
+    """Return one of the policies alone, for all agents that it may play."""
+    return combine_policies(dict.fromkeys(bundle.agents_of(policy_id), (bundle, policy_id)))
+
+
 def _chosen(agent: AgentID, source: Source) -> tuple[PolicyBundle, PolicyID]:
     bundle, policy_id = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
     if not isinstance(bundle, PolicyBundle):

@@ -17,8 +17,8 @@ from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.evaluation import combine_policies, is_code
-from marl_sb3.extensions.store import load_policies
+from marl_sb3.evaluation import is_code, of_policy
+from marl_sb3.extensions.store import load_policies, member_policy
 from marl_sb3.league.pool import (
     Member,
     Score,
@@ -97,7 +97,7 @@ class League(Assignment):
             self.members[name] = Member(name)
             if not is_code(source):
                 try:
-                    self.bundles[name] = _player(load_policies(source), Path(source).name)
+                    self.bundles[name] = _player(load_policies(source))
                 except MarlSb3Error as error:
                     raise ConfigError(f"league: opponent {name}: {error}", key="league.opponents") from error
         self.scores: dict[PolicyID, Scores] = {policy_id: {} for policy_id in self.seats}
@@ -388,12 +388,10 @@ def _exploiter(name: PolicyID, given: Any) -> Exploiter:
     return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
 
 
-def _player(bundle: PolicyBundle, file_name: str) -> PolicyBundle:
+def _player(bundle: PolicyBundle) -> PolicyBundle:
     """Return the policies of a file; of a member of another league the one policy that it is, for all it may play."""
-    policy_id, _, number = file_name.rpartition("@")
-    if not number.isdecimal() or policy_id not in bundle.policies:
-        return bundle
-    return combine_policies(dict.fromkeys(bundle.agents_of(policy_id), (bundle, policy_id)))
+    own = member_policy(str(bundle.checkpoint), bundle.policies)
+    return bundle if own is None else of_policy(bundle, own)
 
 
 def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:

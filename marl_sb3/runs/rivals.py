@@ -13,9 +13,9 @@ from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.config import shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, combine_policies, is_code
+from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, is_code, of_policy
 from marl_sb3.extensions.hub import local_folder
-from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, with_checkpoint
+from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, member_policy, with_checkpoint
 from marl_sb3.files import UNFINISHED, require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
@@ -30,18 +30,10 @@ def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyB
 
     Raises:
         CheckpointError: it is damaged, or does not fit the run's configuration.
-        ConfigError: it has no such policy, or the list of members is damaged.
     """
     bundle = with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
-    folder = Path(path).absolute()
-    member = members_of(run.files.path).get(folder.name) if folder.parent.name == LEAGUE else None
-    if member is None or member.policy is None:
-        return bundle
-    if member.policy not in bundle.policies:
-        words = f"{path} has no policy {shown(member.policy)}, whose member it is"
-        raise ConfigError(f"{words}; accepted: one of {', '.join(bundle.policies)}", key="run")
-    own = combine_policies(dict.fromkeys(bundle.agents_of(member.policy), (bundle, member.policy)))
-    return replace(own, checkpoint=bundle.checkpoint)
+    own = member_policy(str(bundle.checkpoint), bundle.policies)
+    return bundle if own is None else replace(of_policy(bundle, own), checkpoint=bundle.checkpoint)
 
 
 def _opened(folder: Path) -> SavedRun:

@@ -29,7 +29,7 @@ from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpo
 from marl_sb3.files import is_regular
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, find_run, members_of, run_around, undone_on_error, verified_path
+from marl_sb3.runs.folder import RunFolder, find_run, run_around, undone_on_error, verified_path
 from marl_sb3.runs.resume import Change
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.types import PolicyID
@@ -310,16 +310,8 @@ class SavedRun:
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
     def read(self, found: Checkpoint, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
-        """Load the policies in a checkpoint of the run; see `policies`.
-
-        The policy whose snapshot a member of the league is plays all agents that it may play, such as an exploiter.
-        """
+        """Load the policies in a checkpoint of the run; see `policies`."""
         policy_ids = StateReader(found.state).fields("specs").names()
         with source_named(self.config):
             specs = {policy_id: policy_spec(self.config, policy_id, policy_ids) for policy_id in policy_ids}
-        bundle = read_bundle(found, specs, self.config.device, env)
-        member = members_of(self.files.path).get(found.name) if "@" in found.name else None
-        if member is None or member.policy is None:
-            return bundle
-        own = dict.fromkeys(bundle.agents_of(member.policy), member.policy)
-        return replace(bundle, policy_of={**bundle.policy_of, **own})
+        return read_bundle(found, specs, self.config.device, env)

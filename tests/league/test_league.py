@@ -332,7 +332,9 @@ def test_an_opponent_from_another_league_is_the_policy_that_its_name_says(tmp_pa
     league = League({"main": AGENTS}, opponents=[str(tmp_path / "run" / "league" / "hunter@2")])
     (bundle,) = league.bundles.values()
     assert [*bundle.policies] == [AGENTS[0]]  # as `combine_policies` names it
-    saved = load_policies(tmp_path / "run" / "league" / "hunter@2").policies
+    loaded = load_policies(tmp_path / "run" / "league" / "hunter@2")
+    assert loaded.policy_of == dict.fromkeys(AGENTS, "hunter")
+    saved = loaded.policies
     assert bundle.policies[AGENTS[0]] is not saved["hunter"]
     assert all(
         np.array_equal(weights(bundle.policies[AGENTS[0]])[key], array)

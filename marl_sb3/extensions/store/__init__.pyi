@@ -15,4 +15,5 @@ from .checkpoint_format import state_from_json as state_from_json
 from .checkpoint_format import state_to_json as state_to_json
 from .checkpoint_format import write_checkpoint as write_checkpoint
 from .load import load_policies as load_policies
+from .load import member_policy as member_policy
 from .load import read_bundle as read_bundle

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.config import file_names
 from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
 from marl_sb3.core.processing import Processing
@@ -46,8 +48,9 @@ def load_policies(
     """Load the policies of a run or of a saved algorithm, to act without an env.
 
     Args:
-        path: a run folder, one of its checkpoints, what `MultiAgentAlgorithm.save` wrote, or a run on the Hugging Face
-            Hub, `hf:OWNER/NAME[@REVISION]`, which is downloaded.
+        path: a run folder, one of its checkpoints, or a member of its league, `RUN/league/main@120`, the policy of
+            which plays all agents that it may; what `MultiAgentAlgorithm.save` wrote; or a run on the Hugging Face Hub,
+            `hf:OWNER/NAME[@REVISION]`, which is downloaded.
         checkpoint: of a run folder: `best`, `latest` or the number of an iteration. None: the best; or the latest,
             where the sum of returns would decide and the agents' returns oppose each other. `checkpoint_why` of the
             result says in a sentence which one was taken, and why.
@@ -100,7 +103,7 @@ def read_bundle(
             algorithms[policy_id] = _algorithm(
                 checkpoint, rows, specs[policy_id], processing[policy_id], its_files, device
             )
-    return PolicyBundle(
+    bundle = PolicyBundle(
         algorithms,
         mapping.policy_of,
         spaces,
@@ -110,6 +113,21 @@ def read_bundle(
         checkpoint_why=checkpoint.why,
         candidates=mapping.varied,
     )
+    if (own := member_policy(checkpoint.name, bundle.policies)) is None:
+        return bundle
+    return replace(bundle, policy_of={**bundle.policy_of, **dict.fromkeys(bundle.agents_of(own), own)})
+
+
+def member_policy(name: str, policies: Iterable[PolicyID]) -> PolicyID | None:
+    """Return the policy whose snapshot a member of a league is, such as `main@120`; None for other checkpoints.
+
+    Args:
+        name: of its folder.
+        policies: of the run.
+    """
+    number = name.rpartition("@")[2]
+    names = {policy_id: file_names([policy_id], f"@{number}")[policy_id] for policy_id in policies}
+    return next((policy_id for policy_id in names if number.isdecimal() and names[policy_id] == name), None)
 
 
 def _spaces(
