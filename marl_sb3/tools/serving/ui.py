@@ -7,6 +7,7 @@ import io
 import logging
 import queue
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -58,6 +59,7 @@ _HEADERS = {
 }
 _SEND_S = 30.0  # that a viewer may take to receive a message
 _END_S = 5.0  # that a game may take to end: code of an opponent may never return
+_BUSY_S = 10.0  # after which a viewer whose command is not obeyed hears why
 _TRY_LATER, _BAD_DATA = 1013, 1008  # codes of RFC 6455 and its registry
 _MOST_WAITING = 1000  # commands that have not been obeyed yet
 _MOST_CHARACTERS = 10_000  # of a command
@@ -121,6 +123,7 @@ class SocketStage(Stage):
         self._player: Player | None = None  # of the thread
         self._thread = Thread(target=self._play, name="live episode", daemon=True)
         self._ended = False
+        self._busy_since_s: float | None = None  # since when no command is looked for; None: one is
 
     def start(self) -> None:
         """Begin to play."""
@@ -130,13 +133,17 @@ class SocketStage(Stage):
         """Obey a command, soon.
 
         Raises:
-            RequestError: it is no command, or too many are waiting.
+            RequestError: it is no command, too many are waiting, or it waits for a game that stands still.
         """
         command = read_message(text[:_MOST_CHARACTERS], Command, "not a command")
         try:
             self._commands.put_nowait(command)
         except queue.Full as error:
             raise RequestError(f"{_MOST_WAITING} commands are waiting; this one was dropped") from error
+        busy_s = 0.0 if self._busy_since_s is None else time.monotonic() - self._busy_since_s
+        if busy_s >= _BUSY_S:
+            words = "an opponent, a policy or the env has not answered"
+            raise RequestError(f"{words} for {busy_s:.0f} s; this is done when it has")
 
     def film(self, name: str) -> Path | None:
         """Return the file of a film; None if there is none of this name."""
@@ -189,10 +196,13 @@ class SocketStage(Stage):
 
     @override
     def next_command(self, timeout_s: float | None) -> Command | None:
+        self._busy_since_s = None
         try:
             command = self._commands.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        finally:
+            self._busy_since_s = time.monotonic()
         if command is None or self._ended:
             raise ViewerLeftError("the viewer has left")
         return command

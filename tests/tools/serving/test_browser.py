@@ -8,6 +8,7 @@ import json
 import queue
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -124,11 +125,21 @@ class Busy:
         return 0
 
 
-def test_a_viewer_leaves_while_an_opponent_thinks(arena: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_hears_of_an_opponent_that_thinks_and_leaves(
+    arena: SavedRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("marl_sb3.tools.serving.ui._END_S", 0.1)
+    monkeypatch.setattr("marl_sb3.tools.serving.ui._BUSY_S", 0.0)
+    monkeypatch.setattr("marl_sb3.evaluation.opponents._SILENT_S", 0.0)
     viewer = SocketStage(arena, lambda _: None, [Rival("busy", lambda _: Busy())])
     viewer.start()
     assert Busy.asked.wait(20)
+    with pytest.raises(RequestError, match=r"a policy or the env has not answered for \d s; this is done when"):
+        viewer.put('{"do": "pause"}')
+    until_s = time.monotonic() + 20
+    while "opponent test_browser:Busy has not answered for 0 s; everything waits" not in caplog.text:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
     viewer.close()
     assert viewer._thread.is_alive()
     Busy.stop.set()
