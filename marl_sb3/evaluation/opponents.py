@@ -281,7 +281,7 @@ def ask_opponent(
 
 
 class _Asking:
-    """Asks opponents, and names those that do not answer, for whom all waits: nobody can end their code from outside."""
+    """Asks opponents, and names those that do not answer, for whom all waits: nobody can end code from outside."""
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[float, Opponent]] = {}  # by thread: since when, and who
