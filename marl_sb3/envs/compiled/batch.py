@@ -142,7 +142,7 @@ class CompiledBatch(BatchedEnv):
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            if self.rules.start is None or seed >= _MOST_SEEDS:
+            if not self.rules.begins_compiled or seed >= _MOST_SEEDS:
                 self.begin_with(env_index, np.random.default_rng(seed))
             else:
                 self._is_observed, self.seeds[env_index] = False, seed

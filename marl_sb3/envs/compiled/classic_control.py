@@ -157,6 +157,50 @@ def _begin_acrobot(state: Any, rng: np.random.Generator) -> None:
     state.shown[:] = _shown_acrobot(place)
 
 
+# NumPy computes cosines and sines of float32 as sums of even and odd powers, with these factors. Each is multiplied and
+# added in one operation of the processor. Near 0, where angles are not turned first, that is all it does.
+_OF_COSINE = (
+    *(float.fromhex(factor) for factor in ("0x1.98e616p-16", "-0x1.6c06dcp-10", "0x1.55553cp-5")),
+    *(-0.5, 1.0),
+)
+_OF_SINE = (
+    *(float.fromhex(factor) for factor in ("0x1.7d3bbcp-19", "-0x1.a06bbap-13", "0x1.11119ap-7", "-0x1.555556p-3")),
+    0.0,
+)
+
+
+@_helper
+def _fused(a: float, b: float, c: float) -> float:
+    """Return `a * b + c` of numbers of float32, rounded to float32 once."""
+    product = a * b  # exact, as a number of float64
+    total = product + c
+    other = total - product
+    rest = (product - (total - other)) + (c - other)
+    low, high = np.float32(np.nextafter(total, -np.inf)), np.float32(np.nextafter(total, np.inf))
+    if low == high or rest == 0.0:
+        return np.float64(np.float32(total))
+    return np.float64(high if rest > 0.0 else low)  # the total, which is rounded itself, lies midway between two
+
+
+@_helper
+def _sum_of_powers(factors: tuple[float, ...], squared: float) -> float:
+    total = factors[0]
+    for k in range(1, 5):
+        total = _fused(total, squared, factors[k])
+    return total
+
+
+def _start_acrobot(state: Any, rng: Array) -> None:
+    state.timestep = 0
+    for k in range(4):
+        state.place[k] = state.shown[2 + k] = np.float32(uniform(rng, -0.1, 0.1))
+    for k in range(2):
+        angle = state.place[k]
+        squared = np.float64(np.float32(angle * angle))
+        state.shown[2 * k] = _sum_of_powers(_OF_COSINE, squared)
+        state.shown[2 * k + 1] = _fused(_sum_of_powers(_OF_SINE, squared), angle, angle)
+
+
 def _step_acrobot(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     torque, two = float(actions[0] - 1), state.two
     a, b, c, d = state.place[0], state.place[1], state.place[2], state.place[3]
@@ -189,7 +233,7 @@ def _observe_acrobot(state: Any, observations: Array) -> None:
 
 def _acrobot_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (4,)), ("shown", "f4", (6,)), _EXPONENT]
-    return _rules(env, fields, ["two"], (_begin_acrobot, _step_acrobot, _observe_acrobot))
+    return _rules(env, fields, ["two"], (_begin_acrobot, _step_acrobot, _observe_acrobot), _start_acrobot)
 
 
 def _set_up_exponent(states: Any, env: Any) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from marl_sb3.compiling import OBSERVE
 from marl_sb3.core.envs import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
-from marl_sb3.envs.compiled.random import uniform
+from marl_sb3.envs.compiled.random import integers, random, uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import Twin
 from marl_sb3.types import Array
@@ -250,6 +250,13 @@ def _begin_reference(state: Any, rng: np.random.Generator) -> None:
     _stand_anywhere(state, rng)
 
 
+def _start_reference(state: Any, rng: Array) -> None:
+    half = np.zeros(2, np.uint64)
+    for agent in range(2):
+        state.goals[agent], state.said[agent] = integers(rng, 3, half), -1
+    _start_anywhere(state, rng, 1.0)
+
+
 def _step_reference(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     """Step the world: each action is a movement and a word."""
     for agent in range(2):
@@ -288,6 +295,7 @@ def _reference_rules() -> CompiledRules:
         action_space=Discrete(_MOVES * _WORDS),
         state=_state(2, 3, ("local_ratio", "f8"), ("goals", "i8", (2,)), ("said", "i8", (2,))),
         begin=_begin_reference,
+        start=_start_reference,
         step=_step_reference,
         observe=_observe_reference,
         bounds={"goals": (0, 2)},
@@ -310,6 +318,13 @@ def _begin_listening(state: Any, rng: np.random.Generator) -> None:
     state.goal, state.said = rng.integers(3), -1
     rng.uniform(-1, +1, 2)  # the place of the speaker, which nobody sees
     _stand_anywhere(state, rng)
+
+
+def _start_listening(state: Any, rng: Array) -> None:
+    state.goal, state.said = integers(rng, 3, np.zeros(2, np.uint64)), -1
+    for _ in range(2):
+        random(rng)
+    _start_anywhere(state, rng, 1.0)
 
 
 def _step_listening(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
@@ -345,6 +360,7 @@ def _listening_rules() -> CompiledRules:
         action_space={"speaker_0": Discrete(3), "listener_0": Discrete(_MOVES)},
         state=_state(1, 3, ("goal", "i8"), ("said", "i8")),
         begin=_begin_listening,
+        start=_start_listening,
         step=_step_listening,
         observe=_observe_listening,
         bounds={"goal": (0, 2)},

@@ -81,6 +81,31 @@ def uniform(rng: Array, low: float, high: float) -> Any:
 
 
 @_random_function
+def integers(rng: Array, most: int, half: Array) -> Any:
+    """Return a number from 0 to `most - 1`, as `Generator.integers(most)`.
+
+    NumPy takes 32 bits for it: the lower half of a word, and the upper one for the next number (Lemire 2019,
+    https://arxiv.org/abs/1805.10941).
+
+    Args:
+        rng: see `next_word`.
+        most: from 1 to 2**32.
+        half: (2,) uint64: whether the upper half of a word is left, and that; zeros at the beginning of an episode.
+    """
+    count = _u64(most)
+    while most > 1:
+        if half[0]:
+            half[0], drawn = _u64(0), half[1]
+        else:
+            word = next_word(rng)
+            half[0], half[1], drawn = _u64(1), word >> _32, word & _LOW_32
+        product = drawn * count
+        if product & _LOW_32 >= (_u64(1 << 32) - count) % count:  # below it some numbers would come more often
+            return np.int64(product >> _32)
+    return np.int64(0)
+
+
+@_random_function
 def seed_generator(seed: int, rng: Array) -> None:
     """Fill the words of the generator `numpy.random.default_rng(seed)`.
 

@@ -57,9 +57,10 @@ class CompiledRules:
     settings: Sequence[str] = ()
     # `start(state, rng)`: does what `begin` does, compiled; `rng` is as in `step`. None: episodes begin in Python.
     start: Callable[[Any, Array], None] | None = None
-    # In the place of both, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it
-    # is compiled once, where `step` and `observe` are compiled for each state, action and observation.
+    # In their place, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it is
+    # compiled once, where `step` and `observe` are compiled for each state, action and observation.
     run: Callable[[int], None] | None = None
+    run_begins: bool = False  # whether `run` begins episodes, too, as `start` does
 
     def __post_init__(self) -> None:
         for given in (self.observation_space, self.action_space):
@@ -72,6 +73,8 @@ class CompiledRules:
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
         if self.start is not None and self.run:
             raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
+        if self.run_begins and not self.run:
+            raise ConfigError("compiled rules: `run_begins` is True; accepted: beside `run`; `start` beside `step`")
         if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
             words = "compiled rules: `allow` is given"
             raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
@@ -87,6 +90,11 @@ class CompiledRules:
             seen if isinstance(seen, spaces.Space) else seen[agent],
             done if isinstance(done, spaces.Space) else done[agent],
         )
+
+    @property
+    def begins_compiled(self) -> bool:
+        """Whether episodes begin in compiled code."""
+        return self.start is not None or self.run_begins
 
     @property
     def saved(self) -> list[str]:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from marl_sb3.compiling import (
     ACTIONS,
+    BEGIN,
     END,
     FIELDS,
     FIRST,
@@ -26,6 +27,7 @@ from marl_sb3.compiling import (
     REWARDS,
     RNG_WORDS,
     RNGS,
+    SEEDS,
     STATES,
     STEP,
     TERMINATED,
@@ -36,7 +38,7 @@ from marl_sb3.compiling import (
 )
 from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
 from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
-from marl_sb3.envs.compiled.random import generator_of, random, words_of
+from marl_sb3.envs.compiled.random import generator_of, random, seed_generator, words_of
 from marl_sb3.envs.waterworld import parameters
 from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.errors import EnvError
@@ -71,7 +73,7 @@ _SETTINGS = np.dtype(
     [
         *((name, "f8") for name in _FLOATS.split()),
         *((name, "i8") for name in (*_INTS.split(), "bytes", "seen")),
-        ("at", "i8", (19,)),
+        ("at", "i8", (20,)),
     ],
     align=True,
 )
@@ -106,6 +108,7 @@ class Pond(NamedTuple):
     moved: Array  # (F + K,) uint8; what is put somewhere else
     nearest: FloatArray  # (S,); distances along the rays of what they meet
     met: IntArray  # (S,); what that is
+    known_obstacles: FloatArray  # (2, n); centres, NaN where each episode has its own
 
 
 # --- The rules -------------------------------------------------------------------------------------------------------
@@ -452,11 +455,35 @@ def _pond(address: int, own: Any) -> Pond:
         carray(pointer(address + at[15]), (others,), np.uint8),
         _vector(address + at[16], own.n_sensors),
         carray(pointer(address + at[17]), (own.n_sensors,), np.int64),
+        _floats(address + at[18], 2, own.n_obstacles),
     )
 
 
+@_function
+def _begin_pond(pond: Pond, rng: Array) -> None:
+    """Do what `begin` does, compiled."""
+    agents, things = len(pond.touching), pond.positions.shape[1]
+    for axis in range(2):
+        for thing in range(things):
+            pond.positions[axis, thing], pond.pushes[axis, thing] = random(rng), 0.0
+    for axis in range(2):
+        for thing in range(things):
+            speed = (2 * random(rng) - 1) * pond.max_speeds[thing]
+            pond.velocities[axis, thing] = speed * 0.0 if thing < agents else speed  # with the sign
+    for axis in range(2):
+        for obstacle in range(pond.obstacles.shape[1]):
+            known = pond.known_obstacles[axis, obstacle]
+            pond.obstacles[axis, obstacle] = random(rng) if math.isnan(known) else known
+    for agent in range(agents):
+        pond.poisoned[agent] = 0
+        for thing in range(things - agents):
+            pond.touching[agent, thing] = 0
+    for food in range(len(pond.counters)):
+        pond.counters[food] = 0
+
+
 def run(address: int) -> None:
-    """Step and observe the ponds of a table, or observe them only: see `marl_sb3.compiling`."""
+    """Step or begin the ponds of a table, and observe them: see `marl_sb3.compiling`."""
     table = carray(pointer(address), (FIELDS,), np.int64)
     n = table[END]
     own = carray(pointer(table[STATES]), (1,), _SETTINGS)[0]  # all have the same
@@ -468,15 +495,19 @@ def run(address: int) -> None:
     truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
     events = carray(pointer(table[INFOS]), (n, agents, 4), np.float64)
     observations = carray(pointer(table[OBSERVATIONS]), (n, agents, own.seen), np.float32)
+    seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
     for i in range(table[FIRST], n):
         at = table[STATES] + i * own.bytes
-        pond = _pond(at, own)
-        if table[WHAT] == STEP:
+        pond, timesteps = _pond(at, own), carray(pointer(at + own.at[19]), (1,), np.int64)
+        if table[WHAT] == BEGIN:
+            seed_generator(seeds[i], rngs[i])
+            _begin_pond(pond, rngs[i])
+            timesteps[0] = 0
+        elif table[WHAT] == STEP:
             for agent in range(agents):
                 for event in range(4):
                     events[i, agent, event] = 0.0
             step_pond(pond, own, actions[i], rngs[i], events[i], rewards[i])
-            timesteps = carray(pointer(at + own.at[18]), (1,), np.int64)
             timesteps[0] += 1
             for agent in range(agents):
                 terminated[i, agent], truncated[i, agent] = False, timesteps[0] == own.max_cycles
@@ -520,6 +551,7 @@ def compiled_rules(template: WaterworldEnv) -> CompiledRules:
         ("moved", "u1", (others,)),
         ("nearest", "f8", (own.n_sensors,)),
         ("met", "i8", (own.n_sensors,)),
+        ("known_obstacles", "f8", (2, own.n_obstacles)),
     ]
     names = template.possible_agents
     return CompiledRules(
@@ -529,6 +561,7 @@ def compiled_rules(template: WaterworldEnv) -> CompiledRules:
         state=np.dtype([*fixed, *saved], align=True),
         begin=partial(begin, own),
         run=run,
+        run_begins=True,
         infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
         settings=[name for name, *_ in fixed],
     )
@@ -568,6 +601,7 @@ class BatchedWaterworld(CompiledBatch):
         # A ray along a wall never meets it.
         nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
         states["rays"] = np.concatenate((across, nearer))
+        states["known_obstacles"] = np.nan if own.obstacle_coord is None else np.transpose(own.obstacle_coord)
 
     @override
     def _check(self, actions: Array) -> None:

@@ -36,7 +36,8 @@ class EpisodesToCome:
     def __init__(self, env: BatchedVecEnv, most: int) -> None:
         batch: Any = env.batch
         self.made_for = (env.run_seed, batch.states.dtype)
-        self.entropy = np.array(_words_of(env.run_seed) if batch.rules.start else [], np.uint64)  # see `Coming`
+        words = _words_of(env.run_seed) if batch.rules.begins_compiled else []
+        self.entropy = np.array(words, np.uint64)  # see `Coming`
         most = 0 if len(self.entropy) else most
         self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
         self.rngs = np.zeros((env.num_envs, most, batch.rngs.shape[1]), np.uint64)

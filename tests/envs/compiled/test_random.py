@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marl_sb3.compiling import seed_words
-from marl_sb3.envs.compiled.random import generator_of, random, seed_generator, uniform, words_of
+from marl_sb3.envs.compiled.random import generator_of, integers, random, seed_generator, uniform, words_of
 
 
 def test_numbers_are_those_of_numpy() -> None:
@@ -17,6 +17,16 @@ def test_numbers_are_those_of_numpy() -> None:
         assert [uniform(words, -0.05, 3.0) for _ in range(5)] == rng.uniform(-0.05, 3.0, 5).tolist()
         assert words.tolist() == words_of(rng).tolist()
         assert generator_of(words).random(3).tolist() == rng.random(3).tolist()
+
+
+def test_integers_are_those_of_numpy() -> None:
+    most = [3, 1, 2, 3, 10, 2**31 + 1, 3, 2**32 - 1, 2**32, 7, 3 * 2**30]  # of some, a half of the draws is rejected
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        words, half = words_of(rng), np.zeros(2, np.uint64)
+        assert [integers(words, each, half) for each in most] == [rng.integers(each) for each in most]
+        assert random(words) == rng.random()  # of a whole word
+        assert half.tolist() == [rng.bit_generator.state["has_uint32"], rng.bit_generator.state["uinteger"]]
 
 
 def test_generators_of_seeds_are_those_of_numpy() -> None:

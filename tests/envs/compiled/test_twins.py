@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from numba import njit
 from small_runs import broken, start
 
 import marl_sb3
@@ -19,6 +20,7 @@ from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.envs.compiled import require_same
+from marl_sb3.envs.compiled.random import generator_of, words_of
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.extensions.data import read_policy_data
@@ -69,6 +71,50 @@ def test_twins_do_what_the_originals_do(name: str) -> None:
 def test_twins_do_what_the_originals_do_for_long(name: str) -> None:
     env_id, env_kwargs = TWINS[name]
     require_same(env_id, 25_000, seed=2, n_envs=4, **env_kwargs)
+
+
+WITH_OBSTACLES: dict[str, Any] = {"n_obstacles": 3, "obstacle_coord": None}
+BEGUN = {
+    **TWINS,
+    "arena": ("arena", {"max_timesteps": 70}),
+    "waterworld": ("waterworld", {}),
+    "waterworld with other obstacles each time": ("waterworld", WITH_OBSTACLES),
+}
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_episodes_begin_in_compiled_code_as_in_python(name: str) -> None:
+    env_id, env_kwargs = BEGUN[name]
+    batch: Any = make_vec_env(env_id, 1, env_kwargs=env_kwargs).batch
+    assert batch.rules.begins_compiled
+    python = batch.states.copy()
+    for seed in (*range(60), 2**63 - 1):
+        batch.states["timesteps" if env_id == "waterworld" else "timestep"] = 7
+        batch.reset([0], [seed])
+        words = batch.begin(python[0], np.random.default_rng(seed))
+        assert words.tolist() == batch.rngs[0].tolist()
+        for field in batch.rules.saved:
+            assert batch.states[field].tobytes() == python[field].tobytes(), field
+
+
+def _generator_that_draws(word: int) -> np.random.Generator:
+    """Return a generator of which the next word is this one: that of 128 bits for which PCG64 returns it."""
+    multiplier, step, high = (0x2360ED051FC65DA4 << 64) + 0x4385DF649FCCF645, 1, 12345  # of a turn of 0
+    after = (high << 64) + (high ^ word)
+    state = (after - step) * pow(multiplier, -1, 1 << 128) % (1 << 128)
+    return generator_of(np.array([state >> 64, state % (1 << 64), 0, step], np.uint64))
+
+
+def test_an_angle_whose_sine_is_rounded_twice_in_float64_begins_an_episode_as_in_python() -> None:
+    rng = _generator_that_draws(round((0.1 + 0.00044363295) / 0.2 * 2**53) << 11)
+    batch: Any = make_vec_env("Acrobot-v1").batch
+    words, expected = words_of(rng), batch.states[0].copy()
+    batch.rules.begin(expected, rng)
+    start: Any = njit(batch.rules.start)
+    start(batch.states[0], words)
+    assert expected.place[0] == np.float32(0.00044363295)
+    assert batch.states.shown.tolist() == [expected.shown.tolist()]
+    assert words.tolist() == words_of(rng).tolist()
 
 
 PLACES = {  # random ones from all over the state space, where random actions would hardly lead
