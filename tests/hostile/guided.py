@@ -53,7 +53,7 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
     from marl_sb3.tools.serving import Limits
     from marl_sb3.tools.serving.api import read_request
     from marl_sb3.tools.serving.external import ExternalApi, StepMessage
-    from marl_sb3.tools.serving.http import read_message
+    from marl_sb3.tools.serving.guard import read_message
     from marl_sb3.tools.serving.predictor import Served
 
     policies = {

@@ -1,6 +1,7 @@
 """Policies over HTTP: what every server of the package needs, and the server of a run's policies.
 
-    http          a server with its guards: token, host, origin, limits; its end, and whether it is ready
+    guard         who is answered: token, host, origin, bodies; what refusals say
+    http          a server behind its guard: connections, times, its end, and whether it is ready
     metrics       what servers count, in Prometheus's text format
     spaces_json   observations and actions of Gymnasium spaces as JSON
     api           the routes of `serve RUN`: requests with their checks, answers, OpenAPI

@@ -6,8 +6,8 @@ from .client import EpisodeLostError as EpisodeLostError
 from .client import PolicyClient as PolicyClient
 from .client import ServerError as ServerError
 from .external import external_server as external_server
-from .http import Limits as Limits
-from .http import Listening as Listening
+from .guard import Limits as Limits
+from .guard import Listening as Listening
 from .http import Server as Server
 from .predictor import Predictor as Predictor
 from .spaces_json import describe as describe

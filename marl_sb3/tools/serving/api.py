@@ -25,15 +25,8 @@ from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.batching import Batcher
-from marl_sb3.tools.serving.http import (
-    DEFAULT_LIMITS,
-    Limits,
-    Listening,
-    RequestError,
-    Server,
-    json_response,
-    read_message,
-)
+from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
+from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.predictor import Asked, Backend, Predicted, Predictor, Served
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID

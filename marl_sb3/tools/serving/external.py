@@ -27,15 +27,8 @@ from marl_sb3.core.on_policy import OnPolicyLearner
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.serving.http import (
-    DEFAULT_LIMITS,
-    Limits,
-    Listening,
-    RequestError,
-    Server,
-    json_response,
-    read_message,
-)
+from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
+from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.metrics import Family, counter, counters, gauge
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID

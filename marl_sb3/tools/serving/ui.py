@@ -41,7 +41,7 @@ from marl_sb3.evaluation import (
 )
 from marl_sb3.extensions.display import DEFAULT_FPS
 from marl_sb3.runs import SavedRun, game_plan, named_apart, rivals_in
-from marl_sb3.tools.serving.http import RequestError, read_message
+from marl_sb3.tools.serving.guard import RequestError, read_message
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)

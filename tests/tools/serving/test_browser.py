@@ -26,7 +26,8 @@ from websockets.sync.client import connect
 
 from marl_sb3.evaluation import Rival, ViewerLeftError
 from marl_sb3.runs import SavedRun, rival_of
-from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
+from marl_sb3.tools.serving.guard import Limits, Listening, RequestError
+from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes
 
 TOKEN = "a-token-of-tests"

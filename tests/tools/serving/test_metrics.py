@@ -19,7 +19,8 @@ from waiting import wait_for
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from marl_sb3.tools.serving.http import Limits, Listening, RequestError, Server
+from marl_sb3.tools.serving.guard import Limits, Listening, RequestError
+from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.metrics import Family, Histogram, Sample, counters, exposition, gauge
 
 TOKEN = "0123456789abcdef"

@@ -32,7 +32,7 @@ from marl_sb3.serve import main
 from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
-from marl_sb3.tools.serving.http import Limits
+from marl_sb3.tools.serving.guard import Limits
 from marl_sb3.tools.serving.predictor import Asked, Predictor, Served, _answers_of_sessions
 from marl_sb3.tools.serving.weights import unpack_weights
 
