@@ -190,6 +190,19 @@ class SlowToBuild(ScriptedEnv):
         wait_for(Path(go).exists)
 
 
+class SlowUntil(Numbers):
+    """Takes its time for each step until there is a file."""
+
+    def __init__(self, seen: str, env_index: int = 0) -> None:
+        super().__init__(env_index)
+        self.seen = Path(seen)
+
+    def step(self, actions: Any) -> Any:
+        if not self.seen.exists():
+            time.sleep(0.01)
+        return super().step(actions)
+
+
 class ChangesFolder(ScriptedEnv):
     """Changes the working folder of its process in every reset."""
 

@@ -178,20 +178,20 @@ def test_an_interrupted_search_tells_how_to_go_on(
 def test_a_terminal_sees_what_is_running(in_tmp: Path, server: ForkServer) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
-    # Long enough that the screen is drawn in between.
-    arguments = ["--timesteps", "16000", "--evaluations", "8", "--evaluation-episodes", "30", "--trials", "2"]
-    arguments += ["--set", "n_envs=2", "--set", "batch_size=100", "--no-confirm"]
+    # Its trials last until the terminal has seen one.
+    arguments = ["crashing_envs:SlowUntil", *TINY, "--set", f"env.seen={in_tmp / 'seen'}", "--no-confirm"]
     search = server.run([*MODULE, *arguments], os.ttyname(theirs), environment=environment)
     os.close(theirs)
-    seen = b""
+    text = ""
     while True:
         try:
-            seen += os.read(ours, 65536)
+            text += os.read(ours, 65536).decode(errors="replace")
         except OSError:  # closed at the other end
             break
+        if re.search(r"running  trial 0: evaluation \d+ ", text):
+            Path("seen").touch()
     os.close(ours)
-    assert search.wait() == 0
-    text = seen.decode()
+    assert search.wait() == 0, text
     assert "0 of 2 trials" in text
     assert re.search(r"running  trial 0: evaluation \d+ ", text)
     assert re.search(r"best     trial \d: COMPLETE ", text)
