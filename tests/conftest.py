@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from compiling_once import compile_once
 from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
 from marl_sb3.signals import ENDING
 from marl_sb3.systems import CAN_FORK
 
+compile_once()  # without a folder of compiled code, three processes would compile most of it three times
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
 
 

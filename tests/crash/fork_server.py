@@ -239,6 +239,8 @@ def _exit_code(left: SystemExit) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent.parent))
+    importlib.import_module("compiling_once").compile_once()  # as the processes that run the tests do
     gc.disable()
     warm_up()
     gc.freeze()

@@ -1,0 +1,64 @@
+"""Processes that run tests side by side compile each kernel once: one of them does, the others wait for its file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from marl_sb3.compiling import KernelCache
+from marl_sb3.systems import CAN_FORK
+
+LONGEST_S = 60.0  # then it is compiled all the same: the other process may have failed to
+_POLL_S = 0.02
+_held: dict[Path, IO[bytes]] = {}  # by the files that this process is about to write
+
+
+def compile_once() -> None:
+    """From here on, in this process and those that are forked from it."""
+    if CAN_FORK:
+        KernelCache.load_overload = _loaded_or_locked(KernelCache.load_overload)  # type: ignore[method-assign]
+        KernelCache.save_overload = _saved_and_unlocked(KernelCache.save_overload)  # type: ignore[method-assign]
+
+
+def _loaded_or_locked(load: Any) -> Any:
+    def load_overload(self: KernelCache, sig: Any, target_context: Any) -> Any:
+        path = self._path(sig, target_context)
+        if path.exists() or path in _held:
+            return load(self, sig, target_context)
+        lock = _locked(path)
+        if (found := load(self, sig, target_context)) is None:
+            _held[path] = lock
+        else:
+            lock.close()
+        return found
+
+    return load_overload
+
+
+def _saved_and_unlocked(save: Any) -> Any:
+    def save_overload(self: KernelCache, sig: Any, data: Any) -> None:
+        save(self, sig, data)
+        if lock := _held.pop(self._path(sig, data.target_context), None):
+            lock.close()
+
+    return save_overload
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """A file that is closed when the process ends, whatever happens to it: so is the lock."""
+    import fcntl
+
+    folder = Path(tempfile.gettempdir(), f"marl_sb3-compiling-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    lock = (folder / path.name).open("wb")
+    deadline_s = time.monotonic() + LONGEST_S
+    while time.monotonic() < deadline_s:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+    return lock
