@@ -124,7 +124,8 @@ class Actor(Stateful):
         """Draw new exploration noise if the policy uses gSDE."""
         self.step = 0
         algorithm = self.policy.algorithm
-        algorithm.policy.set_training_mode(False)
+        if _in_training_mode(algorithm.policy):  # to look takes a tenth of the time
+            algorithm.policy.set_training_mode(False)
         if self._uses_noise:
             with not_finite_refused(self.rows.policy_id, "rollout"):
                 algorithm.policy.reset_noise(self.rows.num_rows)
@@ -287,6 +288,10 @@ class Actor(Stateful):
     @override
     def state_was_set(self) -> None:
         self.policy.algorithm.policy.set_training_mode(False)
+
+
+def _in_training_mode(module: Any) -> bool:
+    return module.training or any(_in_training_mode(part) for part in module._modules.values() if part is not None)
 
 
 def env_actions(actions: Array, rescale: RescaleActions | None, counted: ZeroBased) -> Array:

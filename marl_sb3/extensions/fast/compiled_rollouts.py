@@ -90,6 +90,12 @@ class CompiledRunner(LocalRunner):
     def _why_not(self, listener: StepListener) -> str | None:
         """Say why steps are taken one by one; None: they need not be."""
         env: Any = self.env
+        # First what takes least time to find out: rollouts of other policies may have a single step.
+        found = ((actor.rows.policy_id, _why_not(actor, experience, env.masked)) for actor, experience in self._pairs)
+        if (
+            why := next((f"policy {policy_id}: {why}" for policy_id, why in found if why is not None), None)
+        ) is not None:
+            return why
         sees = (
             sees_steps(listener.callback) if isinstance(listener, TrainingLoop) else not hasattr(listener, "on_steps")
         )
@@ -101,10 +107,7 @@ class CompiledRunner(LocalRunner):
             return "the env's action masks are not part of its compiled rules"
         if any(settings.coming for settings in env.settings):
             return "settings of the env change with the next episodes"
-        if not env.latest.to_act.all():
-            return "not every agent acts"
-        found = ((actor.rows.policy_id, _why_not(actor, experience, env.masked)) for actor, experience in self._pairs)
-        return next((f"policy {policy_id}: {why}" for policy_id, why in found if why is not None), None)
+        return None if env.latest.to_act.all() else "not every agent acts"
 
 
 def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str | None:

@@ -6,10 +6,10 @@ classes, spaces and settings the kernels know at all. PyTorch trains all else.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import chain, pairwise
+from operator import attrgetter, is_, is_not, itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -21,6 +21,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.config import place_of
 from marl_sb3.core.policies import MlpFeatures
@@ -75,6 +76,14 @@ class Reliance:
             for owner in {id(each): each for each in stood_for if hasattr(each, "__dict__")}.values()
             if not isinstance(owner, (nn.Module, spaces.Space, type))
         ]
+        # Those that compute with parts of theirs; the layers have their parameters among the tensors.
+        self._with_parts = {
+            "_modules": [vars(module) for module in self._modules if type(module) not in _LEAVES],
+            "_parameters": [
+                vars(module) for module in self._modules if module._parameters and module not in self.layers
+            ],
+        }
+        self._registered = RemovableHandle.next_id  # counts all hooks that PyTorch has ever got
         self._objects, self._facts = self._look()
         # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
         self._memory = [tensor.detach() for tensor in self._tensors() if tensor is not None]
@@ -100,16 +109,27 @@ class Reliance:
 
         The values of parameters may change; modules, parameters, their memory, optimizers and settings may not.
         """
+        registered = RemovableHandle.next_id
+        if registered != self._registered:  # since then, something got a hook
+            if _any_hook(self._hooks) or any(map(_is_frozen_or_hooked, filter(_is_there, self._tensors()))):
+                return False
+            self._registered = registered
         objects, facts = self._look()
         return facts == self._facts and _are_same(objects, self._objects)
 
     def _look(self) -> tuple[list[Any], list[Any]]:
-        """Return objects that have to stay the same ones, and facts about these and others that have to stay equal."""
+        """Return objects that have to stay the same ones, and facts about these and others that have to stay equal.
+
+        It runs before every rollout and every update, however short: `map` does what is done with each of many.
+        """
         tensors = self._tensors()
         objects = [self._algorithm.policy, *self._values(), *map(type, self._modules), *tensors]
-        objects += [part for kind in _PARTS for members in self._members for part in members[kind].values()]
+        for kind, members in self._with_parts.items():
+            objects += chain.from_iterable(map(dict.values, map(itemgetter(kind), members)))
         # A replaced method of a module is one more member.
-        facts = [*map(len, self._members), *map(len, self._hooks), _any_hook(()), *map(_state_of, tensors)]
+        facts: list[Any] = [*map(len, self._members)]
+        for fact in _FACTS_OF_TENSORS:
+            facts += map(fact, filter(_is_there, tensors))
         facts += map(has_replaced_methods, self._stood_for)
         for optimizer, _ in self._trained:
             facts.append(reason := why_not_optimizer(optimizer, self._optimizers))
@@ -123,8 +143,16 @@ class Reliance:
         return [tensor for layer in self.layers for tensor in layer._parameters.values()] + self._others
 
 
-_PARTS = "_modules", "_parameters"  # of modules
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_LEAVES = (nn.Linear, nn.Flatten, *ACTIVATIONS)  # modules that compute without others
+# Where the numbers of a parameter are in memory, and whether it is trained.
+_FACTS_OF_TENSORS: tuple[Any, ...] = (
+    th.Tensor.data_ptr,
+    th.Tensor.numel,
+    th.Tensor.is_contiguous,
+    attrgetter("requires_grad"),
+)
+_is_there = partial(is_not, None)  # there may be no bias
 
 
 def first_reason(reasons: Mapping[str, Any]) -> str | None:
@@ -132,16 +160,9 @@ def first_reason(reasons: Mapping[str, Any]) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _state_of(tensor: Any) -> Any:
-    """Return where the numbers of a parameter are in memory, and what its gradient depends on besides them."""
-    if tensor is None:  # a bias that is not there
-        return None
-    return tensor.data_ptr(), tensor.numel(), tensor.is_contiguous(), _is_frozen_or_hooked(tensor)
-
-
 def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two sequences have the same objects in the same order."""
-    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+    return len(ones) == len(others) and all(map(is_, ones, others))
 
 
 # --- Calls -----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ and `load_state_dict` of an optimizer. `Reliance` notices that and keeps the mem
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -158,15 +158,19 @@ class OptimizerTable:
         return state
 
     def _present_table(self) -> Array:
-        first, second, steps = self._kind.tensors
-        tensors: list[Any] = []
-        for parameter in self._parameters:
-            state = self._begun_state(parameter)
-            tensors += (parameter, first and state[first], state[second], steps and state[steps])
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        if addresses != self._addresses or not all(map(operator.is_, tensors, self._tensors)):
+        states: list[Any] = [*map(self._optimizer.state.get, self._parameters)]
+        if not all(states):
+            states = [*map(self._begun_state, self._parameters)]
+        tensors: list[Any] = [*self._parameters]
+        for name in filter(None, self._kind.tensors):
+            tensors += map(itemgetter(name), states)
+        addresses = [*map(th.Tensor.data_ptr, tensors)]
+        if addresses != self._addresses or not all(map(is_, tensors, self._tensors)):
             self._tensors, self._addresses = tensors, addresses
-            self._memory = [tensor.detach() for tensor in tensors if tensor is not None]
+            self._memory = [tensor.detach() for tensor in tensors]
             sizes = [parameter.numel() for parameter in self._parameters]
-            self._table = np.column_stack([sizes, np.reshape(addresses, (-1, 4))]).astype(np.int64)
+            columns = iter(np.reshape(addresses, (-1, len(sizes))))
+            absent = np.zeros_like(sizes)
+            kept = [next(columns) if name else absent for name in ("parameter", *self._kind.tensors)]
+            self._table = np.column_stack([sizes, *kept]).astype(np.int64)
         return self._table

@@ -192,3 +192,12 @@ def test_no_illegal_move_reaches_an_env_from_a_policy_that_takes_masks() -> None
     # An illegal move ends the game at once; a game of legal moves takes five at least.
     assert min(episode.length for episode in episodes) >= 5
     assert {episode.agent_returns["player_1"] for episode in episodes} == {-1.0, 0.0, 1.0}
+
+
+def test_a_rollout_begins_in_evaluation_mode_though_only_an_inner_layer_is_in_training_mode() -> None:
+    algorithm = algorithm_of(envs(1), policies="shared")
+    policy = algorithm.policies["shared"].policy
+    policy.set_training_mode(False)
+    policy.mlp_extractor.policy_net[1].train()
+    algorithm.parts.learners["shared"].actor.begin_rollout()
+    assert not any(module.training for module in policy.modules())
