@@ -154,13 +154,13 @@ class ProcessedRows(RowProcessing):
     @override
     def begin_episodes(self) -> None:
         super().begin_episodes()
-        self._memory: Memory = self.processing.initial(self._rows.num_rows)
+        self.memory: Memory = self.processing.initial(self._rows.num_rows)
         self.returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
         self._forget_step(taken_in=False)
 
     def _forget_step(self, *, taken_in: bool) -> None:
         """Forget the latest step: the next `processed_observations` is at another one."""
-        self._before = self._memory
+        self._before = self.memory
         self._seen: Observations | None = None
         self._taken_in = taken_in  # whether statistics know it already
 
@@ -168,7 +168,7 @@ class ProcessedRows(RowProcessing):
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         super().restart_envs(env_indices)
         lost = self._rows.of_envs(env_indices)
-        self._memory = self._reset(self._memory, lost)
+        self.memory = self._reset(self.memory, lost)
         self.returns[lost] = 0
         self._forget_step(taken_in=self._taken_in)
 
@@ -184,11 +184,11 @@ class ProcessedRows(RowProcessing):
     def observe(self, step: VecStep, bootstrap: Bootstrap | None = None) -> Array:
         paid, over = self._sum(step, self._rows.of_agents(step.rewards))
         ended = self._rows.of_agents(step.terminated | step.truncated)
-        if REWARD in self._memory:
-            rewards = with_rows(self._memory[REWARD], over, paid[over, None])
-            self._memory = {**self._memory, REWARD: rewards}
-        self._before = self._memory
-        self._memory = self._reset(self._memory, ended)
+        if REWARD in self.memory:
+            rewards = with_rows(self.memory[REWARD], over, paid[over, None])
+            self.memory = {**self.memory, REWARD: rewards}
+        self._before = self.memory
+        self.memory = self._reset(self.memory, ended)
         self.processed_observations(step)  # statistics take in observations first, and final observations see that
         processed = self._processed_rewards(paid, over)
         self.returns[ended] = 0
@@ -228,16 +228,16 @@ class ProcessedRows(RowProcessing):
     def _process(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
         learn = self._learns and not self._taken_in
         if to_act.all():
-            return self.processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
+            return self.processing.observe(raw, self.memory, self._agents, learn, self._normalizes)
         filler = zeros(self._space, (len(to_act),))
         if not to_act.any():
-            return filler, self._memory
-        memory = {name: array[to_act] for name, array in self._memory.items()}
+            return filler, self.memory
+        memory = {name: array[to_act] for name, array in self.memory.items()}
         rows = map_arrays(lambda array: array[to_act], raw)
         seen, after = self.processing.observe(rows, memory, self._agents[to_act], learn, self._normalizes)
         for everywhere, own in pairs(filler, seen):
             everywhere[to_act] = own
-        return filler, {name: with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
+        return filler, {name: with_rows(array, to_act, after[name]) for name, array in self.memory.items()}
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """See `RowProcessing.final_observations`; memory and statistics stay unchanged."""
@@ -254,7 +254,7 @@ class ProcessedRows(RowProcessing):
         after = self.processing.acted(self._after, actions)
         if not acting.all():
             after = {name: with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
-        self._memory = after
+        self.memory = after
         self._forget_step(taken_in=False)
 
     # --- State -------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class ProcessedRows(RowProcessing):
     # What is needed to process the latest step again.
     fields: ClassVar[Fields] = {
         **RowProcessing.fields,
-        "memory": arrays("_memory"),
+        "memory": arrays("memory"),
         "returns": sums("returns"),
         "taken_in": boolean("_taken_in"),
     }

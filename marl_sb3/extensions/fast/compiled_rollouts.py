@@ -121,7 +121,7 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
     if not is_known or "more_columns" in vars(buffer) or buffer.notes is not None:
         return "more is kept of each step"
     dtype = buffer.observations.dtype
-    wanted = np.float32 if isinstance(rows.group.observation_space, spaces.Box) else np.int64
+    wanted = np.float32 if isinstance(policy.algorithm.observation_space, spaces.Box) else np.int64
     why = {
         "it needs action masks": policy.takes_masks and policy.needs_masks and not masked,
         "a space does not count from 0": rows.zero_based_observations.shifts or rows.zero_based_actions.shifts,

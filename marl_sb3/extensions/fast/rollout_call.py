@@ -124,7 +124,7 @@ class RolloutCall:
         self._places = [_places(actor.rows) for actor, _ in self._pairs]
         self._processing = [
             RolloutProcessing(actor, env.latest, batch.observed, envs_of * agents + columns, starts)
-            for (actor, _), starts, (envs_of, columns) in zip(self._pairs, self._starts, self._places, strict=True)
+            for (actor, _), starts, (envs_of, columns, _) in zip(self._pairs, self._starts, self._places, strict=True)
         ]
         self._running = self._counts()
 
@@ -186,10 +186,11 @@ class RolloutCall:
             nets, here = fused.nets, slice(buffer.pos, None)
             works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
             takes_masks = actor.policy.takes_masks and self._sizes.choices > 0
+            numbers = math.prod(actor.policy.algorithm.observation_space.shape or ())
             columns = {
                 kernel.AGENTS: len(rows.agents),
                 kernel.ROWS_S: self._at(self._places[number]),
-                kernel.NUMBERS: math.prod(rows.group.observation_space.shape or ()),
+                kernel.NUMBERS: numbers,
                 kernel.ONES: len(fused.category_sizes),
                 kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
                 kernel.STARTS_OF_ONES_S: self._at(fused.category_starts),
@@ -218,7 +219,7 @@ class RolloutCall:
                 kernel.EPISODE_STARTS_S: self._at(buffer.episode_starts[here]),
                 kernel.PAID_S: self._at(buffer.rewards[here]),
                 kernel.ROW_STARTS_S: self._at(self._starts[number]),
-                kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * self._sizes.observation)),
+                kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * numbers)),
                 **{getattr(kernel, name): value for name, value in self._processing[number].columns.items()},
                 kernel.TAKES_MASKS: takes_masks,
                 kernel.MASKS_S: self._at(
@@ -381,8 +382,9 @@ class RolloutCall:
         of_ended = how == self._counting.WRONG_LAST_OBSERVATION
         observed = self._batch.of_groups(self._ended_on if of_ended else self._batch.observed)
         env.check_observations(observed)  # raises
-        for actor, _ in self._pairs:
-            actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
+        for (actor, _), processing in zip(self._pairs, self._processing, strict=True):
+            if "FEATURES" not in processing.columns:
+                actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
         return EnvError("the env has returned observations that are not in its space")
 
 
@@ -393,9 +395,10 @@ def _words_of(run_seed: int) -> list[int]:
 
 
 def _places(rows: PolicyRows) -> Array:
-    """(2, rows) int64: the env of each row, and the column of its agent."""
+    """(3, rows) int64: the env of each row, the column of its agent, and the number of the row."""
     envs, columns = np.arange(rows.num_envs), np.array(rows.agent_columns)
-    return np.stack([envs.repeat(len(columns)), np.tile(columns, len(envs))]).astype(np.int64)
+    of_rows = envs.repeat(len(columns)), np.tile(columns, len(envs)), np.arange(rows.num_rows)
+    return np.stack(of_rows).astype(np.int64)
 
 
 _REDUCTIONS = ("sum", "mean", "min", "max", "last")  # in the order of the kernel

@@ -6,13 +6,17 @@ import math
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_sb3.core.acting import Actor
 from marl_sb3.core.processing import ProcessedRows, RowProcessing
-from marl_sb3.core.vec_env import VecStep
+from marl_sb3.core.vec_env import VecStep, with_rows
 from marl_sb3.types import Array
+from marl_sb3.wrappers import choices_of
 
+_FEATURES = {"frame_stack", "time_feature", "agent_indicator"}
 _KNOWN = {
+    *_FEATURES,
     "normalize_observations",
     "clip_observations",
     "clip_rewards",
@@ -30,7 +34,9 @@ def why_not_processed(processing: RowProcessing) -> str | None:
         return None
     if type(processing) is not ProcessedRows or processing.late_normalizer is not None:
         return "its observations, rewards or actions are processed"
-    own = processing.processing
+    own, space = processing.processing, processing.processing.env_observation_space
+    if "frame_stack" in own.processors and len(space.shape or ()) > 1:
+        return "it stacks observations of several axes"
     others = [name for name in own.settings.changed() if name not in _KNOWN]
     if others:
         return f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} set"
@@ -57,43 +63,87 @@ class RolloutProcessing:
         own: Any = actor.processing
         rows, self._processing = actor.rows.num_rows, own
         self._statistics: list[tuple[Any, Array]] = []
+        self._memory: dict[str, Array] = {}
+        self._ended = ended
         self._kept: list[Array] = []  # what the kernels know by its address
         rewards, limits = np.zeros(rows, np.float32), np.array([math.inf, actor.policy.algorithm.gamma])
         self.columns = {"REWARDS_S": self._at(rewards), "LIMITS_S": self._at(limits)}
-        if type(own) is RowProcessing or not own.processing.settings.changed().keys() - {"rescale_actions"}:
+        if type(own) is RowProcessing:
             return
+        own.processed_observations(step)  # the statistics may not know them yet
+        limits[0] = own.processing.settings.clip_observations
+        of_rows = {
+            "ROWS": rows,
+            "OBSERVED_S": observed.ctypes.data,
+            "WIDTH": math.prod(observed.shape[2:]),
+            "PLACES_S": self._at(places),
+            "NUMBERS": math.prod(actor.rows.group.observation_space.shape or ()),
+        }
+        if own.processing.settings.changed().keys() - {"rescale_actions", *_FEATURES}:
+            self._normalize(of_rows)
+        if _FEATURES & own.processing.processors.keys():
+            self._see(of_rows, actor)
+
+    def _normalize(self, of_rows: dict[str, int]) -> None:
+        """Set the columns of what is normalised and clipped."""
         from marl_sb3.extensions.fast.kernels import processing as kernel
 
-        own.processed_observations(step)  # the statistics may not know them yet
+        own = self._processing
         settings, normalizer, of_paid = own.processing.settings, own.processing.normalizer, own.processing.returns
-        limits[0] = settings.clip_observations
         numbers = np.zeros(kernel.SETTINGS)
         numbers[kernel.EPSILON], numbers[kernel.DISCOUNT] = settings.normalize_epsilon, own.gamma
         numbers[kernel.CLIP_PAID] = math.inf if settings.clip_rewards is None else settings.clip_rewards
         numbers[kernel.CLIP_NORMAL] = settings.clip_normalized_rewards
         columns = {
-            kernel.ROWS: rows,
-            kernel.OBSERVED_S: observed.ctypes.data,
-            kernel.WIDTH: math.prod(observed.shape[2:]),
-            kernel.PLACES_S: self._at(places),
-            kernel.NUMBERS: math.prod(actor.rows.group.observation_space.shape or ()),
-            kernel.REWARDS_S: self.columns["REWARDS_S"],
-            kernel.RETURNS_S: own.returns.ctypes.data,
-            kernel.ENDED_S: self._at(ended),
-            kernel.SETTINGS_S: self._at(numbers),
+            **of_rows,
+            "REWARDS_S": self.columns["REWARDS_S"],
+            "RETURNS_S": own.returns.ctypes.data,
+            "ENDED_S": self._at(self._ended),
+            "SETTINGS_S": self._at(numbers),
         }
         if normalizer is not None:
             (of_seen,) = normalizer.statistics.values()
             divisors = self._at(np.sqrt(of_seen.var + settings.normalize_epsilon).reshape(-1))
-            columns[kernel.SEEN_STATISTICS_S] = means = self._copied(of_seen)
-            columns |= {kernel.SEEN_RECENT_S: self._copied(of_seen.recent), kernel.DIVISORS_S: divisors}
+            columns["SEEN_STATISTICS_S"] = means = self._copied(of_seen)
+            columns |= {"SEEN_RECENT_S": self._copied(of_seen.recent), "DIVISORS_S": divisors}
             self.columns |= {"MEANS_S": means, "DIVISORS_S": divisors}
         if of_paid is not None:
-            columns[kernel.PAID_STATISTICS_S] = self._copied(of_paid)
-            columns[kernel.PAID_RECENT_S] = self._copied(of_paid.recent)
+            columns["PAID_STATISTICS_S"] = self._copied(of_paid)
+            columns["PAID_RECENT_S"] = self._copied(of_paid.recent)
+        self.columns |= {"PROCESS": kernel.process().address, "PROCESS_S": self._table(kernel, columns)}
+
+    def _see(self, of_rows: dict[str, int], actor: Actor) -> None:
+        """Set the columns of what policies see beyond what the env shows."""
+        from marl_sb3.extensions.fast.kernels import features as kernel
+
+        own, rows, numbers = self._processing.processing, of_rows["ROWS"], of_rows["NUMBERS"]
+        choices = choices_of(own.env_observation_space) or ()
+        codes = np.tile([own.agents.index(agent) for agent in actor.rows.agents], actor.rows.num_envs)
+        self._memory = {name: array.copy() for name, array in self._processing.memory.items()}
+        unused = np.zeros((rows, numbers), np.int64 if choices else np.float32), np.zeros(rows, np.int64)
+        columns = {
+            **of_rows,
+            "CHOICES_S": self._at(np.array(choices, np.int64)) if choices else 0,
+            "ARE_ONES": isinstance(own.observation_space, spaces.Box),
+            **{name: self.columns.pop(name, 0) for name in ("MEANS_S", "DIVISORS_S")},
+            "LIMIT_S": self.columns["LIMITS_S"],
+            "FRAMES": own.settings.frame_stack,
+            "STACK_S": self._at(self._memory.get("frames", unused[0])),
+            "TIMES_S": self._at(self._memory.get("time", unused[1])),
+            "TIME": own.settings.time_feature or 0,
+            "CODES_S": self._at(codes),
+            "CODES": len(own.agents) if own.settings.agent_indicator else 0,
+            "STARTS_S": self._at(self._ended),
+            "SEEN_NUMBERS": math.prod(own.observation_space.shape or ()),
+        }
+        self.columns |= {"FEATURES": kernel.features().address, "FEATURES_S": self._table(kernel, columns)}
+
+    def _table(self, kernel: Any, columns: dict[str, int]) -> int:
+        """Return the address of a table with these columns."""
         table = np.zeros(kernel.FIELDS, np.int64)
-        table[list(columns)] = list(columns.values())
-        self.columns |= {"PROCESS": kernel.process().address, "PROCESS_S": self._at(table)}
+        for name, value in columns.items():
+            table[getattr(kernel, name)] = value
+        return self._at(table)
 
     def _at(self, array: Array) -> int:
         self._kept.append(array)
@@ -108,9 +158,14 @@ class RolloutProcessing:
         return array.ctypes.data
 
     def write_back(self) -> None:
-        """Put the statistics where step by step processing goes on with them."""
+        """Put statistics and frames where step by step processing goes on with them."""
         for own, array in self._statistics:
             shape, n = np.shape(own.mean), len(array) // 2
             own.mean, own.var = array[:n].reshape(shape).copy(), array[n : 2 * n].reshape(shape).copy()
             own.count = float(array[-1])
+        if self._memory:
+            initial = self._processing.processing.initial(len(self._ended))
+            self._processing.memory = {
+                name: with_rows(array, self._ended, initial[name][self._ended]) for name, array in self._memory.items()
+            }
         self._processing.invalidate()

@@ -22,7 +22,10 @@ from marl_sb3.extensions.remote import make_sharded_vec_env
 from marl_sb3.runs import execute, load_config, prepare
 
 FAST: dict[str, Any] = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
-NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
+PROCESSED: dict[str, Any] = {
+    **{"normalize_observations": True, "normalize_rewards": True},
+    **{"frame_stack": 2, "time_feature": 20, "agent_indicator": True},
+}
 
 
 def training(env: Any = "arena", n_envs: int = 3, seed: int = 4, **settings: Any) -> MultiAgentAlgorithm:
@@ -112,6 +115,18 @@ CASES: dict[str, dict[str, Any]] = {
         "policies": {"sides": PolicySpec(PPO), "guide": PolicySpec(MaskablePPO, normalize_observations=True)},
         "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
     },
+    "stacked numbers": {"env": Drifting, "frame_stack": 3, "normalize_observations": True},
+    "stacked categories": {"frame_stack": 3, "env_kwargs": {"max_timesteps": 7}},
+    "time and agents": {"env": Drifting, "time_feature": 6, "agent_indicator": True, "n_envs": 5},
+    "everything that is appended to stacked categories": {
+        "env": UnevenCategories,
+        "policies": {
+            "sides": PolicySpec(PPO, frame_stack=2, time_feature=20, agent_indicator=True),
+            "guide": PolicySpec(PPO, agent_indicator=True),
+        },
+        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
+    },
+    "masks and frames": {"env": Masked, "algorithm": "maskable_ppo", "policies": "per_agent", "frame_stack": 2},
     "frozen lake": {"env": "FrozenLake-v1", "n_envs": 5, "seed": 7},
     "taxi": {"env": "Taxi-v4", "algorithm": "maskable_ppo", "env_kwargs": {"max_episode_steps": 8}},
     "waterworld": {"env": "waterworld", "policies": "per_agent", "env_kwargs": {"max_cycles": 7, "radius": 0.05}},
@@ -133,7 +148,7 @@ def test_steps_may_be_taken_either_way_within_a_run(one_by_one: Callable[[], Non
             return self.n_calls < 1000
 
     def trained() -> MultiAgentAlgorithm:
-        algorithm = training(Drifting, **NORMALISED)
+        algorithm = training(Drifting, **PROCESSED)
         for callback in (None, Watches(), None):
             algorithm.learn(96, callback, reset_num_timesteps=False)
         return algorithm
@@ -144,8 +159,8 @@ def test_steps_may_be_taken_either_way_within_a_run(one_by_one: Callable[[], Non
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = training(Drifting, **NORMALISED).learn(480)
-    part = training(Drifting, **NORMALISED).learn(240)
+    whole = training(Drifting, **PROCESSED).learn(480)
+    part = training(Drifting, **PROCESSED).learn(240)
     part.save(tmp_path / "saved")
     resumed = MultiAgentAlgorithm.load(tmp_path / "saved", env=make_vec_env(Drifting, 3, seed=1))
     resumed.learn(240, reset_num_timesteps=False)
@@ -194,7 +209,7 @@ class Keeps(MultiAgentCallback):
 
 
 @pytest.mark.parametrize(
-    ("env", "settings"), [(Drifting, {**NORMALISED, "algorithm": "ppo"}), (Masked, {"algorithm": "maskable_ppo"})]
+    ("env", "settings"), [(Drifting, {**PROCESSED, "algorithm": "ppo"}), (Masked, {"algorithm": "maskable_ppo"})]
 )
 def test_shards_come_to_the_results_of_single_steps(
     env: Any, settings: dict[str, Any], one_by_one: Callable[[], None], caplog: pytest.LogCaptureFixture
@@ -242,7 +257,8 @@ class SeesSteps(BaseCallback):
         (Counts(), {}, "compiled"),
         (SeesSteps(), {}, "step by step (a callback watches each of them)"),
         (None, {"update_path": "torch"}, "step by step (policy shared: it does not act by the kernels of networks"),
-        (None, {"frame_stack": 2}, "step by step (policy shared: frame_stack is set)"),
+        (None, {"frame_stack": 2, "time_feature": 9}, "compiled"),
+        (None, {"previous_action": True}, "step by step (policy shared: previous_action is set)"),
         (None, {"algorithm": "recurrent_ppo"}, "step by step (policy shared: it does not act by the kernels of"),
     ],
 )
@@ -305,7 +321,7 @@ def test_a_callback_that_is_called_once_for_many_steps_ends_the_training(
             return self.n_calls < 32
 
     def stopped() -> MultiAgentAlgorithm:
-        algorithm = training(Drifting, **NORMALISED)
+        algorithm = training(Drifting, **PROCESSED)
         with suppress(KeyboardInterrupt):
             algorithm.learn(480, Ends())
         assert (algorithm.num_timesteps, algorithm.iteration) == (96, 1)

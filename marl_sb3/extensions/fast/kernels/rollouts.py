@@ -28,6 +28,7 @@ from marl_sb3.compiling import (
     strict_entry,
     strict_kernel,
 )
+from marl_sb3.extensions.fast.kernels import features
 from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
 from marl_sb3.extensions.fast.kernels.episodes import (
     COMPLETE,
@@ -56,8 +57,8 @@ from marl_sb3.types import Array, FloatArray
 # The columns of the table of policies. Names in -S are addresses; the arrays are described beside them.
 (
     AGENTS,  # number of its agents in each env; a row is an agent of an env
-    ROWS_S,  # (2, rows) int64: the env of each row, and the place of its agent among those of the env
-    NUMBERS,  # that it observes; those of others may be more
+    ROWS_S,  # (3, rows) int64: the env of each row, the place of its agent among those of the env, and its number
+    NUMBERS,  # that it sees; those of others may be more
     ONES,  # number of categories that it observes, as one-hot inputs; 0: it observes real numbers
     SIZES_OF_ONES_S,  # (ONES,) int64
     STARTS_OF_ONES_S,  # (ONES,) int64: where each of them begins among the inputs
@@ -87,16 +88,18 @@ from marl_sb3.types import Array, FloatArray
     PAID_S,
     ROW_STARTS_S,  # (rows,) bool: where an episode begins with the next action
     REWARDS_S,  # (rows,) float32: those of a step
-    MEMORY_S,  # of as many numbers as all rows observe
+    MEMORY_S,  # of as many numbers as all rows see
     MEANS_S,  # (NUMBERS,) float64: of observations; 0: they are not normalised
     DIVISORS_S,  # (NUMBERS,) float64: their standard deviations
     LIMITS_S,  # (2,) float64: limit of normalised observations, discount
     PROCESS,  # address of `processing.process`; 0: observations and rewards are not processed
     PROCESS_S,  # its table
+    FEATURES,  # address of `features.features`; 0: it sees what the env shows, normalised or not
+    FEATURES_S,  # its table
     TAKES_MASKS,
     MASKS_S,  # (steps, rows, OUTPUTS) float32 of the rollout buffer; of a policy that takes none, of one step
     POLICY_FIELDS,
-) = range(41)
+) = range(43)
 
 CLIP, GAMMA = range(2)  # what the limits are
 
@@ -109,34 +112,49 @@ class Rows(NamedTuple):
 
     envs: Array  # (n,) int64
     agents: Array  # (n,) int64
+    numbers: Array  # (n,) int64; their own among those of the policy
 
 
 @strict_kernel
-def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int) -> Any:
-    """Return what some agents observe as inputs of the nets, and whether it is accepted.
+def _see(policy: Array, observed_at: int, rows: Rows, to: int, act: bool) -> None:
+    """Write what a policy sees, which is more than the env shows."""
+    table = carray(pointer(policy[FEATURES_S]), (features.FIELDS,), np.int64)
+    table[features.ASKED_S], table[features.ASKED] = rows.numbers.ctypes.data, rows.numbers.shape[0]
+    table[features.OBSERVED_S], table[features.SEEN_S], table[features.ACT] = observed_at, to, act
+    call_at(policy[FEATURES], policy[FEATURES_S])
+
+
+@strict_kernel
+def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int, act: bool) -> Any:
+    """Return what some agents see as inputs of the nets, and whether it is accepted.
 
     Args:
         to: address where it is written, as the learner keeps it.
+        act: whether they act on it.
     """
     n, ones, numbers, places = rows.envs.shape[0], policy[ONES], policy[NUMBERS], sizes.envs * sizes.agents
+    width, is_seen = sizes.observation, policy[FEATURES] != 0
+    if is_seen:
+        _see(policy, observed_at, rows, to, act)
+        observed_at, places, width = to, n, numbers
     indices, floats = np.empty((n, ones), np.int64), floats_at(to, n, 0 if ones else numbers)
     accepted = True
     if ones:
-        ints, kept = ints_at(observed_at, places, sizes.observation), ints_at(to, n, ones)
+        ints, kept = ints_at(observed_at, places, width), ints_at(to, n, ones)
         limits, starts = ints_at(policy[SIZES_OF_ONES_S], 1, ones), ints_at(policy[STARTS_OF_ONES_S], 1, ones)
         for row in range(n):
-            place = rows.envs[row] * sizes.agents + rows.agents[row]
+            place = row if is_seen else rows.envs[row] * sizes.agents + rows.agents[row]
             for j in range(ones):
                 number = ints[place, j]
                 if number < 0 or number >= limits[0, j]:
                     accepted, number = False, 0
                 kept[row, j], indices[row, j] = number, number + starts[0, j]
     else:
-        seen = floats_at(observed_at, places, sizes.observation)
+        seen = floats_at(observed_at, places, width)
         means, divisors = doubles_at(policy[MEANS_S], numbers), doubles_at(policy[DIVISORS_S], numbers)
         limit = doubles_at(policy[LIMITS_S], 2)[CLIP]
         for row in range(n):
-            place = rows.envs[row] * sizes.agents + rows.agents[row]
+            place = row if is_seen else rows.envs[row] * sizes.agents + rows.agents[row]
             for j in range(numbers):
                 number_seen = seen[place, j]
                 accepted = accepted and np.isfinite(number_seen)
@@ -150,8 +168,8 @@ def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int) 
 def _rows(policy: Array, envs: int) -> Rows:
     """Return the rows of a policy; a view."""
     n = envs * policy[AGENTS]
-    both = ints_at(policy[ROWS_S], 2, n)
-    return Rows(both[0], both[1])
+    of_rows = ints_at(policy[ROWS_S], 3, n)
+    return Rows(of_rows[0], of_rows[1], of_rows[2])
 
 
 @strict_kernel
@@ -242,7 +260,7 @@ def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> in
     first = step * n
     bytes_of_each = 8 if policy[ONES] else 4
     to = policy[SEEN_S] + first * policy[NUMBERS] * bytes_of_each
-    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows, to)
+    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows, to, True)
     if not accepted:
         return WRONG_OBSERVATION
     allowed, accepted = _masks(policy, table, sizes, first, rows)
@@ -290,10 +308,10 @@ def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Ro
         paid[first + row] = _ZERO + rewards[row]
     if many == 0:
         return True
-    ended = Rows(np.empty(many, np.int64), np.empty(many, np.int64))
+    ended = Rows(np.empty(many, np.int64), np.empty(many, np.int64), at_limit[:many])
     for k in range(many):
         ended.envs[k], ended.agents[k] = rows.envs[at_limit[k]], rows.agents[at_limit[k]]
-    inputs, accepted = _inputs(policy, last.observations, sizes, ended, policy[MEMORY_S])
+    inputs, accepted = _inputs(policy, last.observations, sizes, ended, policy[MEMORY_S], False)
     if not accepted:
         return False
     values, gamma = _values(policy, _features(policy, inputs)), _f(doubles_at(policy[LIMITS_S], 2)[GAMMA])
