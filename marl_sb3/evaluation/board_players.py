@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_sb3.compiling import compiled
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
 
 WORTH = (0, 1, 10, 100)  # of a line in which one player has so many pieces, and the other has none
@@ -43,10 +44,10 @@ def rules_of(shape: tuple[int, int]) -> Rules:
         shape: rows and columns of the board.
 
     Raises:
-        ValueError: it is the board of another game.
+        ConfigError: it is the board of another game.
     """
     if shape not in _IN_LINE:
-        raise ValueError(f"a board of {shape}; accepted: those of tic-tac-toe (3, 3) and connect four (6, 7)")
+        raise ConfigError(f"a board of {shape}; accepted: those of tic-tac-toe (3, 3) and connect four (6, 7)")
     rows, columns = shape
     steps = np.arange(_IN_LINE[shape])
     lines = [
@@ -168,7 +169,7 @@ def values_of_moves(board: Array, depth: int, *, counts: bool = False) -> Array:
         (actions,); minus infinity for moves that are not possible.
 
     Raises:
-        ValueError: it is the board of another game.
+        ConfigError: it is the board of another game.
     """
     return _remembered(board.shape, board.tobytes(), depth, counts)
 

@@ -150,10 +150,12 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
 
 
 def opponent_name(opponent: Against) -> str:
-    """`random`, or `MODULE:CLASS`."""
+    """`random`, the name of a player of the package, or `MODULE:CLASS`."""
     if isinstance(opponent, str):
         return opponent
     kind = opponent if isinstance(opponent, type) else type(opponent)
+    if kind.__module__ == "marl_sb3.evaluation.board_players":
+        return kind.__name__.lower()
     return RANDOM if kind is RandomOpponent else f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -223,6 +225,7 @@ class OpponentRows:
 
         Raises:
             HookError: an opponent raised an exception, or returned what is no action or a forbidden one.
+            ConfigError: a player of the package does not know the game.
         """
         self._lengths = np.where(step.episode_done, 0, self._lengths + step.stepped)
         self._ended += step.episode_done
@@ -241,9 +244,11 @@ class OpponentRows:
                 except (Exception, SystemExit) as error:  # code of the user's
                     where = f"env {env_index}, episode {self._ended[env_index] + 1}"
                     where += f", step {self._lengths[env_index] + 1}"
+                    where = f"opponent {opponent_name(seat.opponent)}, agent {seat.agent!r}, {where}"
+                    if isinstance(error, ConfigError):
+                        raise ConfigError(f"{where}: {error}", key="against") from error
                     why = error if isinstance(error, HookError) else f"it raised {described(error)}"
-                    name = opponent_name(seat.opponent)
-                    raise HookError(f"opponent {name}, agent {seat.agent!r}, {where}: {why}") from error
+                    raise HookError(f"{where}: {why}") from error
 
 
 def _rngs(entropy: Any, column: int, env: MultiAgentVecEnv) -> list[np.random.Generator]:

@@ -95,7 +95,7 @@ def test_a_sparring_partner_plays_well_nine_times_in_ten() -> None:
 
 
 def test_boards_of_other_games_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a board of \(8, 8\); accepted: those of tic-tac-toe \(3, 3\) and connect"):
+    with pytest.raises(ConfigError, match=r"a board of \(8, 8\); accepted: those of tic-tac-toe \(3, 3\) and connect"):
         values_of_moves(np.zeros((8, 8), np.int8), 2)
 
 

@@ -166,6 +166,9 @@ def match(
     env_id, factory = named_factory(env)
     code = _code([opponents] if isinstance(opponents, str) else opponents)
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
+    if not named and not code:
+        words = "nobody is named, and a match needs two players; accepted: runs, --opponent random or MODULE:CLASS"
+        raise ConfigError(words, key="run")
     paths = {label: each for label, each in named.items() if isinstance(each, Path)}
     with ExitStack() as cleanup:
         sources: dict[str, str] = {}  # of copies

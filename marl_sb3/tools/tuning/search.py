@@ -174,11 +174,10 @@ class Search:
         rollout = rollout_steps(config)
         if config.n_timesteps // self.evaluations < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
-            raise ConfigError(
-                f"{training} of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
-                "env steps; accepted: more --timesteps or fewer --evaluations",
-                key="timesteps",
-            )
+            words = f"{training} of {config.n_timesteps} env steps is too short for {evaluations}"
+            fewer = "" if self.evaluations == 1 else ", or fewer --evaluations"
+            accepted = f"accepted: --timesteps {rollout * self.evaluations} or more{fewer}"
+            raise ConfigError(f"{words}: a rollout has {rollout} env steps; {accepted}", key="timesteps")
 
     def _evaluated(self, config: TrainConfig, seed: int, evaluation_seed: int) -> TrainConfig:
         """A configuration with a seed, and with the evaluations of the search."""

@@ -400,6 +400,7 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("", "nobody is named, and a match needs two players; accepted: runs, --opponent random or MODULE:CLASS"),
         ("RUN", "run alone: a match needs two players; accepted: more runs, --opponent random"),
         ("RUN RUN", "a player is given twice; accepted: different ones"),
         ("RUN --opponent random --opponent random", "an opponent is given twice"),
@@ -409,6 +410,10 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
         ("RUN --opponent random --agents agent1,x", "--agents: 'x' is no agent, or in two sides; accepted: some of"),
         ("RUN --opponent random --agents agent1,agent2", "--agents: there is one side alone"),
         ("RUN --opponent nobody", r"opponent 'nobody'; accepted: random, .* or MODULE:CLASS"),
+        (
+            "RUN --opponent minimax2",
+            "opponent minimax2, agent 'agent[12]', .*, step 1: a board of .*; accepted: those of tic",
+        ),
         ("RUN --opponent random --out x.txt", "--out is x.txt; accepted: a file that ends with .html or .json"),
         ("RUN --opponent random --out FOLDER", "--out is .*/folder.json, a folder; accepted: a file"),
         ("RUN --opponent random --out IN_A_FILE", "--out is .*/x.json, and .*config.yaml is no folder; accepted"),
