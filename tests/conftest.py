@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +26,31 @@ from marl_sb3.systems import CAN_FORK
 
 compile_once()  # without a folder of compiled code, three processes would compile most of it three times
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each process of pytest-xdist imports another part of the files first, and loads what the others have compiled.
+
+    In a fresh clone, pytest compiles each file of tests when it is first imported, with its assertions rewritten.
+    """
+    given: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if given is None:
+        return
+    named = [session.config.invocation_params.dir / each.partition("::")[0] for each in session.config.args]
+    files = sorted({file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py"))})
+    first, before = len(files) * int(given["workerid"].removeprefix("gw")) // given["workercount"], list(sys.path)
+    for file in files[first : first + len(files) // given["workercount"]]:
+        sys.path.insert(0, str(file.parent))
+        with suppress(Exception, pytest.skip.Exception):  # it is imported, and reported, once more
+            importlib.import_module(file.stem)
+    sys.path[:] = before
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that export to ONNX come first, all in one process: what they import takes seconds in each."""
+    items.sort(key=lambda item: "one_onnx_registry" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:

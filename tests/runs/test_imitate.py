@@ -68,6 +68,7 @@ def test_the_folder_is_that_of_a_run(run: marl_sb3.Run, data: Path) -> None:
     assert [path.name for path in run.policy_files.values()] == ["shared.zip"]
 
 
+@pytest.mark.usefixtures("one_onnx_registry")
 def test_it_is_evaluated_and_exported(run: marl_sb3.Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert evaluate_main([str(run.folder), "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "ckpt-000003"
@@ -183,6 +184,7 @@ def offline(data: Path, folder: Path, **more: Any) -> marl_sb3.Run:
     return imitate(data, "Pendulum-v1", settings=settings, run_dir=folder, **given)
 
 
+@pytest.mark.usefixtures("one_onnx_registry")
 def test_iql_learns_from_the_data_alone_and_every_command_takes_the_run(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

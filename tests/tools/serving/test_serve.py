@@ -556,6 +556,7 @@ class OfParts(SampledEnv):
 PARTS = spaces.Dict({"move": spaces.Discrete(3, start=1), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,))])})
 
 
+@pytest.mark.usefixtures("one_onnx_registry")
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
 def test_actions_of_several_parts_are_answered_as_the_env_has_them(tmp_path: Path, backend: Any) -> None:
     run = trained(tmp_path / "run", timesteps=12, env=OfParts)
