@@ -93,7 +93,7 @@ def test_a_changed_configuration_does_not_change_the_preset() -> None:
         return load_config("CartPole-v1", "dqn").hyperparameters["policy_kwargs"]["net_arch"]  # type: ignore[no-any-return]
 
     network().append(8)
-    assert network() == [256, 256]
+    assert network() == [128, 128]
 
 
 def test_options_win_over_the_file_and_set_wins_over_options(tmp_path: Path) -> None:
