@@ -24,6 +24,7 @@ from marl_sb3.compiling import (
     WHAT,
     call_at,
     carray,
+    inlined,
     pointer,
     strict_entry,
     strict_kernel,
@@ -253,7 +254,7 @@ def _choose(
     return log_probs
 
 
-@strict_kernel
+@inlined
 def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> int:
     """Let a policy act for its rows, and store what it has seen and chosen; returns how that ends."""
     n = rows.envs.shape[0]
@@ -281,7 +282,7 @@ def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> in
     return COMPLETE
 
 
-@strict_kernel
+@inlined
 def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
     """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
 
