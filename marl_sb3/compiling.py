@@ -277,8 +277,8 @@ def inner_kernel(function: _Function) -> _Function:
 
 
 def inlined(function: _Function) -> _Function:
-    """Make a function a part of each kernel that calls it: LLVM optimises what it calls once less."""
-    return compiled(function, **_OPTIONS, inline="always")
+    """Compile an inner kernel as a part of the one that calls it: LLVM optimises what it calls once less."""
+    return compiled(function, **_OPTIONS, no_cpython_wrapper=True, inline="always")
 
 
 def precise_kernel(function: _Function) -> _Function:

@@ -24,7 +24,6 @@ from marl_sb3.compiling import (
     WHAT,
     call_at,
     carray,
-    inlined,
     pointer,
     seed_words,
     strict_kernel,
@@ -119,7 +118,7 @@ def line_of(step: int, last: Last) -> Any:
     return min(step, last.rewards.shape[0] - 1)
 
 
-@inlined
+@strict_kernel
 def note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Last) -> tuple[int, int, int]:
     """Count a step and its rewards, and truncate episodes at the horizon; returns how that ends, an env, an agent."""
     rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
@@ -147,7 +146,7 @@ def note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Las
     return COMPLETE, 0, 0
 
 
-@inlined
+@strict_kernel
 def keep_masks(table: Array, sizes: Sizes, step: int, last: Last) -> None:
     """Keep the masks of all agents after a step."""
     allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
@@ -157,7 +156,7 @@ def keep_masks(table: Array, sizes: Sizes, step: int, last: Last) -> None:
                 last.allowed[line_of(step, last), i, a, j] = allowed[i, a, j]
 
 
-@inlined
+@strict_kernel
 def note_infos(running: Running, infos: Array, step: int, last: Last) -> None:
     """Keep infos, and read metrics."""
     for i in range(infos.shape[0]):
@@ -239,7 +238,7 @@ def _keep_last_observations(table: Array, sizes: Sizes, i: int, last: Last) -> b
     return accepted
 
 
-@inlined
+@strict_kernel
 def end_episodes(
     function: int,
     table_at: int,

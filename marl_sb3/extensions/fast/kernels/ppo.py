@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.compiling import inlined, inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel
 from marl_sb3.extensions.fast.kernels.distributions import (
     categorical_deltas,
     categorical_log_probs,
@@ -201,7 +201,7 @@ def gather_advantages(source: FloatArray, order: Array, begin: int, normalise: b
         target[i] = (advantages[begin + i] - _f(mean)) * scale
 
 
-@inlined
+@inner_kernel
 def policy_losses(
     nets: Nets,
     batch: Samples,
@@ -284,7 +284,7 @@ def value_losses(
     notes[VALUE_LOSS] = value_loss / rows
 
 
-@inlined
+@kernel
 def gradients(
     nets: Nets,
     part: int,
@@ -363,7 +363,7 @@ def _of_net(space: tuple[FloatArray, FloatArray], net: Net, begin: int, end: int
     return space[0][begin * size : end * size], space[1][begin * size : end * size]
 
 
-@inlined
+@inner_kernel
 def _chunk_gradients(
     nets: Nets, samples: Samples, memory: Memory, order: Array, settings: Settings, task: int, chunks: int, notes: Array
 ) -> None:
@@ -532,7 +532,7 @@ def features_of(table: Array, activation: int, indices: Array, floats: FloatArra
 
 
 def warm_up() -> None:
-    """Call the kernels that all policies use once, so that they are compiled: with the same types of arguments."""
+    """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
     numbers = np.zeros((5, 4), np.float32)
     layer = np.array([[1, 1, numbers[0].ctypes.data, numbers[1].ctypes.data]])
     net = Net(layer, TANH, LINEAR)
@@ -544,5 +544,7 @@ def warm_up() -> None:
     settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5)
     stats = np.zeros((1, NUM_STATS))
     train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)
+    features_of(layer, TANH, index, none, np.empty(1, np.float32))
     logits = outputs_of(layer, TANH, index, none, np.empty(1, np.float32))
+    outputs_of_both(layer, layer, TANH, index, none, np.empty(1, np.float32), np.empty(1, np.float32))
     sample(logits, none, nets.sizes, np.ones((1, 1), np.float32))

@@ -24,7 +24,6 @@ from marl_sb3.compiling import (
     WHAT,
     call_at,
     carray,
-    inlined,
     pointer,
     strict_entry,
     strict_kernel,
@@ -254,7 +253,7 @@ def _choose(
     return log_probs
 
 
-@inlined
+@strict_kernel
 def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> int:
     """Let a policy act for its rows, and store what it has seen and chosen; returns how that ends."""
     n = rows.envs.shape[0]
@@ -282,7 +281,7 @@ def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> in
     return COMPLETE
 
 
-@inlined
+@strict_kernel
 def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
     """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
 
