@@ -32,7 +32,7 @@ def _loaded_or_locked(load: Any) -> Any:
         if (found := load(self, sig, target_context)) is None:
             _held[path] = lock
         else:
-            lock.close()
+            _unlock(lock)
         return found
 
     return load_overload
@@ -42,13 +42,13 @@ def _saved_and_unlocked(save: Any) -> Any:
     def save_overload(self: KernelCache, sig: Any, data: Any) -> None:
         save(self, sig, data)
         if lock := _held.pop(self._path(sig, data.target_context), None):
-            lock.close()
+            _unlock(lock)
 
     return save_overload
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """A file that is closed when the process ends, whatever happens to it: so is the lock."""
+    """A file whose lock ends with the process, whatever happens to it."""
     import fcntl
 
     folder = Path(tempfile.gettempdir(), f"marl_sb3-compiling-{os.getuid()}")
@@ -62,3 +62,11 @@ def _locked(path: Path) -> IO[bytes]:
         except BlockingIOError:
             time.sleep(_POLL_S)
     return lock
+
+
+def _unlock(lock: IO[bytes]) -> None:
+    """Also for processes that were forked meanwhile, which have the file, too."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    lock.close()
