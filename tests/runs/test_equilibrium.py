@@ -190,7 +190,8 @@ def test_a_league_has_that_of_its_pool(in_tmp: Path, capsys: pytest.CaptureFixtu
     assert "pool" not in nash_conv("run", checkpoint="latest")
     exploiter = load_policies("run/league/rival@1")
     own = combine_policies(dict.fromkeys(("player_0", "player_1"), (exploiter, "rival")))
-    assert nash_conv("run/league/rival@1") == nash_conv(own, KUHN) == nash_conv(exploiter, KUHN) != found
+    assert nash_conv("run/league/rival@1") == nash_conv(own, KUHN) == nash_conv(exploiter, KUHN)
+    assert nash_conv(exploiter, KUHN) != nash_conv("run", checkpoint="latest")
     assert "pool" not in nash_conv(run.bundle(), KUHN)
 
 
