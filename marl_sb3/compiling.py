@@ -7,20 +7,23 @@ compiles removes what no process has used for 30 days.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
 import re
+import secrets
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
@@ -30,12 +33,18 @@ import numpy as np
 import scipy
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 from numba.misc.appdirs import AppDirs
+
+from marl_sb3 import fingerprints
+from marl_sb3.errors import ConfigError
+from marl_sb3.fingerprints import UnknownValueError, fingerprint
+from marl_sb3.systems import after_fork
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +55,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 
+_NOT_IN_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")  # settings of numba that change no code
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
 _FOLDER = re.compile(r"numba-[\w.+]+/\w+-[0-9a-f]{16}")  # below the cache folder
 _ONCE = "compiling %s: takes some seconds, once"
@@ -63,7 +73,7 @@ def _content(sources: Path) -> str:
     modules = sorted(sources.glob("*.py"))
     if not modules:
         raise FileNotFoundError(f"{sources} has no sources")
-    modules.append(Path(__file__))
+    modules += [Path(__file__), Path(fingerprints.__file__)]
     return sha256(b"".join(sha256(path.read_bytes()).digest() + path.name.encode() for path in modules)).hexdigest()
 
 
@@ -139,25 +149,69 @@ def load_blas() -> None:
         sys.modules[name] = module
 
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ConfigError("NUMBA_DISABLE_JIT is set, but kernels have to be compiled; accepted: without this variable")
+
+# --- Symbols ----------------------------------------------------------------------------------------------------------
+# The linker keeps the first of two functions with one name. numba names a function by its module, its name, its types
+# and a number that it counts up in each process, so that two processes would name two functions of one source (with
+# other constants, or other records) alike, and whoever loads the files of both would run one of them for both.
+
+_NUMBERED = re.compile(r"B\d+v\d+")  # in the names of what is compiled from Python; all others are numba's runtime
+_compiler: list[str] = []  # one name: of this process, as one that compiles
+_compilers: dict[str, str] = {}  # symbols that this process has loaded or saved -> the process that compiled them
+
+
+def _number_functions() -> None:
+    """Let numba count the functions of this process from a number that no other process has."""
+    # As many digits in each process: nothing that is compiled depends on how long its names are.
+    FunctionIdentity._unique_ids = itertools.count(10**17 + secrets.randbelow(9 * 10**17))
+    _compiler[:] = [uuid.uuid4().hex]
+
+
+_number_functions()
+after_fork(_number_functions)
+
+
 def _saved(function: Any) -> bytes:
     """Return a function that numba compiled as bytes, for `_loaded`."""
     linked = function.library._get_module_for_linking()
     symbols = [each for kind in (linked.functions, linked.global_variables) for each in kind]
     defined = {symbol.name for symbol in symbols if not symbol.is_declaration}
-    return dumps((defined, function._reduce()))  # type: ignore[no-untyped-call, no-any-return]
+    own = {name: _compilers.setdefault(name, _compiler[0]) for name in defined if _NUMBERED.search(name)}
+    return pickle.dumps((defined, own)) + dumps(function._reduce())  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _loaded(target_context: Any, saved: bytes) -> Any:
     """Return the function that was compiled; its LLVM code is parsed if another one is compiled that calls it.
 
     That code takes more than half of the time of loading, and a process that compiles nothing does without it.
+
+    Raises:
+        ValueError: another process compiled something else with a name in it, and this process has loaded that.
     """
-    defined, ((name, kind, (machine_code, llvm_code)), *rest) = pickle.loads(saved)
+    parts = BytesIO(saved)
+    defined, own = pickle.load(parts)
+    if shared := [symbol for symbol, compiler in own.items() if _compilers.get(symbol, compiler) != compiler]:
+        raise ValueError(f"other functions are called {', '.join(sorted(shared))}, too")
+    _compilers.update(own)
+    (name, kind, (machine_code, llvm_code)), *rest = pickle.load(parts)
     target_context.codegen()._engine._defined_symbols.update(defined)
     of_nothing = binding.parse_assembly("").as_bitcode()
     function: Any = CompileResult._rebuild(target_context, (name, kind, (machine_code, of_nothing)), *rest)  # type: ignore[no-untyped-call]
     function.library._get_module_for_linking = cache(lambda: binding.parse_bitcode(llvm_code))
     return function
+
+
+def is_ours(function: Callable[..., Any]) -> bool:
+    """Return whether a function is one of this package, whose code changes with its sources only."""
+    return Path(function.__code__.co_filename).is_relative_to(Path(__file__).parent)
+
+
+def _settings_of_numba() -> list[tuple[str, str]]:
+    """Return what numba was told by variables and by a file, such as `NUMBA_OPT`; code depends on some of it."""
+    given = numba.config._env_reloader.old_environ
+    return sorted(item for item in given.items() if item[0] not in _NOT_IN_CODE)
 
 
 class KernelCache:
@@ -167,7 +221,7 @@ class KernelCache:
     function at once. Code that cannot be saved is used all the same.
 
     Args:
-        function: calls kernels of modules in its own folder only, besides the others.
+        function: calls kernels of modules in its own folder only, besides the others, if it is one of this package.
         others: functions of other modules that it calls.
         variables: what it takes from around it, in words.
         what: it computes, in words, for a line in the log when it is compiled; None: without one.
@@ -183,29 +237,43 @@ class KernelCache:
         variables: str = "",
         what: str | None = None,
     ) -> None:
-        self._what = what
-        codes = [each.__code__ for each in (function, *others)]
-        source = Path(codes[0].co_filename)
-        self._is_ours = all(Path(code.co_filename).is_relative_to(Path(__file__).parent) for code in codes)
+        self._functions, self._variables, self._what = (function, *others), variables, what
+        self._foreign = [each for each in self._functions if not is_ours(each)]
+        source = Path(function.__code__.co_filename)
         self.cache_path = str(_cache_folder(source.parent))  # read by numba's statistics
         # With the line: functions of a module may have the same name.
-        self._name = f"{source.stem}.{function.__name__}-{codes[0].co_firstlineno}"
-        if others:
-            contents = [f"{code.co_qualname} {_content(Path(code.co_filename).parent)}" for code in codes]
-            self._name += f".{sha256(' '.join([*contents, variables]).encode()).hexdigest()[:16]}"
+        self._name = f"{source.stem}.{function.__name__}-{function.__code__.co_firstlineno}"
 
-    def _path(self, types: Any, target_context: Any) -> Path:
-        compiled_for = f"{types} {target_context.codegen().magic_tuple()}"
+    @cached_property
+    def _uses(self) -> str | None:
+        """What identifies the values that the code depends on, as a part of the file's name; None: nothing does."""
+        if len(self._functions) == 1 and not (self._variables or self._foreign):
+            return ""  # the name of the folder says it
+        codes = [each.__code__ for each in self._functions if is_ours(each)]
+        contents = [f"{code.co_qualname} {_content(Path(code.co_filename).parent)}" for code in codes]
+        try:
+            contents += map(fingerprint, self._foreign)
+        except UnknownValueError as error:
+            _log.warning("compiling %s in every process, because %s", self._what or self._name, error)
+            return None
+        return f".{sha256(' '.join([*contents, self._variables]).encode()).hexdigest()[:16]}"
+
+    def _path(self, types: Any, target_context: Any) -> Path | None:
+        if self._uses is None:
+            return None
+        compiled_for = f"{types} {target_context.codegen().magic_tuple()} {_settings_of_numba()}"
         key = sha256(compiled_for.encode()).hexdigest()[:16]
-        return Path(self.cache_path, f"{self._name}.{sys.implementation.cache_tag}.{key}.nbc")
+        return Path(self.cache_path, f"{self._name}{self._uses}.{sys.implementation.cache_tag}.{key}.nbc")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the function compiled for these types, or None."""
-        if self._is_ours:
+        if not self._foreign:
             rtsys.initialize(target_context)
         else:  # it may call packages that extend numba: they are loaded with all that numba can compile, in 0.1 s
             target_context.refresh()
         path = self._path(sig, target_context)
+        if path is None:
+            return None
         with suppress(OSError):
             os.utime(path.parent)  # it is in use
         try:
@@ -224,6 +292,8 @@ class KernelCache:
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the compiled function, for later processes."""
         path = self._path(sig, data.target_context)
+        if path is None:
+            return
         fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         compiled = _saved(data)
         try:

@@ -26,7 +26,7 @@ def compile_once() -> None:
 def _loaded_or_locked(load: Any) -> Any:
     def load_overload(self: KernelCache, sig: Any, target_context: Any) -> Any:
         path = self._path(sig, target_context)
-        if path.exists() or path in _held:
+        if path is None or path.exists() or path in _held:
             return load(self, sig, target_context)
         lock = _locked(path)
         if (found := load(self, sig, target_context)) is None:
@@ -41,7 +41,8 @@ def _loaded_or_locked(load: Any) -> Any:
 def _saved_and_unlocked(save: Any) -> Any:
     def save_overload(self: KernelCache, sig: Any, data: Any) -> None:
         save(self, sig, data)
-        if lock := _held.pop(self._path(sig, data.target_context), None):
+        path = self._path(sig, data.target_context)
+        if path is not None and (lock := _held.pop(path, None)):
             _unlock(lock)
 
     return save_overload

@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,14 +16,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import pytest
 import torch
 from compiling_once import compile_once
 from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
+from marl_sb3 import compiling
 from marl_sb3.signals import ENDING
 from marl_sb3.systems import CAN_FORK
+
+PACKAGE = Path(compiling.__file__).parent
 
 compile_once()  # without a folder of compiled code, three processes would compile most of it three times
 gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
@@ -70,6 +75,29 @@ def pytest_runtest_makereport(
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "Skipped: this system cannot fork processes")
     return report
+
+
+def shared_symbols(base: Path) -> set[str]:
+    """The symbols that two files of compiled code below a folder define, although two processes compiled them."""
+    compilers: dict[str, set[str]] = {}
+    for path in base.rglob("*.nbc"):
+        _, own = pickle.loads(path.read_bytes()[32:])
+        for symbol, compiler in own.items():
+            compilers.setdefault(symbol, set()).add(compiler)
+    return {symbol for symbol, found in compilers.items() if len(found) > 1}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Compiled code of all tests must not be taken for one another: a failure of the session, as tests are."""
+    if hasattr(session.config, "workerinput"):
+        return
+    sources = {file.parent for file in PACKAGE.rglob("*.py")}
+    base = next(compiling._bases(PACKAGE)) / f"numba-{numba.__version__}"
+    folders = [base / f"{source.name}-{compiling._content(source)[:16]}" for source in sources]
+    if shared := {symbol for folder in folders for symbol in shared_symbols(folder)}:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.get_terminal_writer().line(f"\nsymbols of compiled code that files share: {sorted(shared)}")
 
 
 @pytest.fixture(autouse=True, scope="session")

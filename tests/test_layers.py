@@ -24,7 +24,8 @@ NAME = PACKAGE.name
 
 GROUND = (
     *(("types",), ("errors",), ("doors",), ("systems",)),
-    ("output", "signals", "stacks", "startup", "files", "compiling"),
+    ("output", "signals", "stacks", "startup", "files", "fingerprints"),
+    ("compiling",),
 )
 CORE = (
     ("core.config",),

@@ -34,6 +34,7 @@ from marl_sb3.compiling import (
     WHAT,
     c_function,
     carray,
+    is_ours,
     pointer,
 )
 from marl_sb3.core.envs import BatchedEnv, BatchedStep
@@ -42,6 +43,7 @@ from marl_sb3.core.vec_env import agent_groups
 from marl_sb3.envs.compiled.random import seed_generator, words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.errors import EnvError
+from marl_sb3.fingerprints import UnknownValueError, fingerprint
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers import choices_of
 
@@ -270,8 +272,10 @@ def _nothing(state: Any, array: Array) -> None:
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _compiled(step: Any, observe: Any, allow: Any, start: Any, constants: tuple[Any, ...]) -> Any:
+@cache  # also by `codes`: the values of globals that the functions use
+def _compiled(
+    step: Any, observe: Any, allow: Any, start: Any, constants: tuple[Any, ...], codes: tuple[str, ...]
+) -> Any:
     state, agents, infos, choices, of_actions, act_in, of_observations, observe_in = constants
     functions = (step, observe, allow, start)
     own_step, own_observe, own_allow, own_start = (njit(**_STRICT)(function) for function in functions)
@@ -319,4 +323,13 @@ def compiled_function(rules: CompiledRules) -> Any:
     observed, done = _arrays(rules)
     sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
     allow, start = rules.allow or _nothing, rules.start or _nothing
-    return _compiled(rules.step, rules.observe, allow, start, (*sizes, *done, *observed))
+    functions = (rules.step, rules.observe, allow, start)
+    return _compiled(*functions, (*sizes, *done, *observed), tuple(map(_identity, functions)))
+
+
+def _identity(function: Any) -> str:
+    """Return what tells a function from itself with other values of its globals; "": nothing does."""
+    try:
+        return "" if is_ours(function) else fingerprint(function)
+    except UnknownValueError:
+        return ""

@@ -18,7 +18,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from marl_sb3 import compiling
-from marl_sb3.compiling import KernelCache, c_function, compiled, note_compiling
+from marl_sb3.compiling import KernelCache, c_function, carray, compiled, note_compiling, pointer
 from marl_sb3.extensions.fast.kernels import layers, optimizers
 from marl_sb3.extensions.fast.kernels import ppo as kernel
 
@@ -266,6 +266,61 @@ def test_what_takes_long_to_compile_is_told_once(folder: Path, caplog: pytest.Lo
     for _ in range(2):
         c_function.__wrapped__(nothing, what="the rules")
     assert caplog.messages == ["compiling the rules: takes some seconds, once"]
+
+
+SPEED = 1.0
+
+
+def paid(number: float) -> float:
+    return number + SPEED
+
+
+def user_call() -> Any:
+    """Compiled from a function that is none of this package, or loaded."""
+
+    def run(address: int) -> None:
+        out = carray(pointer(address), (1,), np.float64)
+        out[0] = own(out[0])
+
+    own, out = numba.njit(paid), np.ones(1)
+    made = c_function.__wrapped__(run, (paid,), what="the rules")
+    made.ctypes(out.ctypes.data)
+    return out[0]
+
+
+def test_a_constant_that_a_users_function_reads_is_a_part_of_what_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (user_call(), user_call()) == (2.0, 2.0)
+    monkeypatch.setitem(globals(), "SPEED", 5.0)
+    assert (user_call(), user_call()) == (6.0, 6.0)
+    assert len(caplog.messages) == 2  # compiled twice, loaded twice
+    monkeypatch.setitem(globals(), "SPEED", object())
+    with pytest.raises(numba.TypingError):
+        user_call()
+    assert "compiling the rules in every process, because <object object" in caplog.messages[-1]
+
+
+def test_settings_of_numba_have_code_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_setting(value: str | None) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setenv("NUMBA_CACHE_DIR", str(folder))
+            if value is not None:
+                patch.setenv("NUMBA_OPT", value)
+            numba.config.reload_config()
+            hits = called()
+        numba.config.reload_config()
+        return hits
+
+    assert [with_setting(value) for value in (None, "1", "2", None, "1")] == [0, 0, 0, 1, 1]
+
+
+def test_a_process_in_which_numba_compiles_nothing_says_why_it_ends() -> None:
+    line = [sys.executable, "-m", "marl_sb3.train", "arena"]
+    variables = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(line, env=variables, capture_output=True, text=True, check=False)
+    words = "error: NUMBA_DISABLE_JIT is set, but kernels have to be compiled; accepted: without this variable"
+    assert (ended.returncode, ended.stderr.strip()) == (2, words)
 
 
 def test_processes_that_compile_for_different_types_at_the_same_time_keep_their_files_apart(
