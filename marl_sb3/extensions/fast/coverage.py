@@ -318,9 +318,8 @@ def update_coverage(algorithm: Any) -> Reliance | str:
     if reason is not None:
         return reason
     policy = algorithm.policy
-    settings = [name for name in ("rollout_buffer", "target_kl", "clip_range_vf") if hasattr(algorithm, name)]
     trained = [(policy.optimizer, policy.parameters())]
-    return _actor_critic_reliance(algorithm, settings, trained=trained, optimizers=[*OPTIMIZERS])
+    return _actor_critic_reliance(algorithm, ["rollout_buffer"], trained=trained, optimizers=[*OPTIMIZERS])
 
 
 def acting_coverage(algorithm: Any) -> Reliance | str:
@@ -336,19 +335,14 @@ def sequence_coverage(algorithm: Any) -> Reliance | str:
     policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
     reason = _why_not_loss(algorithm) or ("dropout" if lstm.dropout and lstm.num_layers > 1 else None)
     trained = [(policy.optimizer, policy.parameters())]
-    settings = ["rollout_buffer", "target_kl", "clip_range_vf"]
     weights = _lstm_weights(policy)
-    return reason or _actor_critic_reliance(algorithm, settings, weights, trained=trained, optimizers=[*OPTIMIZERS])
+    return reason or _actor_critic_reliance(
+        algorithm, ["rollout_buffer"], weights, trained=trained, optimizers=[*OPTIMIZERS]
+    )
 
 
 def _why_not_loss(algorithm: Any) -> str | None:
-    return first_reason(
-        {
-            "imitation_data": algorithm.has_more_losses,
-            "target_kl": getattr(algorithm, "target_kl", None) is not None,
-            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
-        }
-    )
+    return "imitation_data" if algorithm.has_more_losses else None
 
 
 def lstms_of(policy: Any) -> list[Any]:

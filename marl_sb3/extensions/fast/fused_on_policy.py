@@ -83,6 +83,8 @@ class FusedOnPolicy(FusedActing):
             self._train_torch() if update is None else update.run(min(th.get_num_threads(), available_cores()))
         if update is not None:
             self.finish_update(update)
+            if hasattr(self.rollout_buffer, "samples_drawn"):
+                self.rollout_buffer.samples_drawn += update.samples_drawn
             if not update.is_finite:
                 raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
 
@@ -113,7 +115,12 @@ class FusedOnPolicy(FusedActing):
         update.write_back()
         self._n_updates += update.n_epochs
         self.num_grad_updates += update.num_grad_updates
-        self.record_update(update.means(), update.clip_range)
+        self.record_update(update.means(), update.settings.clip_range)
+        if update.settings.clip_range_vf < np.inf:
+            self.logger.record("train/clip_range_vf", update.settings.clip_range_vf)
+        if self.verbose >= 1 and update.reached_kl is not None:
+            epoch = update.n_epochs - 1
+            print(f"Early stopping at step {epoch} due to reaching max kl: {update.reached_kl:.2f}")
 
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
         """Record in SB3's logger, under the same names, what the algorithm's `train` does; here, PPO's."""
@@ -144,9 +151,14 @@ class KernelUpdates:
         self._algorithm = algorithm
 
     def prepare_update(self) -> FusedRolloutUpdate | None:
-        """See `Engine.prepare_update`; the kernels release the GIL."""
-        train = getattr(self._algorithm.train, "__func__", None)
-        return self._algorithm.prepare_update() if train is FusedOnPolicy.train else None
+        """See `Engine.prepare_update`; the kernels release the GIL.
+
+        With `target_kl` an update draws as many orders as it has epochs, before the one of the next policy draws.
+        """
+        algorithm = self._algorithm
+        draws_ahead = getattr(algorithm, "target_kl", None) is None
+        is_ours = getattr(algorithm.train, "__func__", None) is FusedOnPolicy.train
+        return algorithm.prepare_update() if is_ours and draws_ahead else None
 
     def finish_update(self, update: FusedRolloutUpdate) -> None:
         """See `Engine.finish_update`."""

@@ -235,26 +235,30 @@ class FusedRolloutUpdate:
     def __init__(self, algorithm: Any, fused: FusedPolicy) -> None:
         self._fused = fused
         self._rollout: Any = algorithm.rollout_buffer
-        self._samples = _rollout_samples(self._rollout, fused)
+        settings = self.settings = _settings(algorithm)
+        self._samples = _rollout_samples(self._rollout, fused, clips_values=settings.clip_range_vf < np.inf)
         samples = len(self._samples.returns)
-        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)  # passes over the rollout
+        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)  # passes over the rollout; after `run`, that were begun
         self.samples_drawn = samples * self.n_epochs  # number of agent steps in all minibatches
         self.num_grad_updates = 0  # optimizer steps taken, after `run`
-        # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
-        orders = np.stack([self._draw_order(samples) for _ in range(self.n_epochs)]).astype(np.int64, copy=False)
+        # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers, and what is drawn
+        # after an update that ends early is drawn as after the epochs that it has begun.
+        orders, self._random_states = [], []
+        for _ in range(self.n_epochs):
+            orders.append(self._draw_order(samples))
+            if settings.kl_limit < np.inf:
+                self._random_states.append(np.random.get_state())  # noqa: NPY002
         batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
         bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
-        self._minibatches = len(bounds) - 1
+        self._bounds, self._minibatches, self._done = bounds, len(bounds) - 1, 0
         self._stats = np.zeros((self.n_epochs * self._minibatches, kernel.NUM_STATS))
-        settings = _settings(algorithm)
-        self.clip_range = settings.clip_range  # that of this update; 0 if nothing is clipped
         self._optimizer = OptimizerTable(algorithm.policy.optimizer, fused.parameters)
         fused.read_parameters()
         moved = fused.copies.addresses()
         copied = [parameter for parameter in fused.parameters if parameter.data_ptr() in moved]
         self._moments = TransposedCopies([moment for each in copied for moment in self._optimizer.moments(each)])
         optimizer = self._optimizer.present({**moved, **self._moments.addresses()})
-        self._train, flops, tasks = self._prepare(optimizer, orders, bounds, settings)
+        self._train, flops, tasks = self._prepare(optimizer, np.stack(orders).astype(np.int64, copy=False), bounds)
         self._most_threads = tasks if flops * len(self._stats) > _WORTH_THREADS else 1
 
     def _draw_order(self, samples: int) -> Array:
@@ -262,7 +266,7 @@ class FusedRolloutUpdate:
         return np.random.permutation(samples)  # noqa: NPY002
 
     def _prepare(
-        self, optimizer: Optimizer, orders: Array, bounds: Array, settings: kernel.Settings
+        self, optimizer: Optimizer, orders: Array, bounds: Array
     ) -> tuple[Callable[[Array, int, int], int], float, int]:
         """Return the kernel with all arguments but the last three, about how many flops a minibatch has, and its tasks.
 
@@ -274,7 +278,7 @@ class FusedRolloutUpdate:
         parameters, partition = sum(each.numel() for each in self._fused.parameters), _partition(nets, rows)
         chunks = partition.chunks, partition.least_rows
         memory = kernel.memory(nets, samples, parameters, len(self._stats), rows, *chunks)
-        arguments = nets, optimizer, samples, memory, orders, bounds, settings
+        arguments = nets, optimizer, samples, memory, orders, bounds, self.settings
         return partial(kernel.train, *arguments), partition.flops, partition.tasks
 
     def run(self, threads: int = 1) -> None:
@@ -285,7 +289,12 @@ class FusedRolloutUpdate:
         """
         number = max(1, min(threads, self._most_threads))
         with _helpers(self._run_helper, number):
-            self.num_grad_updates = self._train(self._stats, 0, number)
+            self._done = self.num_grad_updates = self._train(self._stats, 0, number)
+        if self.reached_kl is not None:
+            epochs, rest = divmod(self._done - 1, self._minibatches)
+            self.num_grad_updates -= 1
+            self.samples_drawn = epochs * int(self._bounds[-1]) + int(self._bounds[rest + 1])
+            self.n_epochs = epochs + 1
 
     def _run_helper(self, thread: int, threads: int) -> None:
         self._train(np.empty_like(self._stats), thread, threads)
@@ -295,25 +304,36 @@ class FusedRolloutUpdate:
         self._fused.copies.write()
         self._moments.write()
         self._optimizer.count_steps(self.num_grad_updates)
+        if self.reached_kl is not None:
+            np.random.set_state(self._random_states[self.n_epochs - 1])  # noqa: NPY002
+
+    @property
+    def reached_kl(self) -> float | None:
+        """The approximate KL of the minibatch in which the update ended, because it was above its limit."""
+        kl = float(self._stats[self._done - 1, kernel.APPROX_KL])
+        return kl if self.is_finite and kl > self.settings.kl_limit else None
 
     @property
     def is_finite(self) -> bool:
         """Whether every loss and gradient is finite; if not, the update stopped before it applied the first bad one."""
-        used = self._stats[: self.num_grad_updates]
+        used = self._stats[: self._done]
         return bool(np.isfinite(used[:, [kernel.LOSS, kernel.GRAD_NORM]]).all())
 
     def means(self) -> dict[str, float]:
         """Return means of statistics over minibatches, named as in `PPO`; the KL is of the last epoch, as in SB3."""
-        stats = self._stats[: self.num_grad_updates]
+        stats, steps = self._stats[: self._done], self._stats[: self.num_grad_updates]
         columns = {
             "policy_loss": kernel.POLICY_LOSS,
             "value_loss": kernel.VALUE_LOSS,
             "entropy_loss": kernel.ENTROPY_LOSS,
             "clip_fraction": kernel.CLIP_FRACTION,
-            "gradients_global_norm": kernel.GRAD_NORM,
+            "vf_loss_unclipped": kernel.UNCLIPPED_VALUE_LOSS,
         }
         means = {name: float(stats[:, column].mean()) for name, column in columns.items()}
-        means["approx_kl"] = float(stats[-self._minibatches :, kernel.APPROX_KL].mean())
+        if len(steps):
+            means["gradients_global_norm"] = float(steps[:, kernel.GRAD_NORM].mean())
+        last_epoch = (self._done - 1) // self._minibatches * self._minibatches
+        means["approx_kl"] = float(stats[last_epoch:, kernel.APPROX_KL].mean())
         means["last_loss"] = float(stats[-1, kernel.LOSS])
         values = flat_samples(self._rollout, "values").reshape(-1)
         means["explained_variance"] = float(explained_variance(values, self._samples.returns))
@@ -365,7 +385,8 @@ def _helpers(job: Callable[[int, int], None], threads: int) -> Iterator[None]:
 
 
 def _settings(algorithm: Any) -> kernel.Settings:
-    clipped = hasattr(algorithm, "clip_range")
+    clipped, clip_range_vf = hasattr(algorithm, "clip_range"), getattr(algorithm, "clip_range_vf", None)
+    target_kl = getattr(algorithm, "target_kl", None)
     return kernel.Settings(
         normalize_advantage=bool(algorithm.normalize_advantage),
         clipped=clipped,
@@ -373,10 +394,12 @@ def _settings(algorithm: Any) -> kernel.Settings:
         ent_coef=float(algorithm.ent_coef),
         vf_coef=float(algorithm.vf_coef),
         max_grad_norm=float(algorithm.max_grad_norm),
+        clip_range_vf=float(clip_range_vf(progress_remaining(algorithm))) if clip_range_vf is not None else np.inf,
+        kl_limit=1.5 * target_kl if target_kl is not None else np.inf,
     )
 
 
-def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
+def _rollout_samples(rollout: Any, fused: FusedPolicy, clips_values: bool) -> kernel.Samples:
     actions = flat_samples(rollout, "actions")
     if not fused.is_gaussian:
         numbers = actions.astype(np.int64, copy=False)
@@ -393,4 +416,5 @@ def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
         log_probs=flat_samples(rollout, "log_probs").reshape(-1),
         advantages=flat_samples(rollout, "advantages").reshape(-1),
         returns=flat_samples(rollout, "returns").reshape(-1),
+        values=flat_samples(rollout, "values").reshape(-1) if clips_values else np.empty(0, np.float32),
     )

@@ -130,7 +130,7 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
 
     @override
     def _prepare(
-        self, optimizer: Optimizer, orders: Array, bounds: Array, settings: ppo.Settings
+        self, optimizer: Optimizer, orders: Array, bounds: Array
     ) -> tuple[Callable[[Array, int, int], int], float, int]:
         _compile()
         fused, samples = self._fused, self._samples
@@ -146,7 +146,7 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
         tasks = 1 if fused.policy.shared_lstm else 2
         parameters = sum(each.numel() for each in fused.parameters)
         memory, self._kept = recurrent_ppo.memory(fused.nets, lstms, samples, sequences, parameters, tasks)
-        arguments = fused.nets, lstms, optimizer, samples, sequences, memory, settings
+        arguments = fused.nets, lstms, optimizer, samples, sequences, memory, self.settings
         return partial(recurrent_ppo.train, *arguments), 6.0 * parameters * int(np.diff(bounds).max()), tasks
 
 

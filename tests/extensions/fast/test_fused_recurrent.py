@@ -57,6 +57,7 @@ TRAININGS: dict[str, Any] = {
     "agents that wait": waiting,
     "masks": masked,
     "one minibatch": lambda: sampled(batch_size=1000),
+    "clipped values, updates that a KL ends": lambda: sampled(clip_range_vf=0.05, target_kl=1e-3, learning_rate=1e-2),
 }
 
 
@@ -85,8 +86,6 @@ def test_kernels_train_as_pytorch_does(name: str) -> None:
 
 
 LEFT_TO_PYTORCH = {
-    "target_kl": ({}, {"target_kl": 0.5}),
-    "clip_range_vf": ({}, {"clip_range_vf": 0.2}),
     "dropout": ({"n_lstm_layers": 2, "lstm_kwargs": {"dropout": 0.5}}, {}),
     "policy class MemoryPolicy": ({"cell": "gru"}, {}),
 }
@@ -109,11 +108,19 @@ def test_a_change_between_updates_leaves_them_to_pytorch(caplog: pytest.LogCaptu
     algorithm.train_iteration()
     assert not policy.rollout_buffer.whole_sequences
     caplog.set_level(logging.INFO, "marl_sb3")
-    policy.target_kl = 1e-9  # stops every update after its first minibatch
-    before = policy.num_grad_updates
+    policy.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
+    algorithm.train_iteration()
+    assert caplog.messages == ["policy p: fused update from here on (in PyTorch: weight decay)"]
+
+
+def test_a_kl_that_is_set_between_updates_ends_the_next_one() -> None:
+    algorithm = sampled()
+    policy: Any = algorithm.policies["p"]
+    algorithm.train_iteration()
+    policy.target_kl, before = 1e-9, policy.num_grad_updates
     algorithm.train_iteration()
     assert policy.num_grad_updates < before + 2
-    assert caplog.messages == ["policy p: fused update from here on (in PyTorch: target_kl)"]
+    assert policy.kernels() is not None
 
 
 def test_a_rollout_trains_again_after_pytorch_has_made_minibatches_of_it() -> None:

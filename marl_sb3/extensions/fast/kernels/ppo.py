@@ -54,7 +54,8 @@ from marl_sb3.types import Array, FloatArray
 BOTH, ACTOR, CRITIC = range(3)
 
 # The columns of the statistics of a minibatch.
-POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, NUM_STATS = range(8)
+POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, UNCLIPPED_VALUE_LOSS = range(8)
+NUM_STATS = 8
 
 _f = np.float32
 _ZERO, _ONE, _TWO = _f(0.0), _f(1.0), _f(2.0)
@@ -81,6 +82,8 @@ class Settings(NamedTuple):
     ent_coef: float
     vf_coef: float
     max_grad_norm: float
+    clip_range_vf: float  # infinite: values are not clipped
+    kl_limit: float  # the update ends in a minibatch whose approximate KL is above it; SB3's is 1.5 * target_kl
 
 
 class Samples(NamedTuple):
@@ -93,6 +96,7 @@ class Samples(NamedTuple):
     log_probs: FloatArray  # (N,) float32, of the actions when they were taken
     advantages: FloatArray  # (N,) float32
     returns: FloatArray  # (N,) float32
+    values: FloatArray  # (N,) float32, of the critic when the actions were taken; (0,) if they are not clipped
 
 
 class Memory(NamedTuple):
@@ -152,6 +156,8 @@ def gather(samples: Samples, order: Array, part: int, batch: Samples) -> None:
         _gather_numbers(samples.log_probs, order, batch.log_probs)
     if part != ACTOR:
         _gather_numbers(samples.returns, order, batch.returns)
+        if samples.values.shape[0] > 0:
+            _gather_numbers(samples.values, order, batch.values)
 
 
 @inner_kernel
@@ -272,16 +278,26 @@ def _surrogate(
 
 @inner_kernel
 def value_losses(
-    returns: FloatArray, rows: int, vf_out: FloatArray, settings: Settings, vf_delta: FloatArray, notes: Array
+    batch: Samples, rows: int, vf_out: FloatArray, settings: Settings, vf_delta: FloatArray, notes: Array
 ) -> None:
     """Compute a chunk's share in the value loss, into `notes`, and its gradients of the critic's outputs."""
     by_value = _TWO * _f(settings.vf_coef) * (_ONE / _f(rows))
-    value_loss = np.float64(0.0)
+    value_loss, clipped_loss, returns = np.float64(0.0), np.float64(0.0), batch.returns
     for i in range(vf_out.shape[0]):
         error = vf_out[i, 0] - returns[i]
         value_loss += error * error
         vf_delta[i, 0] = by_value * error
-    notes[VALUE_LOSS] = value_loss / rows
+    notes[UNCLIPPED_VALUE_LOSS] = notes[VALUE_LOSS] = value_loss / rows
+    if settings.clip_range_vf < np.inf:
+        clip, before = _f(settings.clip_range_vf), batch.values
+        for i in range(vf_out.shape[0]):
+            change = vf_out[i, 0] - before[i]
+            # As torch differentiates clamp(change): the gradient is 0 outside of the bounds.
+            bounded = -clip if change < -clip else (clip if change > clip else change)
+            error = before[i] + bounded - returns[i]
+            clipped_loss += error * error
+            vf_delta[i, 0] = by_value * error if abs(change) <= clip else _ZERO
+        notes[VALUE_LOSS] = clipped_loss / rows
 
 
 @kernel
@@ -327,7 +343,7 @@ def gradients(
     if part != ACTOR:
         work, deltas = vf_space
         vf_out, vf_delta = forward(nets.vf, inputs, work), last_layer(nets.vf, deltas, size)
-        value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
+        value_losses(batch, rows, vf_out, settings, vf_delta, notes)
         more = np.empty_like(below)
         backward(nets.vf, inputs, work, deltas, grad[begin_vf:begin_trunk], more)
         if shares:
@@ -383,6 +399,7 @@ def _chunk_gradients(
         batch.log_probs[first:last],
         batch.advantages[first:last],
         batch.returns[first:last],
+        batch.values[first:last],
     )
     gather(samples, order[begin:end], part, own)
     if part != CRITIC:
@@ -425,6 +442,13 @@ def combine(notes: Array, settings: Settings, stats: Array) -> None:
     stats[LOSS] = stats[POLICY_LOSS] + settings.ent_coef * stats[ENTROPY_LOSS] + settings.vf_coef * stats[VALUE_LOSS]
 
 
+@inner_kernel
+def ends(stats: Array, settings: Settings) -> bool:
+    """Return whether an update ends in a minibatch with these statistics, before the step of the optimizer."""
+    finite = np.isfinite(stats[GRAD_NORM]) and np.isfinite(stats[LOSS])
+    return not finite or stats[APPROX_KL] > settings.kl_limit
+
+
 @kernel
 def train(
     nets: Nets,
@@ -454,12 +478,12 @@ def train(
 
     Returns:
         The number of minibatches done. The update stops before the step of the optimizer in the first one with a loss
-        or gradient that is not finite.
+        or gradient that is not finite, or a KL above its limit.
     """
     tasks, begin_log_std, size = _parts(nets) * memory.chunks, _begin_log_std(nets), memory.grads.shape[1]
-    first, phase, done, finite = thread * tasks // threads, 0, 0, True
+    first, phase, done, goes_on = thread * tasks // threads, 0, 0, True
     grad = memory.grads[0]
-    while finite and done < stats.shape[0]:
+    while goes_on and done < stats.shape[0]:
         epoch, k = done // (bounds.shape[0] - 1), done % (bounds.shape[0] - 1)
         order, notes = orders[epoch, bounds[k] : bounds[k + 1]], memory.notes[done]
         chunks = max(1, min(memory.chunks, order.shape[0] // memory.least_rows))
@@ -482,9 +506,9 @@ def train(
                 finish(memory.counters)
         wait(memory.counters, phase * tasks)
         combine(notes, settings, stats[done])
-        finite = np.isfinite(stats[done, GRAD_NORM]) and np.isfinite(stats[done, LOSS])
+        goes_on = not ends(stats[done], settings)
         done += 1
-        if finite:
+        if goes_on:
             scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
             phase += 1
             for i in range(tasks):
@@ -497,7 +521,7 @@ def train(
                     finish(memory.counters)
             wait(memory.counters, phase * tasks)
     if thread == 0:
-        count_steps(optimizer, done if finite else done - 1)
+        count_steps(optimizer, done if goes_on else done - 1)
     return done
 
 
@@ -539,9 +563,9 @@ def warm_up() -> None:
     nets = Nets(Net(layer[:0], TANH, TANH), net, net, 0, False, np.ones(1, np.int64))
     addresses = [row.ctypes.data for row in numbers[1:]]
     index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
-    samples = Samples(Inputs(index, none), index, none, none, one, one, one)
+    samples = Samples(Inputs(index, none), index, none, none, one, one, one, one[:0])
     optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
-    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5)
+    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, np.inf, np.inf)
     stats = np.zeros((1, NUM_STATS))
     train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)
     features_of(layer, TANH, index, none, np.empty(1, np.float32))

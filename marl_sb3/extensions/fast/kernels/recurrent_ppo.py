@@ -32,12 +32,12 @@ from marl_sb3.extensions.fast.kernels.ppo import (
     BOTH,
     CRITIC,
     GRAD_NORM,
-    LOSS,
     NUM_STATS,
     Nets,
     Samples,
     Settings,
     combine,
+    ends,
     gather,
     gather_advantages,
     policy_losses,
@@ -71,7 +71,7 @@ class Memory(NamedTuple):
 
     # Addresses: the kernel takes seconds longer to compile if it gets so many arrays.
     of_lstms: Array  # (tasks, layers + 1, 6) int64, see `sequence_memory`
-    of_rest: Array  # (tasks, 14) int64, see `memory`
+    of_rest: Array  # (tasks, 15) int64, see `memory`
     sequences: int  # at most, in a minibatch
     grad: FloatArray  # (parameters,)
     notes: Array  # (minibatches, tasks, NUM_STATS) float64, see `ppo.Memory`
@@ -80,7 +80,7 @@ class Memory(NamedTuple):
 
 # Columns of `Memory.of_rest`, after the arrays of the rows of a minibatch, as in `Samples`: activations of the
 # MLPs and their gradients, see `mlp`, and hidden and cell states at the beginnings of the sequences.
-_PI, _PI_DELTAS, _VF, _VF_DELTAS, _HIDDEN, _CELL = range(8, 14)
+_PI, _PI_DELTAS, _VF, _VF_DELTAS, _HIDDEN, _CELL = range(9, 15)
 
 
 def memory(
@@ -127,6 +127,7 @@ def _batch_at(samples: Samples, at: Array, rows: int) -> Samples:
         vector_at(at[5], rows),
         vector_at(at[6], rows),
         vector_at(at[7], rows),
+        vector_at(at[8], rows),
     )
 
 
@@ -209,7 +210,7 @@ def _gradients(
         room = rows * outputs_size(nets.vf)
         work, deltas = vector_at(at[_VF], room), vector_at(at[_VF_DELTAS], room)
         vf_out, vf_delta = forward(nets.vf, outputs, work), last_layer(nets.vf, deltas, rows)
-        value_losses(batch.returns, rows, vf_out, settings, vf_delta, notes)
+        value_losses(batch, rows, vf_out, settings, vf_delta, notes)
         # As sb3-contrib detaches what the critic gets from the actor's LSTM.
         backward(nets.vf, outputs, work, deltas, grad[end:], below if part == CRITIC else below[:0])
     if has_lstm:
@@ -262,11 +263,11 @@ def train(
 
     Returns:
         The number of minibatches done. The update stops before the step of the optimizer in the first one with a loss
-        or gradient that is not finite.
+        or gradient that is not finite, or a KL above its limit.
     """
-    tasks, size, phase, done, finite = memory.notes.shape[1], memory.grad.shape[0], 0, 0, True
+    tasks, size, phase, done, goes_on = memory.notes.shape[1], memory.grad.shape[0], 0, 0, True
     minibatches = sequences.bounds.shape[0] - 1
-    while finite and done < stats.shape[0]:
+    while goes_on and done < stats.shape[0]:
         k, notes = done % minibatches, memory.notes[done]
         order = sequences.orders[done // minibatches, sequences.bounds[k] : sequences.bounds[k + 1]]
         active = sequences.active[sequences.step_bounds[done] : sequences.step_bounds[done + 1]]
@@ -282,9 +283,9 @@ def train(
                 finish(memory.counters)
         wait(memory.counters, phase * tasks)
         combine(notes, settings, stats[done])
-        finite = np.isfinite(stats[done, GRAD_NORM]) and np.isfinite(stats[done, LOSS])
+        goes_on = not ends(stats[done], settings)
         done += 1
-        if finite:
+        if goes_on:
             scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
             phase += 1
             for i in range(tasks):
@@ -295,5 +296,5 @@ def train(
                     finish(memory.counters)
             wait(memory.counters, phase * tasks)
     if thread == 0:
-        count_steps(optimizer, done if finite else done - 1)
+        count_steps(optimizer, done if goes_on else done - 1)
     return done
