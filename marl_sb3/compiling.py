@@ -33,6 +33,7 @@ import numpy as np
 import scipy
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import event
 from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
@@ -44,6 +45,8 @@ from numba.misc.appdirs import AppDirs
 from marl_sb3 import fingerprints
 from marl_sb3.errors import ConfigError
 from marl_sb3.fingerprints import UnknownValueError, fingerprint
+from marl_sb3.output import ORDINARY
+from marl_sb3.startup import COMPILING_S
 from marl_sb3.systems import after_fork
 
 _log = logging.getLogger(__name__)
@@ -58,10 +61,9 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_
 _NOT_IN_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")  # settings of numba that change no code
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
 _FOLDER = re.compile(r"numba-[\w.+]+/\w+-[0-9a-f]{16}")  # below the cache folder
-_ONCE = "compiling %s: takes some seconds, once"
+_ONCE = "compiling %s, once"
 _WITHOUT_FOLDER = (
-    "compiling %s: takes some seconds in every process, because there is no folder for compiled code; NUMBA_CACHE_DIR "
-    "names one"
+    "compiling %s, in every process, because there is no folder for compiled code; NUMBA_CACHE_DIR names one"
 )
 _DIGEST_BYTES = 32  # a file begins with the sha256 of the rest
 _FILE = re.compile(r".+\.nb[ci](\.\w+)*")  # also one that was not written to its end, and those of earlier versions
@@ -152,6 +154,26 @@ def load_blas() -> None:
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ConfigError("NUMBA_DISABLE_JIT is set, but kernels have to be compiled; accepted: without this variable")
 
+
+class _CompilingTime(event.Listener):
+    """Counts the seconds in which numba compiles, or loads what was compiled; a function may compile others."""
+
+    def __init__(self) -> None:
+        self._depth, self._began_s = 0, 0.0
+
+    def on_start(self, event: Any) -> None:
+        if self._depth == 0:
+            self._began_s = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            COMPILING_S[0] += time.perf_counter() - self._began_s
+
+
+event.register("numba:compiler_lock", _CompilingTime())  # type: ignore[no-untyped-call]
+
 # --- Symbols ----------------------------------------------------------------------------------------------------------
 # The linker keeps the first of two functions with one name. numba names a function by its module, its name, its types
 # and a number that it counts up in each process, so that two processes would name two functions of one source (with
@@ -224,7 +246,8 @@ class KernelCache:
         function: calls kernels of modules in its own folder only, besides the others, if it is one of this package.
         others: functions of other modules that it calls.
         variables: what it takes from around it, in words.
-        what: it computes, in words, for a line in the log when it is compiled; None: without one.
+        what: it computes, and how long compiling takes, such as "rollouts: about 11 s of one core", for a line in the
+            log when it is compiled; None: without one.
 
     Raises:
         OSError: there is no folder for the files.
@@ -254,7 +277,7 @@ class KernelCache:
         try:
             contents += map(fingerprint, self._foreign)
         except UnknownValueError as error:
-            _log.warning("compiling %s in every process, because %s", self._what or self._name, error)
+            _log.warning("compiling %s, in every process, because %s", self._what or self._name, error, extra=ORDINARY)
             return None
         return f".{sha256(' '.join([*contents, self._variables]).encode()).hexdigest()[:16]}"
 
@@ -283,7 +306,7 @@ class KernelCache:
             return _loaded(target_context, content[_DIGEST_BYTES:])
         except FileNotFoundError:
             if self._what is not None:
-                _log.warning(_ONCE, self._what)
+                _log.warning(_ONCE, self._what, extra=ORDINARY)
             return None
         except Exception as error:  # unpickling with other versions of other packages may raise anything
             _log.warning("compiling %s again: its file %s is damaged (%r)", self._name, path, error)
@@ -323,17 +346,17 @@ def compiled(function: _Function, **options: Any) -> _Function:
 
 
 @cache
-def note_compiling(function: Any, what: str = "the fused update") -> None:
+def note_compiling(function: Any, what: str) -> None:
     """Log that a kernel, and those that it calls, have to be compiled, once; nothing if an earlier process did that.
 
     Args:
-        what: it computes, in words.
+        what: see `KernelCache`.
     """
     folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
     if folder is None:
-        _log.warning(_WITHOUT_FOLDER, what)
+        _log.warning(_WITHOUT_FOLDER, what, extra=ORDINARY)
     elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbc")):
-        _log.warning(_ONCE, what)
+        _log.warning(_ONCE, what, extra=ORDINARY)
 
 
 def kernel(function: _Function) -> _Function:
@@ -407,14 +430,14 @@ def c_function(
 
     Args:
         function: see `KernelCache`, as for `others` and `variables`.
-        what: it computes, in words, if compiling it takes seconds: see `note_compiling`.
+        what: see `KernelCache`, if compiling it takes seconds.
     """
     made: Any = CFunc(function, ((types.int64,), types.void), {}, {"nogil": True, "error_model": "numpy"})
     try:
         made._cache = KernelCache(function, others, variables, what)
     except OSError:
         if what is not None:
-            _log.warning(_WITHOUT_FOLDER, what)
+            _log.warning(_WITHOUT_FOLDER, what, extra=ORDINARY)
     made.compile()
     return made
 

@@ -11,6 +11,8 @@ from typing import Any, Generic, ParamSpec, TextIO, TypeVar
 
 _log = logging.getLogger(__name__)
 
+ORDINARY = {"ordinary": True}  # `extra` of warnings that commands show as lines without a level
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -73,10 +75,8 @@ class LenientStream:
     def discard(self) -> None:
         """After an error, drop the buffered output: Python would try to write it when it exits."""
         if self._stream is not None and self.error is not None:
-            with suppress(OSError, ValueError):  # the stream has no file descriptor, or is closed
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, self._stream.fileno())
-                os.close(null)
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as null:  # it is closed, or has no descriptor
+                os.dup2(null.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from marl_sb3.errors import ConfigError, install_words
 
+COMPILING_S = [0.0]  # so long this process has waited for a compiler: no measure of its speed counts that
 _frozen = False  # `gc.get_freeze_count` says it, too, but counts for as long as a collection takes
 
 
@@ -46,8 +47,7 @@ def start_without_dynamo() -> None:
     if "torch._dynamo" in sys.modules:
         return
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(th.optim.Optimizer, name)
-        inner = getattr(method, "__wrapped__", None)
+        inner = getattr(getattr(th.optim.Optimizer, name), "__wrapped__", None)
         if inner is not None:
             inner.__dict__["__dynamo_disable"] = inner
 

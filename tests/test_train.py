@@ -73,6 +73,14 @@ def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytes
     assert "\x1b" not in "".join(lines)
 
 
+def test_the_slow_path_is_said_in_one_line_with_its_reason(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "policy shared: PyTorch computes the updates, not the faster kernels (weight decay)"
+    slow = [*TINY, "--set", "policy_kwargs.optimizer_kwargs={weight_decay: 0.1}"]
+    for options, said in ((slow, 1), ([*slow, "--set", "update_path=torch"], 0), (TINY, 0)):
+        assert main(options) == 0
+        assert capsys.readouterr().out.splitlines().count(why) == said
+
+
 def test_a_number_and_an_algorithm_may_be_written_as_people_do(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,10 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
+    def format(self, record: logging.LogRecord) -> str:
+        is_ordinary = hasattr(record, "ordinary") and record.levelno == logging.WARNING
+        return record.getMessage() if is_ordinary else super().format(record)
+
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr

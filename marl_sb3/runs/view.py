@@ -30,10 +30,12 @@ from marl_sb3.extensions.display import (
 from marl_sb3.runs.building import rollout_lengths
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes
+from marl_sb3.startup import COMPILING_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from marl_sb3.runs.schema import TrainConfig
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
+_MUCH_COMPILING_S = 1.0  # so long in a run is said, and is no part of its rate
 _SILENT_S = 30.0  # while several seeds train: time between lines about their progress
 
 
@@ -54,7 +57,7 @@ def execute_and_show(run: Run, callbacks: Sequence[BaseCallback] = (), most_agen
         callbacks: more callbacks.
         most_agents: number of agents to show; None: all.
     """
-    console, config = standard_console(), run.config
+    console, config, compiled_before_s = standard_console(), run.config, COMPILING_S[0]
     print_start(console, run)
     goals = Goals(
         config.checkpoints.metric,
@@ -71,7 +74,7 @@ def execute_and_show(run: Run, callbacks: Sequence[BaseCallback] = (), most_agen
         progress.close()
         _print_lines(console, _how_to_go_on(run))
         raise
-    print_summary(console, run, most_agents)
+    print_summary(console, run, most_agents, COMPILING_S[0] - compiled_before_s)
     return run
 
 
@@ -91,7 +94,18 @@ def print_start(console: Console, run: Run) -> None:
         _print_lines(console, [f"resuming from {run.checkpoint}, after {done}"])
     remark, settings = remark_on_changes(run), _settings(run.config, f"seed {run.config.seed}")
     remarks = [] if remark is None else [remark]
-    _print_lines(console, [*remarks, *settings, *run.started_from, f"run folder: {run.files.shown}"])
+    slow = _slow_updates(run.algorithm.policies)
+    _print_lines(console, [*remarks, *settings, *slow, *run.started_from, f"run folder: {run.files.shown}"])
+
+
+def _slow_updates(policies: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for all policies that take the slow path for the same reason."""
+    found: dict[str, list[str]] = {}
+    for policy_id, algorithm in policies.items():
+        if getattr(algorithm, "why_slow", lambda: None)() is not None:
+            found.setdefault(algorithm.described_path(), []).append(policy_id)
+    for path, ids in found.items():
+        yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:
@@ -105,8 +119,14 @@ def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
-def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:
-    """Print the results of a run and its files; paths are never cut."""
+def print_summary(
+    console: Console, run: Run, most_agents: int | None = MOST_AGENTS, spent_compiling_s: float = 0.0
+) -> None:
+    """Print the results of a run and its files; paths are never cut.
+
+    Args:
+        spent_compiling_s: of the time of its rollouts and updates.
+    """
     if run.stopped_by:
         _print_lines(console, [f"stopped: {run.stopped_by}"])
     if run.result is None:
@@ -121,11 +141,13 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
     no_returns = no_episode_yet(run.result, run.algorithm.tracker.longest_running())
     seconds, env_steps = run.result["time_total_s"], run.result["num_env_steps_sampled_lifetime"]
     agent_steps = sum(run.result["num_agent_steps_sampled_lifetime"].values())
-    rate = env_steps / seconds if seconds else None
+    compiling = f", {duration(spent_compiling_s)} of them compiling" if spent_compiling_s >= _MUCH_COMPILING_S else ""
+    working_s = seconds - spent_compiling_s if compiling else seconds
+    rate = env_steps / working_s if working_s > 0 else None
     totals = [
         *([] if no_returns is None else [no_returns]),
         f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",
-        f"rollouts and updates: {duration(seconds)} ({number(rate, 0)} env steps/s)",
+        f"rollouts and updates: {duration(seconds)}{compiling} ({number(rate, 0)} env steps/s)",
     ]
     verb = "serve" if run.config.env == EXTERNAL else "evaluate"  # what clients step cannot be made here
     command = () if run.interrupted else (f"{verb} with: python -m marl_sb3.{verb}",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -113,17 +113,23 @@ class CompiledBatch(BatchedEnv):
 
     def _bind(self) -> None:
         """Give the compiled function the addresses of the arrays."""
-        self.address: int = compiled_function(self.rules).address  # of the function that steps and observes the envs
+        vars(self).pop("address", None)
         self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
         arrays = [self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos]
         arrays += [self.observed, self.allowed, self.seeds]
         self.table[STATES:] = [array.ctypes.data for array in arrays]
         self._of_table: int = self.table.ctypes.data
-        self._call: Any = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
+        self._call: Any = None
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the function that steps and observes the envs; it is compiled when it is first needed."""
+        return int(compiled_function(self.rules).address)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for `copy` and `pickle`, without addresses: a copy has arrays of its own."""
-        return {**vars(self), **dict.fromkeys(("address", "table", "_of_table", "_call"))}
+        own = {name: value for name, value in vars(self).items() if name != "address"}
+        return {**own, **dict.fromkeys(("table", "_of_table", "_call"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set what `__getstate__` returned."""
@@ -134,6 +140,8 @@ class CompiledBatch(BatchedEnv):
         """Step and observe all envs, or observe some only, or begin their episodes."""
         table = self.table
         table[WHAT], table[FIRST], table[END] = what, first, self.num_envs if end is None else end
+        if self._call is None:
+            self._call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
         self._call(self._of_table)
 
     def begin(self, state: Any, rng: np.random.Generator) -> Array:
@@ -319,7 +327,7 @@ def compiled_function(rules: CompiledRules) -> Any:
     """
     if rules.run is not None:
         others = (words_of,)  # of this folder, of which it calls functions
-        return c_function(rules.run, others, what="the rules of the envs")
+        return c_function(rules.run, others, what="the rules of the envs: about 10 s of one core")
     observed, done = _arrays(rules)
     sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
     allow, start = rules.allow or _nothing, rules.start or _nothing

@@ -31,6 +31,7 @@ from marl_sb3.extensions.display.tables import (
     shown_agents,
 )
 from marl_sb3.extensions.display.text import duration, number, packed, short, sparkline
+from marl_sb3.startup import COMPILING_S
 
 _WINDOW_S = 30.0  # the rate is measured over the latest half minute,
 _WINDOW_SAMPLES = 10  # or over this many iterations where they take longer
@@ -49,7 +50,8 @@ _MOST_STOPS = 3  # stop conditions that are shown in the live view
 class ProgressClock:
     """Measures elapsed time, rate and remaining time of a training run or search.
 
-    The rate is steps per second of wall-clock time, including evaluations and checkpoints.
+    The rate is steps per second of wall-clock time, including evaluations and checkpoints, but not the time in which
+    the process waited for a compiler.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -59,19 +61,22 @@ class ProgressClock:
 
     def begin(self, done: int) -> None:
         """Start at `done` steps, or restart there after a rollback."""
-        now_s = self._clock()
+        now_s = self._working_s()
         if self._started_s is None:
-            self._started_s = now_s
+            self._started_s = self._clock()
         self._samples = deque([(now_s, done)])
         self._latest = (now_s, done)
 
     def add(self, done: int) -> None:
         """Record the number of steps done at the end of an iteration."""
-        self._latest = (self._clock(), done)
+        self._latest = (self._working_s(), done)
         if self._latest[0] - self._samples[-1][0] >= _SAMPLE_S:
             self._samples.append(self._latest)
             while len(self._samples) > _WINDOW_SAMPLES and self._latest[0] - self._samples[1][0] >= _WINDOW_S:
                 self._samples.popleft()
+
+    def _working_s(self) -> float:
+        return self._clock() - COMPILING_S[0]
 
     def elapsed_s(self) -> float:
         """Return the seconds since the first `begin`."""

@@ -28,9 +28,12 @@ from marl_sb3.core.training import (
 from marl_sb3.extensions.fast.coverage import first_reason
 from marl_sb3.extensions.fast.rollout_call import EpisodesToCome, RolloutCall
 from marl_sb3.extensions.fast.rollout_processing import why_not_processed
+from marl_sb3.output import ORDINARY
 
 _log = logging.getLogger(__name__)
 
+# Why rollouts are not compiled, of which the run's settings say enough.
+_OF_ALGORITHM = "it does not act by the kernels of networks without memory", "it does not learn from rollouts"
 _LEAST_READY = 4  # episodes that are prepared for each env; more where they are short
 
 
@@ -57,7 +60,9 @@ class CompiledRunner(LocalRunner):
         loop: Any = listener
         if why != self._said and self._tells:
             self._said = why
-            _log.info("rollouts: %s", "compiled" if why is None else f"step by step ({why})")
+            level = logging.INFO if why is None or why.endswith(_OF_ALGORITHM) else logging.WARNING
+            shown = "compiled" if why is None else f"step by step, not compiled ({why})"
+            _log.log(level, "rollouts: %s", shown, extra=ORDINARY)
         if why is not None:
             return super().collect(env_steps, listener)
         env: Any = self.env
@@ -113,9 +118,9 @@ class CompiledRunner(LocalRunner):
 def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str | None:
     policy, rows = actor.policy, actor.rows
     if type(policy) is not RolloutPolicy or not getattr(policy.kernels, "runs_in_rollouts", False):
-        return "it does not act by the kernels of networks without memory"
+        return _OF_ALGORITHM[0]
     if type(experience) is not RolloutExperience or experience.carried is not None:
-        return "it does not learn from rollouts"
+        return _OF_ALGORITHM[1]
     buffer: Any = experience.buffer
     is_known = type(buffer) is _buffer_class(policy.takes_masks)
     if not is_known or "more_columns" in vars(buffer) or buffer.notes is not None:

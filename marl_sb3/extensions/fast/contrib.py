@@ -130,7 +130,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         path, reason = super().path_and_reason()
         covered = sequence_coverage(self)
         why_not = covered if isinstance(covered, str) else covered.why_not()
-        return (path, f"in PyTorch: {why_not}") if path == "fused" and why_not else (path, reason)
+        return (path, why_not) if path == "fused" and why_not else (path, reason)
 
     @override
     def _in_kernels_form(self, reliance: Reliance) -> Any:

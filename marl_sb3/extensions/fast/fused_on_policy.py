@@ -180,11 +180,9 @@ def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_
     algorithm.known_as = f"policy {policy_id}"
     if update_path != "auto":  # otherwise a subclass may have set its own
         algorithm.update_path = update_path
-    path, reason = algorithm.path_and_reason()
-    if path == "fused":
+    if algorithm.takes_fused_path():
         load_blas()
-    shown = f" ({reason})" if reason and algorithm.update_path == "auto" else ""
-    _log.info("%s: %s update%s", algorithm.known_as, path, shown)
+    _log.info("%s: %s", algorithm.known_as, algorithm.described_path())
     return KernelUpdates(algorithm) if isinstance(algorithm, FusedOnPolicy) else None
 
 

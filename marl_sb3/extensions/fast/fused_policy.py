@@ -40,7 +40,7 @@ from marl_sb3.types import Array, BoolArray, FloatArray
 @lru_cache(maxsize=1)
 def _compile() -> None:
     """Compile the kernels, or load them from the cache of an earlier process."""
-    note_compiling(kernel.train)
+    note_compiling(kernel.train, "the update: about 16 s of one core")
     kernel.warm_up()
     acting_kernel.warm_up()
 
@@ -62,7 +62,6 @@ class FusedPolicy:
     runs_in_rollouts = True
 
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
-        self._compile()
         self.policy = policy
         self._space = policy.observation_space
         self.category_sizes = _category_sizes(self._space)  # (n,) of what it observes; empty for a Box
@@ -95,6 +94,7 @@ class FusedPolicy:
         self._action_shape = policy.action_space.shape or ()
 
     def _compile(self) -> None:
+        """Compile before the first use: a training says what it is before it waits for that."""
         _compile()
 
     def read_parameters(self) -> None:
@@ -107,6 +107,7 @@ class FusedPolicy:
         Raises:
             EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
         """
+        self._compile()
         rows = len(observations)
         if len(self.category_sizes):
             numbers = observations.reshape(rows, -1)

@@ -61,7 +61,7 @@ class FusedRecurrentPolicy(FusedPolicy):
     @override
     def _compile(self) -> None:
         """Its kernels are compiled, or loaded, when they are first called."""
-        note_compiling(lstm_kernel.lstm_step, "LSTMs")
+        note_compiling(lstm_kernel.lstm_step, "LSTMs: about 5 s of one core")
 
     @override
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
@@ -116,7 +116,7 @@ def lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
 @lru_cache(maxsize=1)
 def _compile() -> None:
     """Say so, if the kernels have to be compiled; they are with the first update."""
-    note_compiling(recurrent_ppo.train, "the update of sequences")
+    note_compiling(recurrent_ppo.train, "the update of sequences: about 14 s of one core")
 
 
 class FusedSequenceUpdate(FusedRolloutUpdate):

@@ -7,7 +7,9 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import Reliance
+from marl_sb3.output import ORDINARY
 
+SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
 UPDATE_PATHS = ("auto", "fused", "torch")
 _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 # What is made for the kernels, and is no part of a saved algorithm.
@@ -70,7 +72,7 @@ class TwoPaths:
             reliance, before = self._checked(), self._made
             fewer = before is not None and before[2].trains and (reliance is None or not reliance.trains)
             if self.update_path == "auto" and (fewer or (before is not None and reliance is None)):
-                _log.info("%s: %s update from here on (%s)", self.known_as, *self.path_and_reason())
+                _log.warning("%s: from here on, %s", self.known_as, self.described_path(), extra=ORDINARY)
             self._made = None if reliance is None else (self.update_path, self._in_kernels_form(reliance), reliance)
         return None if self._made is None else self._made[1]
 
@@ -83,6 +85,15 @@ class TwoPaths:
         if self.takes_fused_path():
             return "fused", ""
         return "torch", self.why_not_fused() or ""
+
+    def why_slow(self) -> str | None:
+        """Return why PyTorch computes updates although the kernels are faster, if nobody has asked for it; or None."""
+        return (self.path_and_reason()[1] or None) if self.update_path == "auto" else None
+
+    def described_path(self) -> str:
+        """Return the path that updates take, in words."""
+        why = self.why_slow()
+        return f"{self.path_and_reason()[0]} update" if why is None else f"{SLOW_UPDATE} ({why})"
 
     def acting_kernels(self) -> Any:
         """Return what acts in rollouts by the kernels; None if PyTorch does."""

@@ -8,6 +8,7 @@ from display_results import Clock
 from marl_sb3.extensions.display import ProgressClock
 from marl_sb3.extensions.display.progress import Series
 from marl_sb3.extensions.display.tables import shown_agents
+from marl_sb3.startup import COMPILING_S
 
 
 def test_before_the_first_iteration_nothing_is_known_of_the_pace() -> None:
@@ -36,6 +37,16 @@ def test_the_pace_is_smooth_over_half_a_minute() -> None:
         done += 50
         pace.add(done)
     assert pace.rate() == pytest.approx(50)
+
+
+def test_the_time_of_compiling_is_no_part_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    pace = ProgressClock(clock)
+    pace.begin(0)
+    clock.now_s += 25
+    monkeypatch.setattr("marl_sb3.extensions.display.progress.COMPILING_S", [COMPILING_S[0] + 20])
+    pace.add(100)
+    assert (pace.rate(), pace.left_s(100, 200), pace.elapsed_s()) == pytest.approx((20, 5, 25))
 
 
 def test_many_short_iterations_are_one_sample_and_few_long_ones_all_count() -> None:

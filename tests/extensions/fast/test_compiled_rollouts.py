@@ -255,11 +255,19 @@ class SeesSteps(BaseCallback):
     [
         (None, {}, "compiled"),
         (Counts(), {}, "compiled"),
-        (SeesSteps(), {}, "step by step (a callback watches each of them)"),
-        (None, {"update_path": "torch"}, "step by step (policy shared: it does not act by the kernels of networks"),
+        (SeesSteps(), {}, "step by step, not compiled (a callback watches each of them)"),
+        (
+            None,
+            {"update_path": "torch"},
+            "step by step, not compiled (policy shared: it does not act by the kernels of networks",
+        ),
         (None, {"frame_stack": 2, "time_feature": 9}, "compiled"),
-        (None, {"previous_action": True}, "step by step (policy shared: previous_action is set)"),
-        (None, {"algorithm": "recurrent_ppo"}, "step by step (policy shared: it does not act by the kernels of"),
+        (None, {"previous_action": True}, "step by step, not compiled (policy shared: previous_action is set)"),
+        (
+            None,
+            {"algorithm": "recurrent_ppo"},
+            "step by step, not compiled (policy shared: it does not act by the kernels of",
+        ),
     ],
 )
 def test_it_is_said_how_steps_are_taken(

@@ -96,7 +96,7 @@ def test_what_kernels_do_not_train_is_left_to_pytorch_and_said(reason: str, capl
     caplog.set_level(logging.INFO, "marl_sb3")
     network, more = LEFT_TO_PYTORCH[reason]
     algorithm = sampled(network={**NETWORK, **network}, **more)
-    assert f"policy p: fused update (in PyTorch: {reason})" in caplog.messages
+    assert f"policy p: PyTorch computes the updates, not the faster kernels ({reason})" in caplog.messages
     assert algorithm.train_iteration()["learners"]["p"]["num_grad_updates_lifetime"] > 0
     buffer: Any = algorithm.policies["p"].rollout_buffer
     assert buffer.whole_sequences
@@ -110,7 +110,9 @@ def test_a_change_between_updates_leaves_them_to_pytorch(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "marl_sb3")
     policy.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
     algorithm.train_iteration()
-    assert caplog.messages == ["policy p: fused update from here on (in PyTorch: weight decay)"]
+    assert caplog.messages == [
+        "policy p: from here on, PyTorch computes the updates, not the faster kernels (weight decay)"
+    ]
 
 
 def test_a_kl_that_is_set_between_updates_ends_the_next_one() -> None:

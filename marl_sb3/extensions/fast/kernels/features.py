@@ -155,4 +155,4 @@ def _features(address: int) -> None:
 
 def features() -> Any:
     """Return the C function `void(address of a table)` that writes what a policy sees."""
-    return c_function(_features, what="the processing of observations in rollouts")
+    return c_function(_features, what="the processing of observations in rollouts: about 2 s of one core")

@@ -253,7 +253,7 @@ def test_code_that_cannot_be_saved_is_used(
         folder.rmdir()
         folder.write_text("a file")
     else:
-        note_compiling(outer)
+        note_compiling(outer, "a kernel")
         assert "in every process, because there is no folder for compiled code" in caplog.text
     assert outer(1) == 4
 
@@ -264,8 +264,8 @@ def nothing(address: int) -> None:
 
 def test_what_takes_long_to_compile_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        c_function.__wrapped__(nothing, what="the rules")
-    assert caplog.messages == ["compiling the rules: takes some seconds, once"]
+        c_function.__wrapped__(nothing, what="the rules: about 1 s")
+    assert caplog.messages == ["compiling the rules: about 1 s, once"]
 
 
 SPEED = 1.0
@@ -298,7 +298,7 @@ def test_a_constant_that_a_users_function_reads_is_a_part_of_what_is_loaded(
     monkeypatch.setitem(globals(), "SPEED", object())
     with pytest.raises(numba.TypingError):
         user_call()
-    assert "compiling the rules in every process, because <object object" in caplog.messages[-1]
+    assert "compiling the rules, in every process, because <object object" in caplog.messages[-1]
 
 
 def test_settings_of_numba_have_code_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
