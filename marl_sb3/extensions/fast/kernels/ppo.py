@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.compiling import inner_kernel, kernel
+from marl_sb3.compiling import inner_kernel, kernel, strict_kernel
 from marl_sb3.extensions.fast.kernels.distributions import (
     categorical_deltas,
     categorical_log_probs,
@@ -282,22 +282,35 @@ def value_losses(
 ) -> None:
     """Compute a chunk's share in the value loss, into `notes`, and its gradients of the critic's outputs."""
     by_value = _TWO * _f(settings.vf_coef) * (_ONE / _f(rows))
-    value_loss, clipped_loss, returns = np.float64(0.0), np.float64(0.0), batch.returns
+    value_loss, returns = np.float64(0.0), batch.returns
     for i in range(vf_out.shape[0]):
         error = vf_out[i, 0] - returns[i]
         value_loss += error * error
         vf_delta[i, 0] = by_value * error
     notes[UNCLIPPED_VALUE_LOSS] = notes[VALUE_LOSS] = value_loss / rows
     if settings.clip_range_vf < np.inf:
-        clip, before = _f(settings.clip_range_vf), batch.values
-        for i in range(vf_out.shape[0]):
-            change = vf_out[i, 0] - before[i]
-            # As torch differentiates clamp(change): the gradient is 0 outside of the bounds.
-            bounded = -clip if change < -clip else (clip if change > clip else change)
-            error = before[i] + bounded - returns[i]
-            clipped_loss += error * error
-            vf_delta[i, 0] = by_value * error if abs(change) <= clip else _ZERO
-        notes[VALUE_LOSS] = clipped_loss / rows
+        notes[VALUE_LOSS] = _clipped_value_loss(batch, vf_out, _f(settings.clip_range_vf), by_value, vf_delta) / rows
+
+
+# Each operation is rounded: else LLVM may take out `before` where values are not clipped, in a loop over single rows
+# and not in one over several, and which of the two runs depends on where the arrays happen to be.
+@strict_kernel
+def _clipped_value_loss(
+    batch: Samples, vf_out: FloatArray, clip: float, by_value: float, vf_delta: FloatArray
+) -> float:
+    """Return the sum of squared errors of clipped values, with their gradients; that of a clipped one is 0, as torch's.
+
+    Args:
+        clip: `clip_range_vf`.
+        by_value: the factor of an error in its gradient.
+    """
+    loss, before, returns = np.float64(0.0), batch.values, batch.returns
+    for i in range(vf_out.shape[0]):
+        change = vf_out[i, 0] - before[i]
+        error = before[i] + max(-clip, min(clip, change)) - returns[i]
+        loss += error * error
+        vf_delta[i, 0] = by_value * error if abs(change) <= clip else _ZERO
+    return loss
 
 
 @kernel
