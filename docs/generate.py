@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithm_pages import algorithm_pages
+from measured import in_page, read
 
 from marl_sb3.core.config import documented
 from marl_sb3.extensions.dialects import NETWORK
@@ -208,8 +209,10 @@ PAGES = {
 
 
 def all_pages() -> dict[str, str]:
-    """All generated pages, by their file names below `docs/`."""
-    return {**{f"reference/{name}": page() for name, page in PAGES.items()}, **algorithm_pages()}
+    """All generated pages, by their file names below `docs/`, and those in which figures are measured."""
+    texts = {page: (HERE.parent / page).read_text(encoding="utf-8") for page in read()["pages"]}
+    measured = {f"../{page}": in_page(page, text) for page, text in texts.items()}
+    return {**measured, **{f"reference/{name}": page() for name, page in PAGES.items()}, **algorithm_pages()}
 
 
 if __name__ == "__main__":

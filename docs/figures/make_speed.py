@@ -1,20 +1,18 @@
-"""Make `speed.png`: `python docs/figures/make_speed.py SB3.json RLLIB.json`; it needs the extra docs.
-
-The files are what `benchmarks/arena_vs_stock_sb3.py --json SB3.json` and `benchmarks/arena_vs_rllib.py ... --json
-RLLIB.json` have written on the same machine.
-"""
+"""Make `speed.png` from `measurements.yaml`: `python docs/figures/make_speed.py`; it needs the extra docs."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from measured import turns
 
 from marl_sb3.results import COLORS
 
@@ -34,23 +32,27 @@ def bars(axes: Axes, title: str, turns: Mapping[str, Sequence[float]], shown: st
         )
     axes.set_yticks(range(len(turns)), list(turns))
     axes.set_ylim(ROWS - 0.5, -0.5)
-    axes.margins(x=0.2)
+    axes.margins(x=0.35)
     axes.set_title(title, loc="left", fontsize="medium")
     axes.set_xticks([])
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
 
 
-def draw(stock: Mapping[str, Any], rllib: Mapping[str, Any], file: Path) -> None:
+def draw(file: Path) -> None:
     """Env steps per second on the left, and seconds to a return on the right."""
-    per_agent = {f"{side}, one policy per agent": turns for side, turns in rllib["throughput"]["raw"].items()}
-    shared = {side: turns for side, turns in stock["throughput"]["raw"].items() if "shared" in side}
+    speeds = {
+        "stock SB3, one shared policy": turns("stock_shared"),
+        "marl_sb3, one shared policy": turns("ours_shared"),
+        "RLlib, one policy per agent": turns("rllib"),
+        "marl_sb3, one policy per agent": turns("ours_beside_rllib"),
+    }
     figure = Figure(figsize=(8.6, 2.4), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
-    bars(left, "env steps per second", {**shared, **per_agent}, ",.0f")
-    bars(right, "seconds to a return of 15", rllib["reach"]["raw"], ".1f")
+    bars(left, "env steps per second", speeds, ",.0f")
+    bars(right, "seconds to a return of 15", {"RLlib": turns("rllib_reach"), "marl_sb3": turns("ours_reach")}, ".1f")
     figure.savefig(file)
 
 
 if __name__ == "__main__":
-    draw(*(json.loads(Path(name).read_text(encoding="utf-8"))["results"] for name in sys.argv[1:]), FILE)
+    draw(FILE)
