@@ -11,16 +11,26 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
+from pettingzoo.utils.conversions import aec_to_parallel_wrapper
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 from typing_extensions import override
 
 from marl_sb3.compiling import OBSERVE
 from marl_sb3.core.envs import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
+from marl_sb3.envs.compiled.originals import why_not_original
 from marl_sb3.envs.compiled.random import integers, random, uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import Twin
 from marl_sb3.types import Array
 
+# Around an original, and the modules of what all of them call.
+_LAYERS = [aec_to_parallel_wrapper, OrderEnforcingWrapper, AssertOutOfBoundsWrapper]
+_MODULES = (
+    *(f"pettingzoo.utils.{name}" for name in ("agent_selector", "env", "conversions")),
+    *(f"pettingzoo.utils.wrappers.{name}" for name in ("base", "order_enforcing", "assert_out_of_bounds")),
+    *(f"mpe2._mpe_utils.{name}" for name in ("core", "scenario", "simple_env")),
+)
 _DT, _SLOWER, _MARGIN = 0.1, 1 - 0.25, 1e-3
 _MOVES = 5  # none, left, right, down, up
 _INFINITE = np.float32(np.inf)
@@ -144,7 +154,17 @@ class ParticleTwin(Twin):
         if found != self.raw:
             return f"the env is a {found}, and not {self.raw}"
         others = [name for name in env_kwargs if name not in self.arguments]
-        return f"the argument {others[0]} is given" if others else None
+        if others:
+            return f"the argument {others[0]} is given"
+        layers = [type(env)]
+        inner = getattr(env, "aec_env", raw)
+        while inner is not raw:
+            layers.append(type(inner))
+            inner = inner.env
+        if layers != _LAYERS:
+            return f"the env is wrapped in {', '.join(each.__name__ for each in layers)}"
+        modules = *_MODULES, type(raw).__module__
+        return why_not_original(modules, raw, lambda made: made.raw_env(**env_kwargs))
 
     @override
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> CompiledBatch:

@@ -1,10 +1,10 @@
-"""Compiled envs in the place of others, where nobody can tell them apart: see `Twin`."""
+"""Compiled envs in the place of others, of which it is proved that they are those that are known: see `Twin`."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +17,17 @@ from marl_sb3.core.envs import EnvFactory, SingleAgentEnv, make_env
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.comparing import first_difference
+from marl_sb3.envs.compiled.originals import KNOWN, why_not_original
 from marl_sb3.envs.compiled.random import words_of
 from marl_sb3.envs.compiled.rules import CompiledRules
 
 _log = logging.getLogger(__name__)
 
 WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)  # those that `gymnasium.make` puts around an env
+# The modules of these, and of what all envs of Gymnasium call.
+_OF_GYMNASIUM = tuple(
+    f"gymnasium.{name}" for name in ("core", "utils.seeding", "utils.passive_env_checker", "wrappers.common")
+)
 SAMPLE_STEPS = 50  # of each env that is compared with its twin before that is used
 TOLERANCE = 1e-6  # of a sample: sines may differ in the last bit on other machines
 
@@ -35,8 +40,8 @@ LIMIT = [("timestep", "i8"), ("limit", "i8")]
 class Twin(ABC):
     """Makes compiled envs in the place of others; see `marl_sb3.doors.BATCHED_TWINS`.
 
-    Whatever an argument, a wrapper or another version of a package makes of the env, the twin is used only if it does
-    the same for `SAMPLE_STEPS` steps.
+    The twin is used only for an env that `why_not_original` knows, in wrappers that are known. What NumPy makes of its
+    code on this machine is sampled besides, for `SAMPLE_STEPS` steps.
     """
 
     def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
@@ -80,6 +85,12 @@ class Twin(ABC):
         return None if found is None else f"its compiled twin differs: {found}"
 
 
+def _wrappers(env: Any) -> Iterator[Any]:
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+
+
 @dataclass(frozen=True)
 class GymnasiumTwin(Twin):
     """Steps the envs of one class of Gymnasium as compiled ones."""
@@ -96,14 +107,25 @@ class GymnasiumTwin(Twin):
             return f"the env is a {type(env).__name__}"
         if env.render_mode is not None:
             return f"render_mode is {env.render_mode!r}"
-        inner, limits = env.env, 0
-        while isinstance(inner, gymnasium.Wrapper):
-            limits += type(inner) is TimeLimit
-            if type(inner) not in WRAPPERS or limits > 1:
-                return f"the env is wrapped in {type(inner).__name__}"
-            inner = inner.env
+        wrappers = [type(each) for each in _wrappers(env.env)]
+        if foreign := [each.__name__ for each in wrappers if each not in WRAPPERS or wrappers.count(TimeLimit) > 1]:
+            return f"the env is wrapped in {foreign[0]}"
+        if any(callable(getattr(type(each), name, None)) for each in _wrappers(env.env) for name in vars(each)):
+            return "a method of a wrapper is replaced"
+        inner: Any = env.env.unwrapped
         found = f"{type(inner).__module__}:{type(inner).__qualname__}"
-        return None if found == self.entry_point else f"the env is a {found}, and not {self.entry_point}"
+        if found != self.entry_point:
+            return f"the env is a {found}, and not {self.entry_point}"
+        module, _, name = found.partition(":")
+        helpers = f"{module.rpartition('.')[0]}.utils"
+        modules = [*_OF_GYMNASIUM, *([helpers] if helpers in KNOWN else []), module]
+
+        def anew(made: Any) -> Any:
+            expected = getattr(made, name)(**inner.spec.kwargs)
+            expected.spec = inner.spec
+            return expected
+
+        return why_not_original(modules, inner, anew)
 
     @override
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> TwinBatch:
@@ -122,7 +144,9 @@ class TwinBatch(CompiledBatch):
         super().__init__(num_envs, twin.rules(self.original), template)
         self.twin = twin
         twin.set_up(self.states, self.original)
-        self.states.limit = template.env.spec.max_episode_steps or 0
+        self.states.limit = next(
+            (each._max_episode_steps for each in _wrappers(template.env) if isinstance(each, TimeLimit)), 0
+        )
         self._is_made = True
 
     @override

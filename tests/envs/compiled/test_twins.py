@@ -11,7 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import acrobot, cartpole, pendulum, utils
+from gymnasium.wrappers import TimeLimit
+from mpe2._mpe_utils import core
+from mpe2.simple_spread import simple_spread
 from numba import njit
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper
 from small_runs import broken, start
 
 import marl_sb3
@@ -20,6 +25,7 @@ from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.envs.compiled import require_same
+from marl_sb3.envs.compiled.originals import KNOWN
 from marl_sb3.envs.compiled.random import generator_of, words_of
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluate import main as evaluate
@@ -156,8 +162,8 @@ def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> N
 
 
 def test_masks_of_the_taxi_are_those_of_the_original_everywhere() -> None:
-    original: Any = gymnasium.make("Taxi-v4").unwrapped
-    batch: Any = BATCHED_TWINS["Taxi-v4"](partial(gymnasium.make, "Taxi-v4"))["make_batched"](500)
+    original: Any = gymnasium.make(TAXI).unwrapped
+    batch: Any = BATCHED_TWINS[TAXI](partial(gymnasium.make, TAXI))["make_batched"](500)
     batch.states.place = range(500)
     expected = [original.action_mask(place).astype(np.bool_).tolist() for place in range(500)]
     assert batch.action_masks()[:, 0].tolist() == expected
@@ -184,18 +190,92 @@ def test_an_env_that_the_user_registers_is_the_users(monkeypatch: pytest.MonkeyP
     assert isinstance(make_vec_env("CartPole-v1"), SyncVecEnv)
 
 
-def test_another_version_of_the_original_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = gymnasium.make("CartPole-v1").unwrapped
-    step = type(made).step
+def _paid_late(step: Any) -> Any:
+    def paid_late(self: Any, action: Any) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        observation, reward, *ends = step(self, action)
+        return (observation, reward + 100.0 * (self.count > 60), *ends)
 
-    def heavier(self: Any, action: Any) -> Any:
-        self.masscart = 2.0
-        self.total_mass = self.masspole + self.masscart
-        return step(self, action)
+    return paid_late
 
-    monkeypatch.setattr(type(made), "step", heavier)
-    env = make_vec_env("CartPole-v1", max_episode_steps=77)  # other arguments than those that were compared before
-    assert isinstance(env, SyncVecEnv)
+
+def _registered(entry_point: Any) -> Any:
+    return replace(gymnasium.spec("CartPole-v1"), entry_point=entry_point, max_episode_steps=None)
+
+
+def _long_pole(**arguments: Any) -> Any:
+    env = cartpole.CartPoleEnv(**arguments)
+    env.length = 0.6
+    return env
+
+
+def _own_method(**arguments: Any) -> Any:
+    env: Any = cartpole.CartPoleEnv(**arguments)
+    env.step = partial(_paid_late(cartpole.CartPoleEnv.step), env)
+    return env
+
+
+def _own_limit(**arguments: Any) -> Any:
+    env: Any = TimeLimit(cartpole.CartPoleEnv(**arguments), 9)
+    env.step = partial(_paid_late(TimeLimit.step), env)
+    return env
+
+
+class _HeavyCart(cartpole.CartPoleEnv):
+    pass
+
+
+SPREAD = "mpe2/simple_spread-v3"
+# What replaces a part of an original: the env, what is said of it, and the owner, the name and the value of the part.
+REPLACED: dict[str, tuple[str, str, Any, str, Any]] = {
+    "step": ("CartPole-v1", "CartPoleEnv.step", cartpole.CartPoleEnv, "step", _paid_late(cartpole.CartPoleEnv.step)),
+    "one more method": ("CartPole-v1", "action_masks", cartpole.CartPoleEnv, "action_masks", lambda _: np.ones(2)),
+    "class": ("CartPole-v1", "CartPoleEnv", cartpole, "CartPoleEnv", _HeavyCart),
+    "subclass": ("CartPole-v1", "_HeavyCart", gymnasium.registry, "CartPole-v1", _registered(_HeavyCart)),
+    "attribute": ("CartPole-v1", "CartPoleEnv.length", gymnasium.registry, "CartPole-v1", _registered(_long_pole)),
+    "method of an env": (
+        "CartPole-v1",
+        "CartPoleEnv.step",
+        gymnasium.registry,
+        "CartPole-v1",
+        _registered(_own_method),
+    ),
+    "method of a wrapper": ("CartPole-v1", "of a wrapper", gymnasium.registry, "CartPole-v1", _registered(_own_limit)),
+    "base": ("CartPole-v1", "Env.reset", gymnasium.Env, "reset", lambda self, **_: None),
+    "wrapper": ("CartPole-v1", "TimeLimit.step", TimeLimit, "step", _paid_late(TimeLimit.step)),
+    "function of a module": ("CartPole-v1", "utils", utils, "maybe_parse_reset_bounds", lambda *_: (-1, 1)),
+    "module": ("CartPole-v1", "cartpole.utils", cartpole, "utils", acrobot),
+    "imported function": ("Acrobot-v1", "acrobot.cos", acrobot, "cos", np.sin),
+    "constant of a class": ("Acrobot-v1", "AcrobotEnv.LINK_MASS_1", acrobot.AcrobotEnv, "LINK_MASS_1", 1.5),
+    "constant of a module": ("Pendulum-v1", "pendulum.DEFAULT_X", pendulum, "DEFAULT_X", 3.0),
+    "a built-in name": ("Pendulum-v1", "pendulum.float", pendulum, "float", np.float32),
+    "rewards of particles": (SPREAD, "Scenario.reward", simple_spread.Scenario, "reward", lambda *_: 1.0),
+    "world of particles": (SPREAD, "World.integrate_state", core.World, "integrate_state", lambda *_: None),
+    "layer of particles": (SPREAD, "AssertOutOfBoundsWrapper", AssertOutOfBoundsWrapper, "step", lambda *_: None),
+    "version": ("CartPole-v1", "not know this version", KNOWN, "gymnasium.envs.classic_control.cartpole", ("0",)),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_an_original_of_which_a_part_is_replaced_is_stepped_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    env_id, said, owner, part, value = REPLACED[name]
+    caplog.set_level(logging.INFO, logger="marl_sb3")
+    if isinstance(owner, dict):
+        monkeypatch.setitem(owner, part, value)
+    else:
+        monkeypatch.setattr(owner, part, value, raising=False)
+    assert isinstance(make_vec_env(env_id), SyncVecEnv)
+    (message,) = caplog.messages
+    assert message.startswith("envs are stepped one by one: ")
+    assert said in message
+    monkeypatch.undo()
+    assert isinstance(make_vec_env(env_id), BatchedVecEnv)
+
+
+def test_maps_that_are_drawn_at_random_have_no_twin() -> None:
+    assert isinstance(make_vec_env("FrozenLake-v1", desc=None, map_name=None), SyncVecEnv)
 
 
 def test_episodes_begin_with_options() -> None:

@@ -1,0 +1,201 @@
+"""Whether an env is the one that a compiled twin was written for: by its code and attributes, not by what it does.
+
+The text of its modules has to be that of a known version, and what the process has of them has to be what this text
+makes: no function, constant, class or attribute of the env has been replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Module -> the beginnings of the SHA-256 of its text, in the versions with which the twins were compared. A new version
+# of a package needs `pytest tests/envs/compiled/test_twins.py -m "proof or not proof"`, then lines of `digest_of` here.
+# Gymnasium 1.2.2, 1.2.3, 1.3.0 and 1.4.0; mpe2 1.1.1; PettingZoo 1.27.0.
+KNOWN: dict[str, tuple[str, ...]] = {
+    "gymnasium.core": ("7aab6444435e0d40", "92226890db5bec67", "245745bf21d7b6f6", "2a7a1bef059c8be0"),
+    "gymnasium.envs.classic_control.acrobot": ("89bd2cee2e115e95", "81ac9d2a2f7866ac", "4ea2699f41516c61"),
+    "gymnasium.envs.classic_control.cartpole": ("b758e3286711a2c4", "ebc780f261233490", "8c034275500ff9c6"),
+    "gymnasium.envs.classic_control.continuous_mountain_car": (
+        *("ba9d0a5795afaf30", "63edd6c0e1876977", "3ad16d3f27bfb867"),
+    ),
+    "gymnasium.envs.classic_control.mountain_car": ("f97a9b162f329b6c", "5465a274e5ea348d", "37ab120a8e931da6"),
+    "gymnasium.envs.classic_control.pendulum": ("ff7149cbcd2e1d19", "01d7006351060606", "f349a2160b54fce7"),
+    "gymnasium.envs.classic_control.utils": ("5077e47a6ef0e49a",),
+    "gymnasium.envs.toy_text.frozen_lake": ("994cb58dffeeb55c", "5769d6ed89fe0aba", "d640d8289c7046eb"),
+    "gymnasium.envs.toy_text.taxi": ("158cfeb253c00813", "82074dd93e1f8198", "63c51638c652f31b"),
+    "gymnasium.envs.toy_text.utils": ("3739667fe0ded696",),
+    "gymnasium.utils.passive_env_checker": ("e8b4a41363bde335", "13457c9b3fdbde8b", "b61d74c60194ca1f"),
+    "gymnasium.utils.seeding": ("eb2a223b92604b7d",),
+    "gymnasium.wrappers.common": ("bc0ebcd8d1cb6528", "2a2cd78973296d58", "ef31d8b3c302ba12"),
+    "mpe2._mpe_utils.core": ("5578e48334bff321",),
+    "mpe2._mpe_utils.scenario": ("db5d9a464dffa4fe",),
+    "mpe2._mpe_utils.simple_env": ("ac5753a926e2dde4",),
+    "mpe2.simple_reference.simple_reference": ("837c9cf3db852c30",),
+    "mpe2.simple_speaker_listener.simple_speaker_listener": ("c09baa241c91c90b",),
+    "mpe2.simple_spread.simple_spread": ("64b46b03533ae82a",),
+    "mpe2.simple_tag.simple_tag": ("6d3de4cc9a9b6a09",),
+    "pettingzoo.utils.agent_selector": ("235479995e337239",),
+    "pettingzoo.utils.conversions": ("7f5a413fd70dbfe4",),
+    "pettingzoo.utils.env": ("9a89a8515341215f",),
+    "pettingzoo.utils.wrappers.assert_out_of_bounds": ("9ddb020b270ceda8",),
+    "pettingzoo.utils.wrappers.base": ("5e56310962fffabc",),
+    "pettingzoo.utils.wrappers.order_enforcing": ("9f3ccf5460fb636a",),
+}
+
+# What classes and modules have besides what their text says; envs of mpe2 write their names into `metadata` of a base.
+_NOT_COMPARED = {
+    "__dict__",
+    "__weakref__",
+    "__builtins__",
+    "__cached__",
+    "__loader__",
+    "__spec__",
+    "_abc_impl",
+    "metadata",
+}
+
+_again: dict[str, types.ModuleType] = {}  # digest of a module's text -> what this makes
+
+
+def why_not_original(modules: Iterable[str], env: Any, anew: Callable[[types.ModuleType], Any]) -> str | None:
+    """Say why an env may do something else than its known class does; None if it cannot.
+
+    Args:
+        modules: the names of all modules whose code it runs, the one of its class last.
+        env: the env without wrappers; it is reset.
+        anew: makes the env that it should be, from what the last module's text makes.
+    """
+    made = types.ModuleType("none")
+    for name in modules:
+        module = importlib.import_module(name)
+        digest = digest_of(module)
+        if digest not in KNOWN.get(name, ()):
+            return f"the twin does not know this version of {name}"
+        made = _made_again(module, digest)
+        replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
+        if replaced is not None:
+            return f"{replaced} is not that of its package"
+    try:
+        expected = anew(made)
+        for each in (env, expected):
+            each.reset(seed=0)
+    except Exception as error:  # of arguments that the class does not take, which other code has given it
+        return f"its class cannot be made with these arguments: {type(error).__name__}: {error}"
+    found = _Comparison(importlib.import_module(made.__name__), made).of(env, expected, type(env).__name__)
+    return None if found is None else f"{found} is not what its class makes of the arguments"
+
+
+def digest_of(module: types.ModuleType) -> str:
+    """The beginning of the SHA-256 of a module's text; "" if it has none."""
+    file = Path(getattr(module, "__file__", None) or "none")
+    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] if file.is_file() else ""
+
+
+def _made_again(module: types.ModuleType, digest: str) -> types.ModuleType:
+    """Run the text of a module, which is known, once more, for a module that nobody else has."""
+    if digest not in _again:
+        made = types.ModuleType(module.__name__)
+        made.__file__, made.__package__ = module.__file__, module.__package__
+        code = compile(Path(str(module.__file__)).read_bytes(), str(module.__file__), "exec", dont_inherit=True)
+        exec(code, vars(made))  # of a known digest, and run by this process already
+        _again[digest] = made
+    return _again[digest]
+
+
+class _Comparison:
+    """Finds where an object of a module differs from its counterpart of the same module made again.
+
+    Args:
+        module: as the process has it.
+        made: made again.
+    """
+
+    def __init__(self, module: types.ModuleType, made: types.ModuleType) -> None:
+        self._globals = vars(module), vars(made)
+        # With the objects themselves: an id may be that of another object, once these are gone.
+        self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def of(self, ours: Any, theirs: Any, where: str) -> str | None:
+        """Return the name of a part that differs; None if all are equal."""
+        if ours is theirs or (id(ours), id(theirs)) in self._compared:
+            return None
+        self._compared[id(ours), id(theirs)] = ours, theirs
+        if not self._is_same_kind(type(ours), type(theirs)):
+            return where
+        for kind, compare in self._kinds.items():
+            if isinstance(theirs, kind):
+                found: str | None = compare(self, ours, theirs, where)
+                return found
+        if hasattr(theirs, "__dict__"):
+            return self.of_members(vars(ours), vars(theirs), where)
+        return self._of_values(ours, theirs, where)
+
+    def of_members(self, ours: Mapping[Any, Any], theirs: Mapping[Any, Any], where: str) -> str | None:
+        """Compare mappings from names, or other keys, to parts."""
+        names = dict.fromkeys(name for name in [*theirs, *ours] if name not in _NOT_COMPARED)
+        for name in names:
+            inner = f"{where}.{name}"
+            if name not in ours or name not in theirs:
+                return inner
+            if (found := self.of(ours[name], theirs[name], inner)) is not None:
+                return found
+        return None
+
+    def _is_same_kind(self, ours: type, theirs: type) -> bool:
+        """Whether types are equal; other modules' classes are compared with these modules."""
+        return ours is theirs or (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
+
+    def _of_functions(self, ours: Any, theirs: Any, where: str) -> str | None:
+        scopes = ours.__globals__, theirs.__globals__
+        has_own = scopes[0] is scopes[1] or (scopes[0] is self._globals[0] and scopes[1] is self._globals[1])
+        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (ours, theirs)]
+        others = [(each.__defaults__, each.__kwdefaults__, vars(each)) for each in (ours, theirs)]
+        if not has_own or ours.__code__ != theirs.__code__ or ours.__code__.co_name != theirs.__code__.co_name:
+            return where
+        return self.of(cells[0], cells[1], where) or self.of(others[0], others[1], where)
+
+    def _of_classes(self, ours: Any, theirs: Any, where: str) -> str | None:
+        return self.of(ours.__bases__, theirs.__bases__, where) or self.of_members(vars(ours), vars(theirs), where)
+
+    def _of_sequences(self, ours: Any, theirs: Any, where: str) -> str | None:
+        if len(ours) != len(theirs):
+            return where
+        found = (self.of(a, b, where) for a, b in zip(ours, theirs, strict=True))
+        return next((each for each in found if each is not None), None)
+
+    def _by(self, ours: Any, theirs: Any, where: str, *, names: Iterable[str]) -> str | None:
+        """Compare those attributes."""
+        parts = [[getattr(each, name) for name in names] for each in (ours, theirs)]
+        return self.of(parts[0], parts[1], where)
+
+    def _of_values(self, ours: Any, theirs: Any, where: str) -> str | None:
+        # Objects of C, such as NumPy's functions, have names; a type variable is equal to itself alone.
+        return None if ours == theirs or repr(ours) == repr(theirs) else where
+
+    def _of_arrays(self, ours: Any, theirs: Any, where: str) -> str | None:
+        same = ours.dtype == theirs.dtype and np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
+        return None if same else where
+
+    def _of_generators(self, ours: Any, theirs: Any, where: str) -> str | None:
+        return None if str(ours.bit_generator.state) == str(theirs.bit_generator.state) else where
+
+    _kinds: Mapping[Any, Any] = {
+        types.FunctionType: _of_functions,
+        type: _of_classes,
+        Mapping: of_members,
+        (list, tuple): _of_sequences,
+        (staticmethod, classmethod): partial(_by, names=("__func__",)),
+        types.MethodType: partial(_by, names=("__func__", "__self__")),
+        property: partial(_by, names=("fget", "fset", "fdel")),
+        np.ndarray: _of_arrays,
+        np.random.Generator: _of_generators,
+        types.ModuleType: lambda _, ours, theirs, where: where,
+    }
