@@ -6,14 +6,17 @@ classes, spaces and settings the kernels know at all. PyTorch trains all else.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, pairwise
 from operator import attrgetter, is_, is_not, itemgetter
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch as th
+import typing_extensions
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
@@ -76,6 +79,9 @@ class Reliance:
             for owner in {id(each): each for each in stood_for if hasattr(each, "__dict__")}.values()
             if not isinstance(owner, (nn.Module, spaces.Space, type))
         ]
+        others = [each for each in self._stood_for if not isinstance(each, th.Tensor)]  # a class of C
+        kinds = dict.fromkeys(map(type, [algorithm, *self._modules, *others]))
+        self._bases = list(dict.fromkeys(base for kind in kinds for base in kind.__mro__ if _is_of_library(base)))
         # Those that compute with parts of theirs; the layers have their parameters among the tensors.
         self._with_parts = {
             "_modules": [vars(module) for module in self._modules if type(module) not in _LEAVES],
@@ -95,6 +101,8 @@ class Reliance:
         replaced = next(filter(has_replaced_methods, [*self._modules, *self._stood_for]), None)
         if replaced is not None:
             return f"replaced methods of {type(replaced).__name__}"
+        if (method := next(filter(None, map(replaced_method, self._bases)), None)) is not None:
+            return f"a replaced {method}"
         reason = _why_not_layers(self.layers) or _why_not_tensors(self._tensors())
         for optimizer, parameters in self._trained:
             reason = reason or why_not_optimizer(optimizer, self._optimizers)
@@ -124,6 +132,8 @@ class Reliance:
         """
         tensors = self._tensors()
         objects = [self._algorithm.policy, *self._values(), *map(type, self._modules), *tensors]
+        for base in self._bases:
+            objects += vars(base).values()
         for kind, members in self._with_parts.items():
             objects += chain.from_iterable(map(dict.values, map(itemgetter(kind), members)))
         # A replaced method of a module is one more member.
@@ -182,6 +192,42 @@ def has_replaced_methods(owner: Any) -> bool:
 def _methods(owner: Any) -> frozenset[str]:
     kinds = FunctionType, staticmethod, classmethod
     return frozenset(name for base in owner.__mro__ for name, member in vars(base).items() if isinstance(member, kinds))
+
+
+# Classes that the kernels stand for, and functions that these libraries put around methods, such as `no_grad`.
+_LIBRARIES = ("stable_baselines3", "sb3_contrib", "torch")
+_AROUND = tuple(
+    str(Path(str(module.__file__)).parent / name) for module, name in ((th, ""), (typing_extensions, "typ"))
+)
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES
+
+
+def replaced_method(kind: type) -> str | None:
+    """Return the name of a method of a library's class which the module of the class does not define; None: it has all.
+
+    Bases are not asked.
+    """
+    return next((f"{kind.__name__}.{name}" for name, member in vars(kind).items() if not _is_own(member, kind)), None)
+
+
+def _is_own(member: Any, kind: type) -> bool:
+    """Whether a class's module defines this member of the class; data are not asked."""
+    if isinstance(member, property):
+        return all(_is_own(each, kind) for each in (member.fget, member.fset, member.fdel))
+    function = getattr(member, "__func__", member)
+    if not callable(function) or isinstance(function, type) or hasattr(function, "__origin__"):  # types
+        return True
+    while hasattr(function, "__wrapped__") and _file_of(function).startswith(_AROUND):
+        function = function.__wrapped__
+    is_defined = _file_of(function) == getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return is_defined and function.__code__.co_qualname.rpartition(".")[0] in ("", kind.__qualname__)
+
+
+def _file_of(function: Any) -> str:
+    return function.__code__.co_filename if isinstance(function, FunctionType) else ""
 
 
 # --- Layers and parameters -------------------------------------------------------------------------------------------
@@ -324,7 +370,7 @@ def update_coverage(algorithm: Any) -> Reliance | str:
 
 def acting_coverage(algorithm: Any) -> Reliance | str:
     """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
-    return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm)
+    return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm, ["rollout_buffer"])
 
 
 def sequence_coverage(algorithm: Any) -> Reliance | str:
@@ -342,7 +388,14 @@ def sequence_coverage(algorithm: Any) -> Reliance | str:
 
 
 def _why_not_loss(algorithm: Any) -> str | None:
-    return "imitation_data" if algorithm.has_more_losses else None
+    parts = {name: getattr(type(algorithm), name, None) for name in ("_train_torch", "_train_epoch", "_loss")}
+    own = [name for name, part in parts.items() if part and part.__module__.partition(".")[0] != "marl_sb3"]
+    return first_reason(
+        {
+            f"{' and '.join(own)} of {type(algorithm).__name__}": own,
+            "imitation_data": algorithm.has_more_losses,
+        }
+    )
 
 
 def lstms_of(policy: Any) -> list[Any]:

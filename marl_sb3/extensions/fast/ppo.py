@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from marl_sb3.core.on_policy import MaskedDictRolloutBuffer, MaskedRolloutBuffer, OnPolicyLearner, flat_samples
 from marl_sb3.core.vec_env import map_arrays
-from marl_sb3.extensions.fast.coverage import has_replaced_methods
+from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.types import Array
 
@@ -34,7 +34,8 @@ class DeviceRollout:
 
     def __init__(self, rollout: Any, device: th.device) -> None:
         self._rollout = rollout
-        self._is_known = type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
+        is_replaced = has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS))
+        self._is_known = type(rollout) in _KNOWN_BUFFERS and not is_replaced
         self.values: Array = flat_samples(rollout, "values").reshape(-1)  # (samples,) the values of the rollout
         self.returns: Array = flat_samples(rollout, "returns").reshape(-1)  # (samples,) its returns
         if not self._is_known:
@@ -76,8 +77,12 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
     def _train_torch(self) -> None:
         """Update by PyTorch, with the same operations as SB3's `ppo.py`.
 
-        Statistics stay tensors until the end, where SB3 waits for the device five times in each minibatch.
+        Statistics stay tensors until the end, where SB3 waits for the device five times in each minibatch. A `train`
+        that somebody has put into SB3's class updates itself.
         """
+        if replaced_method(stable_baselines3.PPO) is not None:
+            super()._train_torch()
+            return
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]

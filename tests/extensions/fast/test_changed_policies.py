@@ -10,9 +10,10 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -21,7 +22,11 @@ import stable_baselines3
 import torch as th
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
+from stable_baselines3.sac.policies import Actor
 from torch import nn
 from toy_envs import SampledEnv
 
@@ -530,6 +535,58 @@ def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ..
 def test_every_change_in_every_algorithm(name: str, change: Any, moment: str, jointly: bool) -> None:
     if applies(name, change):
         check(name, change, moment, jointly)
+
+
+# What is put into a class of a library: the kind that is trained, the class, the method, and what is made of it.
+
+
+def _put(owner: type, name: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    method = getattr(owner, name)
+    return wraps(method)(lambda self, *args, **kwargs: change(method(self, *args, **kwargs)))
+
+
+def _trained_twice(train: Any) -> Any:
+    def train_twice(self: Any, *args: Any, **kwargs: Any) -> None:
+        train(self, *args, **kwargs)
+        train(self, *args, **kwargs)
+
+    return train_twice
+
+
+INTO_CLASSES: dict[str, tuple[str, type, str, Any]] = {
+    "a policy": ("PPO", ActorCriticPolicy, "evaluate_actions", lambda x: (x[0], x[1], x[2] * 3.0)),
+    "a base": ("A2C", BaseModel, "extract_features", halved),
+    "a layer": ("DQN", nn.Linear, "forward", halved),
+    "a distribution": ("PPO, forces", DiagGaussianDistribution, "entropy", lambda x: x * 3.0),
+    "samples": ("PPO", RolloutBuffer, "get", lambda x: (each._replace(returns=each.returns * 0.5) for each in x)),
+    "an actor": ("SAC", Actor, "action_log_prob", lambda x: (x[0], x[1] * 3.0)),
+    "a training": ("PPO", stable_baselines3.PPO, "train", None),
+    "another training": ("TD3", stable_baselines3.TD3, "train", None),
+}
+
+
+@pytest.mark.parametrize("where", INTO_CLASSES)
+def test_a_method_that_is_put_into_a_class_counts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, owner, method, change = INTO_CLASSES[where]
+    kind = KINDS[name]
+    if "entropy" in method or "evaluate" in method:
+        kind = replace(kind, settings={**kind.settings, "ent_coef": 0.3})
+    plain = weights(train_apart(kind, kind.own, nothing, "before"))
+    monkeypatch.setattr(owner, method, _put(owner, method, change) if change else _trained_twice(owner.train))  # type: ignore[attr-defined]
+    expected, *found = (train_apart(kind, cls, nothing, "before") for cls in (kind.stock, kind.own))
+    found.append(train_jointly(kind, nothing, "before"))
+    moved = distance(weights(expected), plain)
+    assert moved > 1e-3
+    for each in found:
+        assert distance(weights(each), weights(expected)) < 1e-6 * moved
+        assert each.why_not_fused() == f"a replaced {owner.__name__}.{method}"
+
+
+def test_a_class_that_is_changed_in_the_course_of_a_training_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = train_apart(KINDS["PPO"], marl_sb3.PPO, nothing, "before")
+    assert algorithm.kernels() is not None
+    monkeypatch.setattr(nn.Tanh, "forward", Mock(return_value=None))
+    assert algorithm.kernels() is None
 
 
 # The comparison can fail: each of these faults is found by a change.
