@@ -97,8 +97,7 @@ class EnvKind(Protocol):
     A factory of envs is the user's and may return anything. The first kind that recognises what it has returned makes
     a `ParallelEnv` of it: those at the door `ENV_KINDS` in their order, then those of the core, which are
     `ParallelEnv`, `AECEnv` and `gymnasium.Env`. Every env is shown to every kind, so that `recognises` should look at
-    names and classes, and import no library for that. `envs.registry.EnvClass` is the kind of the envs of one class.
-    A kind is sent to the workers that step its envs.
+    names and classes, and import no library for that. A kind is sent to the workers that step its envs.
     """
 
     what: str  # one of the envs in words, for messages

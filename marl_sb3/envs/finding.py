@@ -80,6 +80,18 @@ def _imported_factory(path: str) -> EnvFactory:
     return factory
 
 
+def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
+    """Import what a user names as `MODULE:NAME`; see `import_from_here`, also for the arguments and errors.
+
+    Returns:
+        What the module has of this name; None if it has nothing.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
+    return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
+
+
 def _module_of(file: str) -> str | None:
     """The module of a Python file that is named as on Linux or on Windows, `./my_env.py`; None for another name."""
     parts = [part for part in re.split(r"[/\\]", file.removesuffix(".py")) if part not in ("", ".")]

@@ -15,7 +15,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.envs import resize
+from marl_sb3.core.envs import BENEATH, SingleAgentEnv, resize
+from marl_sb3.doors import EnvKind
+from marl_sb3.envs.tuples import KIND as TUPLES
 from marl_sb3.errors import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -66,6 +68,77 @@ class ResizeImage(gymnasium.ObservationWrapper[Any, Any, Any]):
         """Resize an image."""
         image = np.asarray(observation)
         return resize(image.reshape(1, *image.shape[:2], -1), *self._size).reshape(self.observation_space.shape)
+
+
+class _Meter(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Counts the episodes of an env beneath other wrappers, as SB3's `Monitor` does there: rewards, and steps."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.running = 0.0, 0  # return and length
+        self.ended: list[tuple[float, int]] = []
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode: it ends the running one, however that was."""
+        self.ended += [self.running] if self.running[1] else []
+        self.running = 0.0, 0
+        return self.env.reset(**arguments)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step, and count it."""
+        step = self.env.step(action)
+        self.running = self.running[0] + float(step[1]), self.running[1] + 1
+        return step
+
+
+class _ShowsEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Writes what a `_Meter` beneath counts into the infos; see `BENEATH`."""
+
+    def __init__(self, env: Env, meter: _Meter) -> None:
+        super().__init__(env)
+        self._meter = meter
+        self.metadata = {**(env.metadata or {}), BENEATH: True}
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**arguments)
+        ended = self._meter.ended[:1]  # more, if the episode has ended in the first actions of a wrapper
+        self._meter.ended = []
+        return observation, {**info, BENEATH: ended[0] if ended else None}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *step, info = self.env.step(action)
+        return *step, {**info, BENEATH: self._meter.running}
+
+
+_COUNTING = ("stable_baselines3.common.monitor:Monitor", "gymnasium.wrappers.common:RecordEpisodeStatistics")
+
+
+class MonitoredKind(EnvKind):
+    """Gymnasium envs in wrappers, beneath which stands one that counts episodes: these are the episodes of the run."""
+
+    what = "a gymnasium.Env"
+
+    def recognises(self, env: Any) -> bool:
+        """Whether an env has such a wrapper beneath others."""
+        return _above_counting(env) is not None
+
+    def as_parallel(self, env: Any) -> SingleAgentEnv:
+        """Make a `ParallelEnv` of it that shows what it counts."""
+        above: Any = _above_counting(env)
+        above.env = meter = _Meter(above.env)
+        return SingleAgentEnv(_ShowsEpisodes(env, meter))
+
+
+MONITORED = MonitoredKind()
+
+
+def _above_counting(env: Any) -> Any:
+    """Return the wrapper above the one that counts; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper) and isinstance(env.env, gymnasium.Wrapper):
+        if f"{type(env.env).__module__}:{type(env.env).__qualname__}" in _COUNTING:
+            return env
+        env = env.env
+    return None
 
 
 _ATARI = "stable_baselines3.common.atari_wrappers"
@@ -129,9 +202,11 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
         if not isinstance(env, gymnasium.Env):
             words = f"env_wrapper: the env is a {type(env).__name__}; accepted: a Gymnasium env"
             raise ConfigError(f"{words}; processing has settings for envs of several agents", key="env_wrapper")
+        meter = None if TUPLES.recognises(env) else _Meter(env)
+        env = meter or env
         for name, own in wrappers:
             env = _wrapped(env, name, own)
-        return env
+        return env if meter is None else _ShowsEpisodes(env, meter)
 
     return make
 

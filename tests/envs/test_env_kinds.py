@@ -11,14 +11,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing
 from pettingzoo import AECEnv, ParallelEnv
+from stable_baselines3.common.monitor import Monitor
 from test_rllib_envs import Echo
 from test_tuples import Pair
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
-from marl_sb3.core.envs.registry import EnvClass
 from marl_sb3.doors import ENV_KINDS, EnvKind
 from marl_sb3.errors import ConfigError
 
@@ -97,6 +98,7 @@ def _with_dials() -> Iterator[None]:
 EXAMPLES: dict[str | type, Callable[..., Any]] = {
     "rllib": Echo,
     "tuples": Pair,
+    "monitored": lambda: OrderEnforcing(Monitor(gymnasium.make("FrozenLake-v1"))),
     "dial": Dial,
     ParallelEnv: ScriptedEnv,
     AECEnv: env_factory("pettingzoo.classic.rps.rps:env"),
@@ -174,10 +176,20 @@ def test_the_steps_are_the_same_in_workers_to_which_the_kind_is_sent() -> None:
     there.close()
 
 
+class Lakes(EnvKind):
+    what = "a lake"
+
+    def recognises(self, env: Any) -> bool:
+        return isinstance(env, gymnasium.Env)
+
+    def as_parallel(self, env: Any) -> Any:
+        return DialEnv(Dial())
+
+
 def test_a_kind_at_the_door_is_asked_before_those_of_the_core() -> None:
     lake = EXAMPLES[gymnasium.Env]
     assert isinstance(make_env(lake, 0, {}), SingleAgentEnv)
-    ENV_KINDS.add("lakes", EnvClass("a lake", gymnasium.Env, lambda env: DialEnv(Dial())))
+    ENV_KINDS.add("lakes", Lakes())
     assert isinstance(make_env(lake, 0, {}), DialEnv)
     ENV_KINDS.remove("lakes")
 

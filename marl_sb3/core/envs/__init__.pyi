@@ -3,6 +3,7 @@
 from .batched import BatchedEnv as BatchedEnv
 from .batched import BatchedStep as BatchedStep
 from .converted import AGENT as AGENT
+from .converted import BENEATH as BENEATH
 from .converted import MASK as MASK
 from .converted import SingleAgentEnv as SingleAgentEnv
 from .converted import TurnBasedEnv as TurnBasedEnv
@@ -13,7 +14,6 @@ from .faults import close_in_words as close_in_words
 from .faults import in_words as in_words
 from .faults import raise_in_words as raise_in_words
 from .registry import EnvFactory as EnvFactory
-from .registry import attribute_from_here as attribute_from_here
 from .registry import env_factory as env_factory
 from .registry import factory_in_registries as factory_in_registries
 from .registry import import_from_here as import_from_here

@@ -131,6 +131,8 @@ def as_parallel(env: AECEnv) -> ParallelEnv:
 
 AGENT: AgentID = "agent"
 MASK = "action_mask"  # the entry of an agent's info that holds its action mask
+# The entry of metadata and infos of an env that counts its episodes beneath wrappers; see `EpisodeTracker`.
+BENEATH = "episode_beneath_wrappers"
 
 
 class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,39 +22,22 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, EnvKind
+from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS
 from marl_sb3.errors import ConfigError, described
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 
 _SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
-
 _imports: list[str] = []  # modules that the user has named after `--import`
 
 
-@dataclass(frozen=True)
-class EnvClass(EnvKind):
-    """The envs of a class; see `EnvKind`."""
-
-    what: str
-    cls: type  # the class
-    convert: Callable[[Any], ParallelEnv]  # makes a `ParallelEnv` of one of its envs
-
-    def recognises(self, env: Any) -> bool:
-        """Whether it is an instance of the class."""
-        return isinstance(env, self.cls)
-
-    def as_parallel(self, env: Any) -> ParallelEnv:
-        """Convert it."""
-        return self.convert(env)
-
-
-# Those that the core knows, asked after those at the door.
-_OWN = (
-    EnvClass("a pettingzoo.ParallelEnv", ParallelEnv, lambda env: env),
-    EnvClass("a pettingzoo.AECEnv", AECEnv, as_parallel),
-    EnvClass("a gymnasium.Env", gymnasium.Env, SingleAgentEnv),
-)
+# The envs that the core knows, by class: what they are, and how a `ParallelEnv` is made of one. Those at the door
+# `ENV_KINDS` are asked before.
+_OWN: Mapping[type, tuple[str, Callable[[Any], ParallelEnv]]] = {
+    ParallelEnv: ("a pettingzoo.ParallelEnv", lambda env: env),
+    AECEnv: ("a pettingzoo.AECEnv", as_parallel),
+    gymnasium.Env: ("a gymnasium.Env", SingleAgentEnv),
+}
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
@@ -151,9 +134,10 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
         raise
-    for kind in (*ENV_KINDS, *_OWN):
-        if kind.recognises(env):
-            return kind.as_parallel(env)
+    known = (kind.as_parallel for kind in ENV_KINDS if kind.recognises(env))
+    own = (convert for cls, (_, convert) in _OWN.items() if isinstance(env, cls))
+    if (convert := next(chain(known, own), None)) is not None:
+        return convert(env)
     raise ConfigError(
         f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {_accepted()}", key="env"
     )
@@ -178,7 +162,7 @@ def _arguments(
 
 def _accepted() -> str:
     """The envs that a factory may make, in words."""
-    *first, last = (kind.what for kind in (*_OWN, *ENV_KINDS))
+    *first, last = dict.fromkeys([*(what for what, _ in _OWN.values()), *(kind.what for kind in ENV_KINDS)])
     return f"{', '.join(first)} or {last}"
 
 
@@ -240,18 +224,6 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
     except RAISED as error:
         raise_in_words(error, f"importing {module_name!r}", where)
         raise
-
-
-def attribute_from_here(name: str, where: str, accepted: str, key: str) -> Any:
-    """Import what a user names as `MODULE:NAME`; see `import_from_here`, also for the arguments and errors.
-
-    Returns:
-        What the module has of this name; None if it has nothing.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"{where}: accepted: {accepted}", key=key)
-    return getattr(import_from_here(module_name, where, accepted, key), attribute, None)
 
 
 def _maker(make: Callable[..., Any], *of: Any) -> EnvFactory:

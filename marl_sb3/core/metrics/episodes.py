@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from marl_sb3.core.config import PositiveInt, require, require_ids, shown
+from marl_sb3.core.envs import BENEATH
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.state import (
     Commit,
@@ -175,6 +176,7 @@ class EpisodeTracker(Stateful):
     ) -> None:
         window = require("stats_window_size", window, PositiveInt)
         self._agents = env.agents
+        self._is_beneath = bool(env.metadata.get(BENEATH))
         self._policy_of, self._candidates = policy_of, candidates or {}
         self.policies_in = lambda env_index: policy_of
         self._num_envs = env.num_envs
@@ -218,12 +220,27 @@ class EpisodeTracker(Stateful):
         self.lengths += step.stepped
         for accumulator in self.accumulators.values():
             accumulator.add(step, self.lengths)
-        if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()
+        ended = self._beneath(step) if self._is_beneath else step.episode_done
+        if not np.count_nonzero(ended):  # for few envs much faster than any()
             return []
-        finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
-        self.restart(step.episode_done)
+        finished = [self._episode(int(index)) for index in np.flatnonzero(ended)]
+        self.restart(ended)
         self.episodes.extend(finished)
         return finished
+
+    def _beneath(self, step: VecStep) -> Array:
+        """Take over what envs of one agent count beneath their wrappers; return whose episodes have ended, (E,).
+
+        Infos hold the return and the length of the running episode; those of a reset, what the ended one had, or None.
+        """
+        ended = step.episode_done.copy()
+        for index in np.flatnonzero(step.stepped).tolist():
+            counted = step.infos[index][self._agents[0]][BENEATH]
+            if ended[index]:
+                before = step.reset_infos[index][self._agents[0]][BENEATH]
+                ended[index], counted = before is not None, before or counted
+            self.returns[index, 0], self.lengths[index] = counted
+        return ended
 
     def running(self, env_index: int) -> tuple[int, dict[AgentID, float], dict[AgentID, int]]:
         """Return length, returns of agents that have acted or were paid, and actions, of an env's running episode."""

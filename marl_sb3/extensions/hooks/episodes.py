@@ -85,7 +85,8 @@ class EpisodeHooks(TrainingWatcher):
 
     def after_step(self, step: VecStep) -> None:
         """See `ActingWatcher.after_step`; that of an episode's last step comes with its end."""
-        for index in np.flatnonzero(step.stepped & ~step.episode_done).tolist() if self._of["on_episode_step"] else ():
+        is_last = step.episode_done & (self._tracker.lengths == 0)  # not the end of a life beneath a wrapper
+        for index in np.flatnonzero(step.stepped & ~is_last).tolist() if self._of["on_episode_step"] else ():
             episode = self._episode(index)
             episode.latest = LatestStep(self._env, index, step, self._actions)
             self._update(episode, *self._tracker.running(index))
