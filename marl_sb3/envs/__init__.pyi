@@ -16,3 +16,4 @@ from .gymnasium_wrappers import named_wrappers as named_wrappers
 from .gymnasium_wrappers import wrapping_factory as wrapping_factory
 from .open_spiel import OPEN_SPIEL as OPEN_SPIEL
 from .open_spiel import OpenSpielEnv as OpenSpielEnv
+from .tuples import AsAgents as AsAgents

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from marl_sb3.core.envs import BENEATH, SingleAgentEnv, resize
 from marl_sb3.doors import EnvKind
 from marl_sb3.envs.tuples import KIND as TUPLES
+from marl_sb3.envs.tuples import AsAgents
 from marl_sb3.errors import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -161,6 +162,7 @@ WRAPPERS: Mapping[str, type[Any] | str] = {
     f"{_GYMNASIUM}.ResizeObservation": ResizeImage,
     f"{_GYMNASIUM}.transform_observation.ResizeObservation": ResizeImage,
     **{f"minigrid.wrappers.{name}": f"minigrid.wrappers:{name}" for name in _OF_MINIGRID},
+    "as_agents": AsAgents,
     "sb3_contrib.common.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.FrameSkip": FrameSkip,
@@ -202,16 +204,16 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
         if not isinstance(env, gymnasium.Env):
             words = f"env_wrapper: the env is a {type(env).__name__}; accepted: a Gymnasium env"
             raise ConfigError(f"{words}; processing has settings for envs of several agents", key="env_wrapper")
-        meter = None if TUPLES.recognises(env) else _Meter(env)
-        env = meter or env
-        for name, own in wrappers:
-            env = _wrapped(env, name, own)
-        return env if meter is None else _ShowsEpisodes(env, meter)
+        if "as_agents" in dict(wrappers) or TUPLES.recognises(env):
+            return functools.reduce(_wrapped, wrappers, env)
+        meter = _Meter(env)
+        return _ShowsEpisodes(functools.reduce(_wrapped, wrappers, meter), meter)
 
     return make
 
 
-def _wrapped(env: Env, name: str, arguments: Mapping[str, Any]) -> Env:
+def _wrapped(env: Env, named: Named) -> Env:
+    name, arguments = named
     try:
         wrapper: Any = WRAPPERS[name]
         if isinstance(wrapper, str):

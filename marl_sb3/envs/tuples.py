@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -12,7 +14,10 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from pettingzoo import ParallelEnv
 
 from marl_sb3.doors import EnvKind
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
+
+_log = logging.getLogger(__name__)
 
 
 class TupleEnv(ParallelEnv):  # type: ignore[misc]
@@ -22,14 +27,14 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
     are one for all, or a list in which all agree. Rewards are a list of the agents', or one number for each of them.
 
     Args:
-        env: with `n_agents` and two `Tuple` spaces of as many parts.
+        env: with `n_agents`, its own or that of a wrapper, and two `Tuple` spaces of as many parts.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = _without_checker(env)
         self.possible_agents: list[AgentID] = [f"agent_{index}" for index in range(_agents(env))]
         self.agents: list[AgentID] = []
-        self.metadata = {**(env.metadata or {}), "name": env.spec.id if env.spec else type(env.unwrapped).__name__}
+        self.metadata = {**(env.metadata or {}), "name": _name(env)}
         self.render_mode = env.render_mode
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
@@ -96,6 +101,19 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
         self.env.close()
 
 
+class AsAgents(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says that each part of an env's two `Tuple` spaces is that of an agent, where the env has no `n_agents`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        lengths = [len(each) for each in _both(env) if isinstance(each, spaces.Tuple)]
+        if len(lengths) != 2 or lengths[0] != lengths[1]:
+            observed, taken = _both(env)
+            words = f"as_agents: the env observes {observed} and takes {taken}"
+            raise ConfigError(f"{words}; accepted: two Tuple spaces of as many parts", key="env_wrapper")
+        self.n_agents = lengths[0]
+
+
 class TupleKind(EnvKind):
     """Gymnasium envs of `n_agents` agents; those without this attribute have one agent, whatever their spaces are."""
 
@@ -105,8 +123,12 @@ class TupleKind(EnvKind):
         """Whether an env has agents, an observation space and an action space of as many parts."""
         if not isinstance(env, gymnasium.Env):
             return False
-        both = [getattr(env, name, None) for name in ("observation_space", "action_space")]
-        return all(isinstance(space, spaces.Tuple) and len(space) == _agents(env) for space in both)
+        both = _both(env)
+        if not all(isinstance(space, spaces.Tuple) for space in both):
+            return False
+        if _agents(env) == 0 and len(both[0]) == len(both[1]) > 1 and all(_has_equal_parts(space) for space in both):
+            _warn_of_one_agent(_name(env), len(both[0]))
+        return all(len(space) == _agents(env) for space in both)
 
     def as_parallel(self, env: Any) -> TupleEnv:
         """Wrap it."""
@@ -118,8 +140,27 @@ KIND = TupleKind()
 
 def _agents(env: gymnasium.Env[Any, Any]) -> int:
     """The number of agents that an env says it has; 0 if it does not say."""
-    found = getattr(env.unwrapped, "n_agents", 0)
+    found = env.get_wrapper_attr("n_agents") if env.has_wrapper_attr("n_agents") else 0
     return int(found) if isinstance(found, (int, np.integer)) else 0
+
+
+def _both(env: Any) -> list[Any]:
+    return [getattr(env, name, None) for name in ("observation_space", "action_space")]
+
+
+def _has_equal_parts(space: spaces.Tuple) -> bool:
+    return all(part == space[0] for part in space)
+
+
+@cache
+def _warn_of_one_agent(name: str, parts: int) -> None:
+    words = "env %s: observations and actions are tuples of %s equal parts, and are taken as those of one agent"
+    way = "if each part is that of an agent, use --set env_wrapper=as_agents, or marl_sb3.envs.AsAgents(env)"
+    _log.warning(f"{words}; {way}", name, parts)
+
+
+def _name(env: Any) -> str:
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
 
 
 def _without_checker(env: Any) -> Any:

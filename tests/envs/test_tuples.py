@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from marl_sb3 import ConfigError, make_vec_env
 from marl_sb3.core.envs import make_env
+from marl_sb3.envs import AsAgents, named_wrappers, wrapping_factory
 from marl_sb3.envs.tuples import KIND, TupleEnv
 
 
@@ -100,3 +102,34 @@ def test_the_limit_of_steps_of_lbforaging_truncates(monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             *_, terminated, truncated, _ = env.step({"agent_0": 0, "agent_1": 0})
         assert (terminated["agent_0"], truncated["agent_0"]) == (not food_left, food_left)
+
+
+class Crossing(gymnasium.Env[Any, Any]):
+    """Two cars, of which nothing says that they are agents; each is paid what all are."""
+
+    observation_space = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)] * 2)
+    action_space = spaces.Tuple([spaces.Discrete(3)] * 2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.driven = 0
+        return (np.zeros(2, np.float32),) * 2, {}
+
+    def step(self, actions: Any) -> Any:
+        self.driven += 1
+        return (np.ones(2, np.float32),) * 2, float(sum(actions)), self.driven == 4, False, {}
+
+
+def test_equal_tuples_of_one_agent_are_warned_of_once_and_made_agents(caplog: pytest.LogCaptureFixture) -> None:
+    make_vec_env(Crossing, 2)
+    (message,) = caplog.messages
+    assert message.startswith("env Crossing: observations and actions are tuples of 2 equal parts")
+    assert "env_wrapper=as_agents" in message
+    made = wrapping_factory(Crossing, named_wrappers("as_agents"))
+    for env in (make_vec_env(made, 2), make_vec_env(lambda: AsAgents(Crossing()), 2)):
+        assert env.agents == ("agent_0", "agent_1")
+        env.reset()
+        step = env.step([np.array([[0, 2], [1, 2]])])
+        assert step.rewards.tolist() == [[2.0, 2.0], [3.0, 3.0]]
+    assert len(caplog.messages) == 1
+    with pytest.raises(ConfigError, match=r"as_agents: the env observes Discrete\(4\).*; accepted: two Tuple spaces"):
+        AsAgents(gymnasium.make("FrozenLake-v1", map_name=None, desc=["SF", "HG"]))
