@@ -39,13 +39,15 @@ def main(
     seed: Annotated[int, "--seed S", "seed of all episodes and actions; default: 0"] = 0,
     timeout: Annotated[int, "--timeout S", "seconds that a call of the env may take; default: 30"] = 30,
     settings: Annotated[
-        Sequence[str], "--set env.KEY=VALUE", "set an argument of the env; may be repeated; default: none"
+        Sequence[str],
+        "--set KEY=VALUE",
+        "set env.NAME, an argument of the env, or env_wrapper, its wrappers; may be repeated; default: none",
     ],
     as_json: Annotated[bool, "--json", "print one JSON object alone; default: text"],
     verbosity: Verbosity,
 ) -> int:
     """Play the env, and print the report; returns the exit code."""
-    named, env_settings = env_option.named(env), _env_settings(settings)
+    named, given = env_option.named(env), _given(settings)
     if named is None:
         raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
     from rich.console import Console
@@ -55,7 +57,8 @@ def main(
     with Console(stderr=True, highlight=False).status("playing") as status:  # shows nothing but in a terminal
         report = examine(
             named,
-            env_settings,
+            {name.removeprefix("env."): value for name, value in given.items() if name != "env_wrapper"},
+            env_wrapper=given.get("env_wrapper"),
             episodes=episodes,
             steps=steps,
             seed=seed,
@@ -68,21 +71,22 @@ def main(
         from marl_sb3.extensions.display import standard_console
         from marl_sb3.tools.checkup import print_report
 
-        print_report(standard_console(), report, env_settings, verbose=bool(verbosity))
+        print_report(standard_console(), report, given, verbose=bool(verbosity))
     return EXIT_DONE if report.is_healthy else EXIT_FAILED
 
 
-def _env_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of the env that `--set` gives.
+def _given(texts: Sequence[str]) -> dict[str, Any]:
+    """Return what `--set` gives, by name.
 
     Raises:
-        ConfigError: one of them is not `env.KEY=VALUE`.
+        ConfigError: one of them is neither `env.KEY=VALUE` nor `env_wrapper=VALUE`.
     """
-    found = assignments("--set", texts, "env.KEY=VALUE")
+    accepted = "env.KEY=VALUE, an argument of the env, or env_wrapper=VALUE"
+    found = assignments("--set", texts, accepted)
     for name in found:
-        if not name.startswith("env."):
-            raise ConfigError(f"--set is {name!r}; accepted: env.KEY=VALUE, an argument of the env", key=name)
-    return {name.removeprefix("env."): value for name, value in found.items()}
+        if not name.startswith("env.") and name != "env_wrapper":
+            raise ConfigError(f"--set is {name!r}; accepted: {accepted}", key=name)
+    return found
 
 
 if __name__ == "__main__":

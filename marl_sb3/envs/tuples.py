@@ -148,7 +148,7 @@ def _both(env: Any) -> list[Any]:
     return [getattr(env, name, None) for name in ("observation_space", "action_space")]
 
 
-def _has_equal_parts(space: spaces.Tuple) -> bool:
+def _has_equal_parts(space: Any) -> bool:
     return all(part == space[0] for part in space)
 
 

@@ -196,7 +196,7 @@ REFUSED = [
     (
         {"settings": {"policy": "CnnPolicy"}},
         "NatureCNN must be used with a gym.spaces.Box observation space, not MultiDiscrete([100 100]); accepted by "
-        "CnnPolicy: images; the agents observe MultiDiscrete",
+        "CnnPolicy: images of at least 36 x 36 pixels; the agents observe MultiDiscrete",
     ),
     ({"settings": {"policies_to_train": ["q"]}}, "--set policies_to_train: policies_to_train names unknown policy 'q'"),
     ({"settings": {"policy": "MlpPolcy"}}, "--set policy: unknown policy 'MlpPolcy'"),

@@ -134,7 +134,8 @@ class _NoBuffer:
         """Allocate no memory."""
 
 
-_OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
+_IMAGES = "images of at least 36 x 36 pixels"  # what the networks of policies take
+_OBSERVED_BY = {"Cnn": _IMAGES, "MultiInput": f"Dict observations, with {_IMAGES}"}
 
 
 def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
@@ -266,8 +267,7 @@ def mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
         cnn = spec.policy.replace("Mlp", "Cnn")
         _warn_once(
             f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
-            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images, "
-            "of at least 36 x 36 pixels"
+            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) takes {_IMAGES}"
         )
 
 

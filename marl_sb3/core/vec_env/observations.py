@@ -131,18 +131,19 @@ def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Obse
     return tuple(observations)
 
 
-def zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> Observations:
-    """Return a batch of zeros, (*shape, ...), for observations of a space.
+def zeros(space: spaces.Space[Any], shape: tuple[int, ...], key: str = "") -> Observations:
+    """Return a batch of zeros, (*shape, ...), for observations of a space; `key` is its own in a Dict, for messages.
 
     Raises:
         ConfigError: they cannot be held in arrays.
     """
     if isinstance(space, spaces.Dict):
-        return {key: zeros(part, shape) for key, part in space.spaces.items()}  # type: ignore[misc]
+        return {key: zeros(part, shape, str(key)) for key, part in space.spaces.items()}  # type: ignore[misc]
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise ConfigError(
-            f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple of these"
-        )
+        known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple of these"
+        way = "minigrid.wrappers.ImgObsWrapper or gymnasium.wrappers.FilterObservation as env_wrapper can leave it out"
+        part, way = (f" of {key!r}", f"; {way}") if key else ("", "")
+        raise ConfigError(f"the observation space{part} is a {type(space).__name__}; accepted: {known}{way}")
     return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
 
 

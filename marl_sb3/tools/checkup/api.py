@@ -16,7 +16,7 @@ from typing import Any
 from marl_sb3.core.config import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.core.envs import EnvFactory, env_factory
 from marl_sb3.core.state import is_plain
-from marl_sb3.envs import importable_id, named_factory
+from marl_sb3.envs import importable_id, named_factory, named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.extensions.remote import (
     Forker,
@@ -50,6 +50,7 @@ def examine(
     env: str | EnvFactory,
     env_kwargs: Mapping[str, Any] | None = None,
     *,
+    env_wrapper: Any = None,
     episodes: int | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -63,6 +64,7 @@ def examine(
     Args:
         env: an env id as on the command line, or a factory, as for `make_vec_env`.
         env_kwargs: arguments of the factory.
+        env_wrapper: wrappers of a Gymnasium env, by name, as in settings.
         episodes: how many are recorded at most; None: 10, for 3 seconds.
         steps: how many env steps are recorded at most; None: 2,000, for 3 seconds.
         seed: determines the seeds of all episodes and actions.
@@ -87,13 +89,14 @@ def examine(
     assert env_id is not None
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
     most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
-    job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s)
+    job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s, env_wrapper)
+    named_wrappers(env_wrapper)  # says what is wrong with them
     if isolated and CAN_FORK:
         return _examine_apart(job, factory, on_call)
     from marl_sb3.tools.checkup.probes import examine_here  # takes seconds: other processes do this otherwise
 
     told = Told()
-    examine_here(EnvUnderTest(job, factory or env_factory(job.env)), told.take)
+    examine_here(EnvUnderTest(job, _wrapped(job, factory or env_factory(job.env))), told.take)
     return Report.of(job.env, job.seed, told.findings, told.facts)
 
 
@@ -204,12 +207,17 @@ def _finding(check_id: str, seen: Seen) -> Finding:
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
 
 
+def _wrapped(job: Job, factory: EnvFactory) -> EnvFactory:
+    return wrapping_factory(factory, named_wrappers(job.env_wrapper))
+
+
 def _examine(link: Link, job: Job) -> None:
     """Play in this process, and tell what is found at once, so that it is known if the env ends the process."""
+    from marl_sb3.tools.checkup.probes import examine_here  # before the import of the env, which has a time limit
+
     link.write_to(link.descriptors[0])
     link.heartbeat.enter("the import of the env||")
-    subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), link.heartbeat)
-    from marl_sb3.tools.checkup.probes import examine_here
-
+    factory = _wrapped(job, _factories.get(job.env) or env_factory(job.env))
+    subject = EnvUnderTest(job, factory, link.heartbeat)
     examine_here(subject, link.tell)
     subject.rest()

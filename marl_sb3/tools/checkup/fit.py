@@ -25,6 +25,7 @@ _MASKED_TOO = {
     "maskable_recurrent_ppo": "where agents have to remember",
     "maskable_dqn": "with a replay buffer",
 }
+_LEAST_PIXELS = 36
 _WITH_MASKS = {spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
 
 
@@ -55,7 +56,9 @@ def _masked_too(vec_env: MultiAgentVecEnv) -> dict[str, str]:
 def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[str, Any]:
     group = vec_env.groups[number]
     observed = group.observation_space
-    policy = "CnnPolicy" if is_image_space(observed) else "MlpPolicy"
+    # SB3's convolutions need so many pixels; the other number of the three is that of channels.
+    sees_images = is_image_space(observed) and sorted(observed.shape or ())[1] >= _LEAST_PIXELS
+    policy = "CnnPolicy" if sees_images else "MlpPolicy"
     if isinstance(observed, spaces.Dict):
         policy = "MultiInputPolicy"
     policy_of = {agent: str(n) for n, each in enumerate(vec_env.groups) for agent in each.agents}

@@ -55,6 +55,7 @@ class Job:
     seconds: float  # how long recording may take
     measure_s: float  # how long speed is measured
     timeout_s: float  # how long one call of the env may take
+    env_wrapper: Any = None  # the wrappers of a Gymnasium env, as settings name them
     # Play the first episode and nothing else, to compare it with that of another process.
     only_fingerprint: bool = False
 
@@ -144,6 +145,7 @@ class EnvUnderTest:
             guarded(env.close, "close()")
         except StoppedError as stopped:
             self.evidence.report("close-raises", stopped.seen)
+        self.rest()
 
 
 class ProbePlayer:

@@ -365,11 +365,13 @@ def measure_speed(subject: EnvUnderTest) -> None:
 
 def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
     """Measure several envs in a vectorizer, and return the speed with what fits the env."""
+    from marl_sb3.core.envs import why_not_batched
     from marl_sb3.core.vec_env import make_vec_env
     from marl_sb3.tools.checkup.fit import fitting, random_actions
 
     job = subject.job
-    subject.at("make_vec_env()")
+    if why_not_batched(subject.factory, job.env_kwargs) is not None:  # else compilers may run, for any time
+        subject.at("make_vec_env()")
     with closing(make_vec_env(subject.factory, _N_ENVS, job.seed, **job.env_kwargs)) as vec_env:
         subject.rest()
         facts = fitting(vec_env, subject.evidence)

@@ -20,11 +20,11 @@ _GAP = 2  # characters between columns
 _LEAST_WIDTH = 20  # characters of a text
 
 
-def print_report(console: Console, report: Report, env_settings: Mapping[str, Any], *, verbose: bool) -> None:
+def print_report(console: Console, report: Report, settings: Mapping[str, Any], *, verbose: bool) -> None:
     """Print what was played, each finding, what fits the env, and the verdict.
 
     Args:
-        env_settings: arguments of the env, for the command that is suggested.
+        settings: those of the env, for the command that is suggested.
         verbose: show more places, tracebacks too.
     """
     for finding in report.findings:
@@ -33,7 +33,7 @@ def print_report(console: Console, report: Report, env_settings: Mapping[str, An
         _print_rows(console, rows)
         console.print()
     if report.is_healthy and report.facts.get("vectorizer"):
-        console.print(_train_command(report, env_settings), soft_wrap=True, markup=False)
+        console.print(_train_command(report, settings), soft_wrap=True, markup=False)
         console.print()
     style = "bold green" if report.is_healthy else "bold red"
     console.print(Text(f"{report.env}: {report.summary()}", style=style), soft_wrap=True)
@@ -123,7 +123,7 @@ def _names(agents: list[str]) -> str:
     return f"{len(agents)}: {shown}{', ...' if len(agents) > _AGENTS else ''}"
 
 
-def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
+def _train_command(report: Report, settings: Mapping[str, Any]) -> str:
     """Write the command that trains in the env as it was examined."""
     facts, words = report.facts, ["python -m marl_sb3.train", shlex.quote(report.env)]
     words += [] if facts["algorithm"] == "ppo" else [f"--algo {facts['algorithm']}"]
@@ -135,5 +135,5 @@ def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
         policies = {agent: group["policy"] for group in facts["groups"] for agent in group["agents"]}
         others = [(agent, name) for agent, name in policies.items() if name != "MlpPolicy"]
         words += [f"--set {shlex.quote(f'{agent}.policy={name}')}" for agent, name in others]
-    words += [f"--set {shlex.quote(f'env.{name}={value}')}" for name, value in env_settings.items()]
+    words += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items()]
     return " ".join(words)

@@ -117,7 +117,8 @@ def test_one_policy_for_unequal_spaces_is_refused() -> None:
 def test_a_space_that_no_array_holds_is_refused() -> None:
     class Texts(Mixed):
         def observation_space(self, agent: str) -> spaces.Space[Any]:
-            return spaces.Text(5)
+            return spaces.Dict(mission=spaces.Text(5))
 
-    with pytest.raises(ConfigError, match=r"Text\(.*accepted: Box, Discrete"):
+    words = r"runner_1: the observation space of 'mission' is a Text; accepted: Box, .*FilterObservation as env_wrapper"
+    with pytest.raises(ConfigError, match=words):
         make_vec_env(Texts)

@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from faulty_answers import EndsEarly, InfiniteReward, NotANumber, Raises
 from faulty_behaviour import LargeNumbers
+from gymnasium import spaces
 from healthy import Healthy
 
-from marl_sb3 import doctor
+from marl_sb3 import doctor, make_vec_env
+from marl_sb3.core import vec_env
+from marl_sb3.core.envs import env_factory
 from marl_sb3.tools import checkup
+from marl_sb3.tools.checkup import probes
+from marl_sb3.tools.checkup.finding import Evidence
+from marl_sb3.tools.checkup.fit import fitting
+from marl_sb3.tools.checkup.player import EnvUnderTest, Job
+
+EXAMINE = checkup.examine
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +86,63 @@ def test_json_has_finite_numbers_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)["episode_return"] is None
 
 
+def test_an_env_is_examined_in_its_wrappers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = "env_wrapper=gymnasium.wrappers.TimeAwareObservation"
+    assert run(Healthy, "--set", wrapper) == 2
+    assert "env_wrapper: the env is a Healthy; accepted: a Gymnasium env" in capsys.readouterr().err
+    monkeypatch.setattr(checkup, "examine", partial(EXAMINE, measure_s=0.01))
+    assert doctor.main(["CartPole-v1", "--steps", "30", "--set", wrapper]) == 0
+    shown = capsys.readouterr().out
+    assert "(5,)" in shown
+    assert f"python -m marl_sb3.train CartPole-v1 --set {wrapper}" in shown
+
+
+class Tiny(gymnasium.Env[Any, Any]):
+    """Shows images that SB3's convolutions do not take."""
+
+    observation_space = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.low, 0.0, True, False, {}
+
+
+def test_small_images_are_learned_from_as_numbers() -> None:
+    evidence = Evidence()
+    assert [group["policy"] for group in fitting(make_vec_env(Tiny), evidence)["groups"]] == ["MlpPolicy"]
+    assert not evidence.reports["no-algorithm"]
+
+
+class Notes:
+    """A heartbeat that keeps the call which has a time limit."""
+
+    call = ""
+
+    def enter(self, call: str) -> None:
+        self.call = call
+
+    def rest(self) -> None:
+        self.call = ""
+
+
+def test_imports_and_compilers_have_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, calls = Notes(), []
+    monkeypatch.setattr(vec_env, "make_vec_env", lambda *_, **__: calls.append(notes.call) or make_vec_env("arena"))
+    for env_id in ("CartPole-v1", "MountainCarContinuous-v0"):
+        job = Job(env_id, {"render_mode": "rgb_array"} if "Cart" in env_id else {}, 0, 1, 5, 1.0, 0.001, 30.0)
+        subject = EnvUnderTest(job, env_factory(env_id), notes)  # type: ignore[arg-type]
+        with subject.player("nothing") as player:
+            player.play((0, 0), 2)
+        assert notes.call == ""
+        probes.measure_speed(subject)
+    assert calls == ["make_vec_env()||", ""]
+
+
 def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Raises) == 1
     shown = capsys.readouterr().out
@@ -90,6 +159,7 @@ def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> N
         ("arenaa", "unknown env 'arenaa'; did you mean arena?"),
         ("arena --steps 0", "steps is 0; accepted: an integer of at least 1"),
         ("arena --set lr=1", "--set is 'lr'; accepted: env.KEY=VALUE, an argument of the env"),
+        ("arena --set env_wrapper=nothing", "env_wrapper is 'nothing'; accepted: "),
         ("arena --set env.hight=1", "unknown env argument 'hight'; the env takes: "),
     ],
 )
