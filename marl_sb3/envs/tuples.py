@@ -138,6 +138,30 @@ class TupleKind(EnvKind):
 KIND = TupleKind()
 
 
+class SeveralKind(EnvKind):
+    """Objects that step several envs at once, which are refused in words: envs come one by one."""
+
+    what = "a gymnasium.Env"
+
+    def recognises(self, env: Any) -> bool:
+        """Whether it is a vectorised env of Gymnasium, SB3 or EnvPool; the latter two are not imported for that."""
+        bases = {f"{base.__module__}:{base.__qualname__}" for base in type(env).__mro__}
+        return isinstance(env, gymnasium.vector.VectorEnv) or bool(bases & _SEVERAL) or hasattr(env, "all_env_ids")
+
+    def as_parallel(self, env: Any) -> ParallelEnv:
+        """Refuse it.
+
+        Raises:
+            ConfigError: always.
+        """
+        one = "accepted: a factory of one env, of which --n-envs (n_envs) makes as many as it says"
+        raise ConfigError(f"the env is a {type(env).__name__}, which holds several envs; {one}", key="env")
+
+
+SEVERAL = SeveralKind()
+_SEVERAL = {"stable_baselines3.common.vec_env.base_vec_env:VecEnv"}
+
+
 def _agents(env: gymnasium.Env[Any, Any]) -> int:
     """The number of agents that an env says it has; 0 if it does not say."""
     found = env.get_wrapper_attr("n_agents") if env.has_wrapper_attr("n_agents") else 0

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from test_rllib_envs import Echo
 from test_tuples import Pair
 from toy_envs import ScriptedEnv
@@ -107,8 +108,29 @@ EXAMPLES: dict[str | type, Callable[..., Any]] = {
 AT_THE_DOOR = [name for name in EXAMPLES if isinstance(name, str)]
 
 
+class EnvPool(gymnasium.Env[Any, Any]):
+    """Looks like an env of EnvPool, whose spec has no id."""
+
+    spec = all_env_ids = ()  # type: ignore[assignment]
+    observation_space = action_space = SPACE
+
+
+SEVERAL: dict[str, Callable[[], Any]] = {
+    "SyncVectorEnv": lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
+    "CartPoleVectorEnv": lambda: gymnasium.make_vec("CartPole-v1", 2),
+    "DummyVecEnv": lambda: DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]),
+    "EnvPool": EnvPool,
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_holds_several_envs_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"is a {name}, which holds several envs; accepted: a factory of one env, of"):
+        make_vec_env(SEVERAL[name])
+
+
 def test_every_kind_at_the_door_is_tested() -> None:
-    assert set(AT_THE_DOOR) == set(ENV_KINDS.names())
+    assert {*AT_THE_DOOR, "several"} == set(ENV_KINDS.names())
 
 
 def original(name: str | type) -> Any:

@@ -134,7 +134,7 @@ class _NoBuffer:
         """Allocate no memory."""
 
 
-_IMAGES = "images of at least 36 x 36 pixels"  # what the networks of policies take
+_IMAGES = "images of at least 36 x 36 pixels, with an axis of channels"  # what the networks of policies take
 _OBSERVED_BY = {"Cnn": _IMAGES, "MultiInput": f"Dict observations, with {_IMAGES}"}
 
 

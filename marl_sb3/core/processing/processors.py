@@ -97,6 +97,7 @@ class ProcessedPolicy(NamedTuple):
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnasium's GrayscaleObservation
 _AXES = 3
+_LEAST_PIXELS = 36  # of each side of an image, for NatureCNN
 
 
 class Resize(ObservationProcessor):
@@ -161,7 +162,8 @@ class FrameStack(ObservationProcessor):
 
     Only observations that the row acts on are frames. Numbers of a Box are 0 in the frames before the first one of an
     episode. Numbers that stand for choices, of a Discrete, MultiDiscrete or MultiBinary, have one more choice there,
-    which no observation has: of n choices from 0 to n - 1, it is n.
+    which no observation has: of n choices from 0 to n - 1, it is n. Frames without an axis of channels are stacked as
+    channels, if they are images that SB3's convolutions take.
 
     Raises:
         ConfigError: a part of the space is an array of choices with several axes, or a single number of a Box.
@@ -189,6 +191,9 @@ class FrameStack(ObservationProcessor):
         if not isinstance(space, spaces.Box) or not space.shape:
             accepted = "a Box of at least one axis, Discrete, MultiDiscrete or MultiBinary of one axis"
             raise ConfigError(f"frame_stack: {named(key)}the space is {space}; accepted: {accepted}", key="frame_stack")
+        if len(space.shape) == _AXES - 1 and min(space.shape) >= _LEAST_PIXELS:
+            image = spaces.Box(space.low[..., None], space.high[..., None], dtype=space.dtype.type)
+            space = image if is_image_space(image) else space
         is_image = is_image_space(space)
         self._axes[key] = axis = channel_axis(space) if is_image else len(space.shape) - 1
         shape = (space.shape[axis], *np.delete(space.shape, axis)) if is_image else space.shape
@@ -218,6 +223,8 @@ class FrameStack(ObservationProcessor):
             if key in self._choices:
                 newest = newest.reshape(len(newest), -1)  # a Discrete has no axis
                 require_choices(newest, self._choices[key])
+            elif newest.ndim < frames.ndim:
+                newest = newest[..., None]
             kept = (slice(None),) * axis + (slice(newest.shape[axis], None),)
             after[_name(key)] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis)
             return after[_name(key)]

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
-from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
+from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
 from marl_sb3.core.config import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import ORDER
+from marl_sb3.core.processing import ORDER, ProcessedPolicy, Processing
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 
@@ -227,3 +227,16 @@ def test_weights_come_with_the_statistics_that_they_suit(in_tmp: Path, caplog: p
     plain = MultiAgentAlgorithm(make_vec_env("Pendulum-v1"), n_steps=16, batch_size=16)
     init_from(plain, [InitFrom(run.folder)])
     assert "policy shared normalises with running statistics of: none; " in caplog.text
+
+
+def test_frames_of_images_without_channels_become_the_channels() -> None:
+    image = spaces.Box(0, 255, (36, 40), np.uint8)
+    processing = Processing(ProcessingSettings(frame_stack=3), ProcessedPolicy("p", ("a",), spaces.Discrete(2)), image)
+    assert processing.observation_space == spaces.Box(0, 255, (36, 40, 3), np.uint8)
+    memory = processing.initial(1)
+    for number in (7, 8):
+        seen, memory = processing.observe(np.full((1, 36, 40), number, np.uint8), memory, np.zeros(1, np.int64))
+    assert seen.shape == (1, 36, 40, 3)
+    assert seen[0, 5, 5].tolist() == [0, 7, 8]
+    env = make_vec_env(SampledEnv, observation_space=image, action_space=spaces.Discrete(2))
+    MultiAgentAlgorithm(env, {"p": PolicySpec(PPO, "CnnPolicy")}, lambda _: "p", frame_stack=2, n_steps=4, batch_size=4)
