@@ -140,8 +140,8 @@ class EnvFinder(Protocol):
     def known_ids(self) -> Iterable[str]:
         """Return ids for the message on one that no finder knows."""
 
-    def meant(self, name: str) -> str:
-        """Say for that message what a name may mean, such as an id with what it needs; empty: unknown."""
+    def meant(self, name: str, mine: Sequence[str]) -> str:
+        """Say what a name may mean, as one of the ids `mine`; "" if nobody knows. The last finder is asked first."""
 
 
 ENV_FINDERS: Door[EnvFinder] = Door("finder of envs")

@@ -9,10 +9,13 @@ import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import pettingzoo
 
 from marl_sb3.core.envs import EnvFactory, factory_in_registries, import_from_here, imported_modules, raise_in_words
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
@@ -26,6 +29,15 @@ GROUP = "marl_sb3.envs"
 # Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
 _ID = re.compile(rf"({'|'.join(_MODULES)})/(\w+?)[-_](v[0-9]+)", re.ASCII)
+
+# How ids of envs begin that a package registers when it is imported.
+_REGISTERING: Mapping[str, str] = {
+    "ALE/": "ale_py",
+    "MiniGrid-": "minigrid",
+    "BabyAI-": "minigrid",
+    **dict.fromkeys(("Fetch", "Hand", "AntMaze", "PointMaze", "FrankaKitchen", "AdroitHand"), "gymnasium_robotics"),
+    **dict.fromkeys(("highway-", "intersection-", "merge-", "parking-", "racetrack-", "roundabout-"), "highway_env"),
+}
 
 _SHOWN = 200  # characters; an env id from a file may be very long
 
@@ -41,21 +53,33 @@ class Installed:
         """See `EnvFinder.known_ids`: those of entry points."""
         return (point.name for point in entry_points(group=GROUP))
 
-    def meant(self, name: str) -> str:
-        """See `EnvFinder.meant`: an env in a Python file of the working directory, or in another package."""
+    def meant(self, name: str, mine: Sequence[str]) -> str:
+        """See `EnvFinder.meant`: an env in a Python file of the working directory, in another package, or of an id."""
         if len(name) > _SHOWN:  # no file has such a name
             return ""
         here = Path(f"{name.replace('.', '/')}.py")
         module = _module_of(name) or (name.replace("/", ".") if here.is_file() else None)
         if module is not None:
             return f"{module}:NAME, where NAME is the env's class or a function that returns one"
-        if name.startswith("ALE/"):
-            return f"ale_py:{name} of the package ale_py, which has to be installed"
         found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
-        return "" if found is None else f"mpe2/{found[1]}-{found[2]} of the package mpe2"
+        if found is not None:
+            return f"mpe2/{found[1]}-{found[2]} of the package mpe2"
+        package = next((package for begins, package in _REGISTERING.items() if name.startswith(begins)), None)
+        if package is not None:
+            needs = "" if importlib.util.find_spec(package) else f" of the package {package}, which has to be installed"
+            return f"{package}:{name}{needs}"
+        known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
+        return ", ".join(dict.fromkeys(versions_of(name) or difflib.get_close_matches(name, known, n=3)))
 
 
 FINDER: EnvFinder = Installed()
+
+
+def versions_of(name: str) -> list[str]:
+    """Return the ids of PettingZoo's games of a name alone: `classic/connect_four-v3` of connect_four."""
+    known = [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
+    return [each for each in known if re.fullmatch(rf"\w+/{re.escape(name)}[-_]v[0-9]+", each)]
+
 
 # --- Modules ---------------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,26 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, total, terminated, truncated, info
 
 
+class WeighRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes one reward of several.
+
+    Args:
+        env: the env; it pays an array.
+        weight: of each number; None: 1.
+    """
+
+    def __init__(self, env: Env, weight: Sequence[float] | None = None) -> None:
+        super().__init__(env)
+        self._weight = weight
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        rewards: Any = reward
+        weights: Any = np.ones(np.shape(rewards)) if self._weight is None else self._weight
+        return observation, float(np.dot(rewards, weights)), terminated, truncated, info
+
+
 class ResizeImage(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Resizes images by averaging over areas, as Gymnasium's `ResizeObservation` does, without OpenCV.
 
@@ -152,6 +172,7 @@ _OF_GYMNASIUM = ("AtariPreprocessing", "ClipAction", "ClipReward", "DelayObserva
                  "TimeLimit")  # fmt: skip
 _OF_MINIGRID = ("FlatObsWrapper", "FullyObsWrapper", "ImgObsWrapper", "OneHotPartialObsWrapper", "RGBImgObsWrapper",
                 "RGBImgPartialObsWrapper")  # fmt: skip
+_WEIGHING = "mo_gymnasium.wrappers.LinearReward"
 _TIME_FEATURE = "sb3_contrib.common.wrappers:TimeFeatureWrapper"
 
 # Name in a file -> the class, or `module:class` of what is imported when it is used.
@@ -163,6 +184,7 @@ WRAPPERS: Mapping[str, type[Any] | str] = {
     f"{_GYMNASIUM}.transform_observation.ResizeObservation": ResizeImage,
     **{f"minigrid.wrappers.{name}": f"minigrid.wrappers:{name}" for name in _OF_MINIGRID},
     "as_agents": AsAgents,
+    _WEIGHING: WeighRewards,
     "sb3_contrib.common.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.FrameSkip": FrameSkip,
@@ -206,8 +228,10 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
             raise ConfigError(f"{words}; processing has settings for envs of several agents", key="env_wrapper")
         if "as_agents" in dict(wrappers) or TUPLES.recognises(env):
             return functools.reduce(_wrapped, wrappers, env)
-        meter = _Meter(env)
-        return _ShowsEpisodes(functools.reduce(_wrapped, wrappers, meter), meter)
+        others = [each for each in wrappers if each[0] != _WEIGHING]
+        weighing = [each for each in wrappers if each[0] == _WEIGHING]  # first, so that a meter gets one number
+        meter = _Meter(functools.reduce(_wrapped, weighing, env))
+        return _ShowsEpisodes(functools.reduce(_wrapped, others, meter), meter)
 
     return make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from marl_sb3.core.envs import MASK, EnvFactory
+from marl_sb3.envs.finding import versions_of
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers import OBSERVATION
@@ -198,9 +199,9 @@ class OpenSpielGames:
         """See `EnvFinder.known_ids`: none, there are a hundred."""
         return ()
 
-    def meant(self, name: str) -> str:
+    def meant(self, name: str, mine: Sequence[str]) -> str:
         """See `EnvFinder.meant`: the name of a game alone."""
-        if not _is_installed():
+        if not _is_installed() or versions_of(name):
             return ""
         import pyspiel
 

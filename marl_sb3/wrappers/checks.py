@@ -175,7 +175,8 @@ def reward_fault(reward: Any) -> str | None:
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors with gradients
         finite = False
     if not finite:
-        return f"is {reward!r}, not a finite number"
+        way = "; env_wrapper=mo_gymnasium.wrappers.LinearReward adds several up" if getattr(reward, "shape", ()) else ""
+        return f"is {reward!r}, not a finite number{way}"
     return (
         None if abs(reward) <= LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
     )

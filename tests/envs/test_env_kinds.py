@@ -219,7 +219,7 @@ def test_a_kind_at_the_door_is_asked_before_those_of_the_core() -> None:
 def test_what_is_of_no_kind_is_refused_with_the_kinds_that_are_there() -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"returned int; accepted: .*, {KINDS}$",
+        match=rf"makes an object of builtins.int; accepted: .*, {KINDS}$",
     ):
         make_env(lambda: 3, 0, {})
     with pytest.raises(

@@ -149,3 +149,19 @@ def test_a_monitor_beneath_wrappers_says_what_an_episode_is(counting: Callable[[
     assert episodes_of(lambda: monitored(counting, wrappers), 200) == known(wrappers, 200)
     clipped = episodes_of(lambda: ClipRewardEnv(Game()), 60)  # without one, they are those of the outermost wrapper
     assert clipped == [(20.0, 30), (20.0, 30)]
+
+
+class TwoGoals(Game):
+    """Pays for two goals at once."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *ends = super().step(action)
+        return observation, np.array([reward, 1.0]), *ends
+
+
+def test_several_rewards_become_one() -> None:
+    weighed = {"mo_gymnasium.wrappers.LinearReward": {"weight": [0.5, -1.0]}}
+    found = episodes_of(wrapping_factory(TwoGoals, named_wrappers([f"{ATARI}.ClipRewardEnv", weighed])), 35)
+    assert found == [(0.5 * 90.0 - 30.0, 30)]
+    (found,) = episodes_of(wrapping_factory(TwoGoals, named_wrappers("mo_gymnasium.wrappers.LinearReward")), 35)
+    assert found == (120.0, 30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import pettingzoo
@@ -19,7 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
-from marl_sb3.core.config import EXTERNAL
+from marl_sb3.core.config import EXTERNAL, shown
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS
@@ -27,7 +26,6 @@ from marl_sb3.errors import ConfigError, described
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 
-_SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 _imports: list[str] = []  # modules that the user has named after `--import`
 
 
@@ -92,7 +90,7 @@ def factory_in_registries(env_id: str) -> EnvFactory | None:
             spec = gymnasium.spec(env_id)
     except gymnasium.error.Error:
         return None
-    factory = _maker(gymnasium.make, spec)
+    factory: EnvFactory = _maker(env_id, gymnasium.make, spec)
     vars(factory).update(BATCHED_TWINS[spec.id](factory) if spec.id in BATCHED_TWINS else {})
     return factory
 
@@ -100,20 +98,16 @@ def factory_in_registries(env_id: str) -> EnvFactory | None:
 def _unknown(name: str) -> str:
     builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
     mine = [*builtin, *REGISTERED_ENVS.names(), *(env_id for finder in ENV_FINDERS for env_id in finder.known_ids())]
-    known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
-    close = dict.fromkeys(difflib.get_close_matches(name, known, n=3))
-    meant = next((meant for finder in ENV_FINDERS if (meant := finder.meant(name))), ", ".join(close))
+    meant = next(filter(None, (finder.meant(name, mine) for finder in reversed([*ENV_FINDERS]))), "")
     other = f"; did you mean {meant}?" if meant else "."
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
     known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
     own = "package.module:factory, or --import MODULE with a module that registers the env"
-    return f"unknown env {shown!r}{other} Known: {known_ids}; or use {own}"
+    return f"unknown env {shown(name)}{other} Known: {known_ids}; or use {own}"
 
 
 def takes_argument(factory: EnvFactory, name: str) -> bool:
     """Whether a parameter of the factory has this name."""
-    signature = _signature(factory)
-    return signature is not None and name in signature.parameters
+    return name in getattr(_signature(factory), "parameters", ())
 
 
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
@@ -132,15 +126,15 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
     except RAISED as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in described(error):
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
-        raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
+        raise_in_words(error, f"making {_name(factory)}", f"env {env_index}")
         raise
     known = (kind.as_parallel for kind in ENV_KINDS if kind.recognises(env))
     own = (convert for cls, (_, convert) in _OWN.items() if isinstance(env, cls))
     if (convert := next(chain(known, own), None)) is not None:
         return convert(env)
-    raise ConfigError(
-        f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {_accepted()}", key="env"
-    )
+    returned = f"{_name(factory)} makes an object of {type(env).__module__}.{type(env).__qualname__}"
+    way = "; a class of one of these kinds can wrap it" if hasattr(env, "step") else ""
+    raise ConfigError(f"{returned}; accepted: {_accepted()}{way}", key="env")
 
 
 def _arguments(
@@ -191,7 +185,7 @@ def import_modules(
         EnvRaisedError: one has raised another exception.
     """
     for name in names:
-        import_from_here(name, where or f"--import {name[:_SHOWN]!r}", accepted)
+        import_from_here(name, where or f"--import {shown(name)}", accepted)
         if name not in _imports:
             _imports.append(name)
 
@@ -213,7 +207,7 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
         ConfigError: it cannot be imported.
     """
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"{where}: {module_name[:_SHOWN]!r} names no module; accepted: {accepted}", key=key)
+        raise ConfigError(f"{where}: {shown(module_name)} names no module; accepted: {accepted}", key=key)
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -226,13 +220,17 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
         raise
 
 
-def _maker(make: Callable[..., Any], *of: Any) -> EnvFactory:
-    return lambda **kwargs: make(*of, **kwargs)
+def _maker(env_id: str, make: Callable[..., Any], *of: Any) -> Any:
+    def factory(**kwargs: Any) -> Any:
+        return make(*of, **kwargs)
+
+    factory.__qualname__ = env_id  # for messages
+    return factory
 
 
 def _of_spec(kind: str, spec: Any) -> EnvFactory:
     """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
-    factory, entry_point = cast("Any", _maker(pettingzoo.make, kind, spec)), spec.entry_point
+    factory, entry_point = _maker(spec.id, pettingzoo.make, kind, spec), spec.entry_point
     try:
         if isinstance(entry_point, str):
             module, _, attribute = entry_point.partition(":")
@@ -261,8 +259,11 @@ def _check_arguments(factory: EnvFactory, signature: inspect.Signature, argument
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"env factory {_name(factory)}: {error}; it takes: {accepted}", key="env") from error
+        raise ConfigError(f"env {_name(factory)}: {error}; it takes: {accepted}", key="env") from error
 
 
 def _name(factory: EnvFactory) -> str:
-    return getattr(factory, "__qualname__", None) or repr(factory)
+    """Name what a user has named: an id, or a class or a function by its module."""
+    module, name = (getattr(factory, each, None) for each in ("__module__", "__qualname__"))
+    known = [each for each in REGISTERED_ENVS.names() if REGISTERED_ENVS[each] is factory]
+    return [*known, repr(factory) if name is None else name if module == __name__ else f"{module}:{name}"][0]

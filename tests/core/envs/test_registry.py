@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ class Shelf:
     def known_ids(self) -> list[str]:
         return ["shelf/3"]
 
-    def meant(self, name: str) -> str:
+    def meant(self, name: str, mine: Sequence[str]) -> str:
         return "shelf/3, the only one" if name.startswith("shelf") else ""
 
 
@@ -252,7 +252,7 @@ def takes_nothing():
     ("env", "kwargs", "problem", "key"),
     [
         ("arena", {"hight": 3}, "unknown env argument 'hight'; the env takes: height, width, max_t", "env.hight"),
-        (needs_height, {}, "env factory needs_height: missing a required argument: 'height'; it takes: height", "env"),
+        (needs_height, {}, "needs_height: missing a required argument: 'height'; it takes: height", "env"),
         (takes_nothing, {"height": 3}, "unknown env argument 'height'; the env takes: none", "env.height"),
         ("CartPole-v1", {"hight": 3}, "the env does not take these arguments: ", "env"),
         ("classic/rps-v2", {"hight": 3}, "the env does not take these arguments: ", "env"),
@@ -261,15 +261,31 @@ def takes_nothing():
 )
 def test_wrong_arguments_are_refused_by_name(env, kwargs, problem, key):
     error = refusal(env, **kwargs)
-    assert str(error).startswith(problem)
+    assert str(error).removeprefix(f"env {__name__}:").startswith(problem)
     assert error.key == key
+
+
+def test_an_env_is_named_as_the_user_has_named_it(monkeypatch):
+    broken = gymnasium.register("broken-v0", lambda: 1 / 0)
+    assert broken is None
+    register_env("lambda", lambda: 1 / 0)
+    register_env("number", lambda: 3)
+    try:
+        for env_id in ("broken-v0", "lambda"):
+            with pytest.raises(EnvRaisedError, match=f"^env 0: making {env_id} raised ZeroDivisionError"):
+                make_vec_env(env_id)
+        assert str(refusal("number")).startswith("number makes an object of builtins.int; accepted: ")
+    finally:
+        gymnasium.registry.pop("broken-v0")
+        REGISTERED_ENVS.remove("lambda")
+        REGISTERED_ENVS.remove("number")
 
 
 def test_error_inside_a_factory_is_told_with_its_line():
     def faulty():
         return ScriptedEnv() + 1
 
-    with pytest.raises(EnvRaisedError, match=r"^env 0: the env factory .*faulty raised TypeError: unsupp.*") as caught:
+    with pytest.raises(EnvRaisedError, match=r"^env 0: making .*faulty raised TypeError: unsupp.*") as caught:
         make_vec_env(faulty)
     assert re.search(r"\(\S*test_registry\.py, line \d+, in faulty\)$", str(caught.value))
     assert isinstance(caught.value.__cause__, TypeError)
@@ -332,14 +348,23 @@ def test_id_that_a_module_registers_when_it_is_imported_is_found(in_tmp: Path):
     assert make_vec_env("corridors:corridors/two-v0").agents == ("a", "b")
 
 
+class OldEnv:
+    """Has the methods of an env, and no class of one."""
+
+    def reset(self): ...
+
+    def step(self, action): ...
+
+
 @pytest.mark.parametrize(
     ("product", "problem"),
     [
-        (lambda: None, "returned NoneType; accepted: a pettingzoo.ParallelEnv"),
         (
-            lambda: gymnasium.make_vec("CartPole-v1"),
-            "VectorEnv; accepted: a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env, ",
+            lambda: None,
+            "makes an object of builtins.NoneType; accepted: a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, ",
         ),
+        (OldEnv, "OldEnv; accepted: a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env, "),
+        (OldEnv, "; a class of one of these kinds can wrap it"),
     ],
 )
 def test_factory_of_something_else_is_refused(product, problem):
@@ -370,8 +395,10 @@ def test_factory_of_something_else_is_refused(product, problem):
         ),
         (
             "ALE/Pong-v5",
-            "unknown env 'ALE/Pong-v5'; did you mean ale_py:ALE/Pong-v5 of the package",
+            "unknown env 'ALE/Pong-v5'; did you mean ale_py:ALE/Pong-v5 of the package ale_py, which has to be instal",
         ),
+        ("FetchReach-v4", "unknown env 'FetchReach-v4'; did you mean gymnasium_robotics:FetchReach-v4 of the package"),
+        ("connect_four", "unknown env 'connect_four'; did you mean classic/connect_four-v3?"),
     ],
 )
 def test_unknown_id_is_answered_with_close_ones(env_id, start):
@@ -379,6 +406,12 @@ def test_unknown_id_is_answered_with_close_ones(env_id, start):
     error = refusal(env_id)
     assert str(error).startswith(start)
     assert error.key == "env"
+
+
+def test_an_id_of_a_package_that_is_installed_is_suggested_with_it(in_tmp: Path, monkeypatch) -> None:
+    (in_tmp / "minigrid.py").touch()
+    monkeypatch.syspath_prepend(in_tmp)
+    assert "did you mean minigrid:MiniGrid-Empty-5x5-v0? Known" in str(refusal("MiniGrid-Empty-5x5-v0"))
 
 
 @pytest.mark.parametrize(

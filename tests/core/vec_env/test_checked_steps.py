@@ -110,7 +110,10 @@ BROKEN_STEPS = {
     "text reward": (saying("1", REWARDS), "reward is '1', not a finite number"),
     "complex reward": (saying(1 + 2j, REWARDS), "reward is (1+2j), not a finite number"),
     "list reward": (saying([1, [2, 3]], REWARDS), "reward is [1, [2, 3]], not a finite number"),
-    "array reward": (saying(np.zeros(1), REWARDS), "reward is array([0.]), not a finite number"),
+    "array reward": (
+        saying(np.zeros(1), REWARDS),
+        "reward is array([0.]), not a finite number; env_wrapper=mo_gymnasium.wrappers.LinearReward adds several up",
+    ),
     "None info": (saying(None, INFOS), "info is None, not a dictionary"),
 }
 

@@ -235,7 +235,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 def test_an_env_that_starts_once_per_process_needs_a_worker_of_its_own() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^n_workers is 1, but only one such env can be made in a process: env 1: the env factory OncePerProcess "
+        match=r"^n_workers is 1, but only one such env can be made in a process: env 1: making .*:OncePerProcess "
         r"raised RuntimeError: the simulator runs already \(.*\); accepted: n_workers=2, one for each env$",
     ):
         make_vec_env(OncePerProcess, n_envs=2, n_workers=1)
