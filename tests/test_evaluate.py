@@ -125,6 +125,12 @@ def test_a_folder_of_runs_is_the_newest_which_is_said(run_folder: Path, capsys: 
     assert json.loads(captured.out)["run"] == str(run_folder)
 
 
+def test_an_env_is_its_newest_run(run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run_folder, in_tmp / "runs" / "sisl_pursuit-v5" / "one")
+    assert main(["sisl/pursuit-v5", "--episodes", "1", "--json"]) == 0
+    assert capsys.readouterr().err == "newest run in sisl/pursuit-v5: runs/sisl_pursuit-v5/one\n"
+
+
 def test_the_env_is_that_of_the_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, run_folder, "--episodes", 2)["env_runners"]["episode_len_mean"] == 9.0
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # --- Of runs ---------------------------------------------------------------------------------------------------------
 
-RUN = ("RUN", "a run folder; a folder of runs, for the newest run in it; or hf:OWNER/NAME, a run on the Hub")
+RUN = ("RUN", "a run folder; a folder of runs or an env, for its newest run; or hf:OWNER/NAME, a run on the Hub")
 CHECKPOINT = (
     "--checkpoint WHICH",
     "best, latest or the number of an iteration; default: best, or latest where the agents' returns oppose each other; "
@@ -39,18 +39,18 @@ EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; defau
 
 
 def found_run(path: str, verify: Path | None = None) -> Path:
-    """Return the run folder at a path; of a folder of runs the newest, which is then printed.
+    """Return the run folder at a path; of a folder of runs, or an env of this name, the newest, which is then printed.
 
     Args:
         verify: a public key that must have signed the folder; the verified copy of it is there until the process ends.
     """
-    from marl_sb3.runs import find_run, run_around
+    from marl_sb3.runs import find_run, find_run_or_env, run_around
 
     if verify is not None:
         path = str(_kept_copy(path, verify))
     if run_around(path) is not None:  # a checkpoint, or a member of a league
         return Path(path)
-    folder = find_run(path)
+    folder = find_run_or_env(path) or find_run(path)
     if path.startswith("hf:"):
         print(f"{path}: downloaded to {folder}", file=sys.stderr)
     elif Path(path) != folder:
