@@ -25,9 +25,14 @@ _T = TypeVar("_T")
 
 IS_WINDOWS = os.name == "nt"
 IS_MACOS = sys.platform == "darwin"
-HAS_DISPLAY_VARIABLES = not (IS_WINDOWS or IS_MACOS)  # whether windows need `$DISPLAY` or `$WAYLAND_DISPLAY`
+_HAS_DISPLAY_VARIABLES = not (IS_WINDOWS or IS_MACOS)  # whether windows need `$DISPLAY` or `$WAYLAND_DISPLAY`
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+def lacks_display() -> bool:
+    """Whether no window can be opened, for all that the environment says."""
+    return _HAS_DISPLAY_VARIABLES and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def require_fork(key: str, value: object, accepted: str) -> None:

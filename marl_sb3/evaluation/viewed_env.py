@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.core.envs import EnvFactory, TurnBasedEnv, env_factory, make_env
 from marl_sb3.envs import DrawnEnv
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
-from marl_sb3.extensions.display import FilmedEnv, Scene, VideoFile, captioned, is_picture, with_images
+from marl_sb3.extensions.display import FilmedEnv, Scene, VideoFile, captioned, is_picture, rendered, with_images
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers import innermost_env
 
@@ -70,13 +69,13 @@ class ViewedEnv(FilmedEnv):
     def _film(self) -> None:
         """Look at the env; called after each reset and step."""
         is_drawn = self.scene is not None and not self._has_to_render
-        rendered = self._rendered() if self.film is not None or (self.looks and not is_drawn) else None
-        image = rendered if is_picture(rendered) else None
+        seen = self._rendered() if self.film is not None or (self.looks and not is_drawn) else None
+        image = seen if is_picture(seen) else None
         self.latest = None
         if self.looks:
             caption = Scene(self._scene.episode, self._scene.step, dict(self._scene.returns))
             scene = self.scene() if self.scene is not None else None
-            text = rendered if isinstance(rendered, str) else None
+            text = seen if isinstance(seen, str) else None
             self.latest = View(caption, scene, None if is_drawn or image is None else image.copy(), text)
         if self.film is not None and image is not None and not self.film_is_full:
             self.film.add(self.captioned(image, self._scene))
@@ -91,18 +90,16 @@ class ViewedEnv(FilmedEnv):
         if self.why_not or self._render_mode == "human":
             return None
         try:
-            rendered = self.env.render()
+            image = rendered(self.env) if self._has_to_render else self.env.render()
         except Exception as error:  # in the code of the env, which may be played without pictures
-            if self._has_to_render and not isinstance(error, (ImportError, DependencyNotInstalled)):
-                raise
             self.why_not = f"render() raised {described(error)}"
             if self._has_to_render:
-                raise ConfigError(f"the env cannot render: {error}", key="env") from error
+                raise
             return None
-        is_text = self._render_mode == "ansi" and isinstance(rendered, str)
-        if is_text or is_picture(rendered):
-            return rendered
-        words = f"render() of the env returned {type(rendered).__name__}"
+        is_text = self._render_mode == "ansi" and isinstance(image, str)
+        if is_text or is_picture(image):
+            return image
+        words = f"render() of the env returned {type(image).__name__}"
         self.why_not = f"{words}; accepted: an array (height, width, 3) of uint8, or text in render mode ansi"
         if self._has_to_render:
             raise ConfigError(self.why_not, key="env")

@@ -5,6 +5,7 @@ from .filmed_env import Scene as Scene
 from .filmed_env import captioned as captioned
 from .filmed_env import filming_factory as filming_factory
 from .filmed_env import is_picture as is_picture
+from .filmed_env import rendered as rendered
 from .filmed_env import with_images as with_images
 from .page import Html as Html
 from .page import Page as Page

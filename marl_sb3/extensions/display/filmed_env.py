@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs import EnvFactory, env_factory, make_env
-from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
+from marl_sb3.core.envs import EnvFactory, env_factory, in_words, make_env
+from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, is_disk_full
+from marl_sb3.systems import lacks_display
 from marl_sb3.types import AgentID, Array
 
 Colour = tuple[int, int, int]
@@ -164,10 +166,7 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def _film(self) -> None:
         if self._scene.episode > self._n_episodes:
             return
-        try:
-            frame = self.env.render()
-        except (ImportError, DependencyNotInstalled) as error:
-            raise ConfigError(f"the env cannot render: {error}", key="video") from error
+        frame = rendered(self.env)
         if is_picture(frame):  # `VideoFile.add` refuses anything else
             frame = captioned(frame, self._scene, self._legend)
         try:
@@ -178,6 +177,31 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
             # As an error of this package, so that it is not reported as an exception of the env.
             why = str(error).partition("\n")[0]  # imageio adds the command line of ffmpeg
             raise MarlSb3Error(f"the video cannot be written: {why}") from error
+
+
+def rendered(env: ParallelEnv) -> Any:
+    """Return what an env renders.
+
+    Raises:
+        ConfigError: a package is missing.
+        EnvRaisedError: the env raised something else; the message says how to render where there is no display.
+    """
+    try:
+        return env.render()
+    except (ImportError, DependencyNotInstalled) as error:
+        raise ConfigError(f"the env cannot render: {error}{_way()}", key="video") from error
+    except (MarlSb3Error, MemoryError, OSError):
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].line if not str(error) else ""
+        words = f"the env cannot render: {in_words(error, 'render()')}{f', at `{line}`' if line else ''}"
+        raise EnvRaisedError(f"{words}{_way()}") from error
+
+
+def _way() -> str:
+    """Say how to render where there is no display."""
+    way = "MUJOCO_GL=egl in the environment lets MuJoCo draw without one, and xvfb-run before the command all others"
+    return f"; there is no display: {way}" if lacks_display() else ""
 
 
 def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:
@@ -212,6 +236,8 @@ def with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> ParallelE
             # Gymnasium warns of a missing render mode; below, it is an error.
             warnings.filterwarnings("ignore", message=".*initialised with render_mode")
             env = make_env(factory, 0, {**env_kwargs, "render_mode": _RENDER_MODE})
+    except EnvRaisedError as error:
+        raise EnvRaisedError(f"{error}{_way()}") from error
     except ConfigError as error:
         if "'render_mode'" not in str(error):
             raise

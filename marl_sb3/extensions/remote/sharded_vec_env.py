@@ -57,6 +57,7 @@ def _with_indices_from(factory: EnvFactory, first: int) -> EnvFactory:
         return factory(env_index=first + env_index, **env_kwargs)
 
     shifted.__qualname__ = getattr(factory, "__qualname__", type(factory).__name__)
+    shifted.__module__ = getattr(factory, "__module__", shifted.__module__)
     vars(shifted)["__signature__"] = signature(factory)
     own: Mapping[str, Any] = getattr(factory, "__dict__", {})
     vars(shifted).update({name: getattr(factory, name) for name in ("make_batched", "why_not_batched") if name in own})

@@ -30,7 +30,7 @@ from marl_sb3.extensions.display import (
     scene_picture,
     standard_console,
 )
-from marl_sb3.systems import HAS_DISPLAY_VARIABLES, console_keys, has_console_keys
+from marl_sb3.systems import console_keys, has_console_keys, lacks_display
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
 
@@ -289,8 +289,7 @@ def why_no_window() -> str | None:
     from marl_sb3.envs import import_pygame
 
     # Without a display, SDL draws where nobody sees it, and says nothing.
-    is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
-    if not is_named and HAS_DISPLAY_VARIABLES:
+    if lacks_display() and not os.environ.get("SDL_VIDEODRIVER"):
         return "there is no display ($DISPLAY and $WAYLAND_DISPLAY name none)"
     try:
         pygame = import_pygame()

@@ -11,7 +11,7 @@ from gymnasium.error import DependencyNotInstalled
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentVecEnv, make_vec_env
-from marl_sb3.errors import MarlSb3Error
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error
 from marl_sb3.extensions.display import filming_factory
 
 SCRIPT = {"a": (2, "truncated"), "b": (3, "terminated")}
@@ -132,6 +132,27 @@ def test_what_an_env_lacks_for_drawing_is_told(error: type[Exception]) -> None:
     env, _ = filmed(Undrawable)
     with pytest.raises(ConfigError, match="the env cannot render: pygame is not installed"):
         env.reset()
+
+
+def test_an_env_that_cannot_draw_without_a_display_is_told_how_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asserts(ScriptedEnv):
+        def render(self) -> Any:
+            raise AssertionError
+
+    env, _ = filmed(Asserts)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EnvRaisedError) as caught:
+        env.reset()
+    said = str(caught.value)
+    assert "the env cannot render: render() raised AssertionError" in said
+    assert "at `raise AssertionError`; there is no display: MUJOCO_GL=egl in the environment lets MuJoCo" in said
+    assert "xvfb-run" in said
+    monkeypatch.setenv("DISPLAY", ":0")
+    env, _ = filmed(Asserts)
+    with pytest.raises(EnvRaisedError) as caught:
+        env.reset()
+    assert "there is no display" not in str(caught.value)
 
 
 def test_a_video_that_cannot_be_written_is_not_the_envs_fault() -> None:
