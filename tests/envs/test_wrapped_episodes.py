@@ -15,8 +15,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, evaluate_policies, make_vec_env
+from marl_sb3.core.envs import make_env
 from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.envs import named_wrappers, wrapping_factory
+from marl_sb3.extensions.display import FilmedEnv
 
 ATARI = "stable_baselines3.common.atari_wrappers"
 LIVES, STEPS_OF_LIFE = 3, 10
@@ -165,3 +167,19 @@ def test_several_rewards_become_one() -> None:
     assert found == [(0.5 * 90.0 - 30.0, 30)]
     (found,) = episodes_of(wrapping_factory(TwoGoals, named_wrappers("mo_gymnasium.wrappers.LinearReward")), 35)
     assert found == (120.0, 30)
+
+
+def test_captions_of_videos_show_what_the_env_pays() -> None:
+    made = wrapping_factory(Drawn, named_wrappers(f"{ATARI}.ClipRewardEnv"))
+    film: Any = FilmedEnv(make_env(made, 0, {}), lambda frame: None, 1)
+    film.reset(seed=0)
+    for _ in range(3):
+        film.step({"agent": 2})
+    assert film._scene.returns == {"agent": 18.0}
+
+
+class Drawn(Game):
+    """Renders, which a film needs."""
+
+    def render(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)

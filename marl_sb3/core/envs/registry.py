@@ -236,8 +236,8 @@ def _of_spec(kind: str, spec: Any) -> EnvFactory:
             module, _, attribute = entry_point.partition(":")
             entry_point = getattr(importlib.import_module(module), attribute)
         factory.__signature__ = inspect.signature(entry_point)
-        if why_not_batched(entry_point, {}) is None:
-            factory.make_batched = entry_point.make_batched
+        own = ("make_batched", "why_not_batched") if why_not_batched(entry_point, {}) is None else ()
+        vars(factory).update({name: getattr(entry_point, name) for name in own if hasattr(entry_point, name)})
     except (ImportError, ValueError):
         pass  # making the env reports it
     return factory  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.core.config import shown
 from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.envs.arena import rules
+from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -96,6 +97,11 @@ class ArenaEnv(DrawnEnv):
 
         self._destinations = rules.destination_table(height, width)
         self._coins: BoolArray = np.empty(0, dtype=np.bool_)
+
+    @staticmethod
+    def why_not_batched(env_kwargs: Mapping[str, Any]) -> str | None:
+        """Say what somebody has replaced of the arena, which the compiled one would not do; None: nothing."""
+        return why_not_own(__name__, rules.__name__)
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
+import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_log = logging.getLogger(__name__)
 
 # Module -> the beginnings of the SHA-256 of its text, in the versions with which the twins were compared. A new version
 # of a package needs `pytest tests/envs/compiled/test_twins.py -m "proof or not proof"`, then lines of `digest_of` here.
@@ -93,6 +97,18 @@ def why_not_original(modules: Iterable[str], env: Any, anew: Callable[[types.Mod
     return None if found is None else f"{found} is not what its class makes of the arguments"
 
 
+def why_not_own(*modules: str) -> str | None:
+    """Say which part of modules of this package somebody has replaced, and log it; None: all is as in their files."""
+    for name in modules:
+        module = importlib.import_module(name)
+        made = _made_again(module, digest_of(module))
+        replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
+        if replaced is not None:
+            _log.info("envs are stepped one by one: %s", why := f"{replaced} is not that of its package")
+            return why
+    return None
+
+
 def digest_of(module: types.ModuleType) -> str:
     """The beginning of the SHA-256 of a module's text; "" if it has none."""
     file = Path(getattr(module, "__file__", None) or "none")
@@ -155,7 +171,9 @@ class _Comparison:
 
     def _of_functions(self, ours: Any, theirs: Any, where: str) -> str | None:
         scopes = ours.__globals__, theirs.__globals__
+        names = {str(each.get("__name__")) for each in scopes}  # a NamedTuple has a function with globals of its own
         has_own = scopes[0] is scopes[1] or (scopes[0] is self._globals[0] and scopes[1] is self._globals[1])
+        has_own = has_own or (len(names) == 1 and names.pop().startswith("namedtuple_"))
         cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (ours, theirs)]
         others = [(each.__defaults__, each.__kwdefaults__, vars(each)) for each in (ours, theirs)]
         if not has_own or ours.__code__ != theirs.__code__ or ours.__code__.co_name != theirs.__code__.co_name:
@@ -197,5 +215,6 @@ class _Comparison:
         property: partial(_by, names=("fget", "fset", "fdel")),
         np.ndarray: _of_arrays,
         np.random.Generator: _of_generators,
+        type(threading.RLock()): lambda *_: None,  # of a cached_property
         types.ModuleType: lambda _, ours, theirs, where: where,
     }

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from typing_extensions import override
 
 from marl_sb3.core.envs import BatchedEnv
+from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
 from marl_sb3.envs.waterworld.parameters import BOUND, FOOD_SIZE, POISON_SIZE, Parameters, refused_action
 from marl_sb3.errors import EnvError
@@ -62,6 +63,11 @@ class WaterworldEnv(DrawnEnv):
         bounds = Box(-BOUND, BOUND, (self.parameters.observation_size,))
         self.observation_spaces = dict.fromkeys(self.possible_agents, bounds)
         self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
+
+    @staticmethod
+    def why_not_batched(env_kwargs: Mapping[str, Any]) -> str | None:
+        """Say what somebody has replaced of the pond, which the compiled one would not do; None: nothing."""
+        return why_not_own(__name__)
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:

@@ -13,7 +13,7 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs import EnvFactory, env_factory, in_words, make_env
+from marl_sb3.core.envs import BENEATH, EnvFactory, env_factory, in_words, make_env
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, is_disk_full
 from marl_sb3.systems import lacks_display
 from marl_sb3.types import AgentID, Array
@@ -159,7 +159,8 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         returned: tuple[Mapping[str, Any], ...] = self.env.step(actions)
         self._scene.step += 1
         for agent, reward in returned[1].items():
-            self._scene.returns[agent] += reward
+            beneath = returned[4].get(agent, {}).get(BENEATH)  # of wrappers that may clip rewards
+            self._scene.returns[agent] = beneath[0] if beneath else self._scene.returns[agent] + reward
         self._film()
         return returned
 

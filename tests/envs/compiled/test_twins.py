@@ -24,9 +24,11 @@ from marl_sb3 import make_vec_env, register_env
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
+from marl_sb3.envs.arena import ArenaEnv, rules
 from marl_sb3.envs.compiled import require_same
 from marl_sb3.envs.compiled.originals import KNOWN
 from marl_sb3.envs.compiled.random import generator_of, words_of
+from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.extensions.data import read_policy_data
@@ -252,6 +254,9 @@ REPLACED: dict[str, tuple[str, str, Any, str, Any]] = {
     "rewards of particles": (SPREAD, "Scenario.reward", simple_spread.Scenario, "reward", lambda *_: 1.0),
     "world of particles": (SPREAD, "World.integrate_state", core.World, "integrate_state", lambda *_: None),
     "layer of particles": (SPREAD, "AssertOutOfBoundsWrapper", AssertOutOfBoundsWrapper, "step", lambda *_: None),
+    "rewards of the arena": ("arena", "ArenaEnv.step", ArenaEnv, "step", lambda *_: None),
+    "rules of the arena": ("marl_sb3/arena-v0", "rules.initial_state", rules, "initial_state", lambda *_: None),
+    "pond": ("waterworld", "WaterworldEnv.step", WaterworldEnv, "step", lambda *_: None),
     "version": ("CartPole-v1", "not know this version", KNOWN, "gymnasium.envs.classic_control.cartpole", ("0",)),
 }
 
