@@ -247,7 +247,7 @@ class PolicyFiles(Protocol):
         """
 
     def write(self, policies: PolicyByAgent, folder: Path) -> dict[PolicyID, Path]:
-        """Write the policies with their processing into a folder, and return their files; see `ids.file_names`."""
+        """Write the policies with their processing into a folder, and return their files; see `files.file_names`."""
 
     def unpickle_statistics(self, processing: Processing, path: Path) -> None:
         """Take over the running statistics of a `VecNormalize` that SB3 saved.

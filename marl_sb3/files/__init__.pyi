@@ -12,7 +12,10 @@ from .atomic import unfinished_path as unfinished_path
 from .atomic import with_filename as with_filename
 from .atomic import write_whole as write_whole
 from .paths import as_path as as_path
+from .paths import file_names as file_names
+from .paths import folder_name as folder_name
 from .paths import path_is_usable as path_is_usable
+from .paths import require_file_name as require_file_name
 from .paths import require_text as require_text
 from .plain_yaml import parse_value as parse_value
 from .plain_yaml import plain_data as plain_data
@@ -20,9 +23,11 @@ from .plain_yaml import read_yaml as read_yaml
 from .plain_yaml import yaml_text as yaml_text
 from .regular import append_text as append_text
 from .regular import is_regular as is_regular
+from .regular import last_line as last_line
 from .regular import open_regular as open_regular
 from .regular import opened as opened
 from .regular import read_bytes as read_bytes
+from .regular import read_json as read_json
 from .regular import read_regular as read_regular
 from .regular import require_fits as require_fits
 from .regular import require_folder as require_folder

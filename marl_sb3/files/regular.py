@@ -14,12 +14,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
+import msgspec
 import psutil
 
-from marl_sb3.errors import CheckpointError
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.files.paths import path_is_usable
 from marl_sb3.systems import AS_BYTES, NO_LINKS_NO_WAITING, OPEN_FOLLOWS_LINKS, kind_of_file
+
+T = TypeVar("T")
 
 _FOUND = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
@@ -60,6 +64,34 @@ def read_regular(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         require_fits(path, size)
         return file.read(size)
+
+
+def last_line(path: Path) -> str:
+    """Return the last line of what a process has logged to a file of this program.
+
+    Raises:
+        OSError: see `read_regular`.
+    """
+    return read_regular(path).decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def read_json(path: Path, kind: type[T], what: str, key: str = "folder") -> T:
+    """Read a regular file of JSON with known fields and types.
+
+    Args:
+        kind: what msgspec makes of it.
+        what: the content in words, for the message: `list of members`.
+        key: see `path_is_usable`.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else; names the file.
+    """
+    with path_is_usable("cannot read", path, key):
+        text = read_regular(path)
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no {what}: {error}", key=key) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ is described in the README of https://github.com/instadeepai/marl-eval:
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import path_is_usable, write_whole
+from marl_sb3.files import path_is_usable, read_regular, write_whole
 from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, Groups, RunRecord
 
 # Ours -> theirs: what BenchMARL and Mava call the sum of the agents' returns.
@@ -103,7 +104,7 @@ def read_marl_eval(path: Path) -> list[RunRecord]:
     with path_is_usable("cannot read", path, "run"):
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes", key="run")
-        text = path.read_bytes()
+        text = read_regular(path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -133,15 +134,18 @@ def _below(node: Any, depth: int, where: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def _result(step: Any, where: str) -> dict[str, Any]:
-    if not isinstance(step, Mapping) or not isinstance(step.get("step_count"), (int, float)):
+    if not isinstance(step, Mapping) or not _is_number(step.get("step_count")):
         raise ConfigError(f"{where} has no step_count; accepted: a number of env steps", key="run")
     result: dict[str, Any] = {STEPS: step["step_count"]}
     for name, values in step.items():
-        numbers = [
-            each for each in (values if isinstance(values, list) else [values]) if isinstance(each, (int, float))
-        ]
+        numbers = [each for each in (values if isinstance(values, list) else [values]) if _is_number(each)]
         if name != "step_count" and numbers:
             agent = name.removeprefix("return_")
             ours = _OURS.get(name, f"{AGENT_RETURNS}/{agent}" if agent != name else name)
             result[ours] = float(np.mean(numbers))
     return result
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float holds."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import path_is_usable, read_regular
+from marl_sb3.files import open_regular, path_is_usable, read_regular
 
 RESULT_FILE = "result.jsonl"
 
@@ -35,9 +35,9 @@ def last_result(folder: Path) -> Result | None:
     """
     log, tail, size = folder / RESULT_FILE, b"", 2**16
     with path_is_usable("cannot read", log, "run"):
-        if not log.is_file():
+        if not os.path.lexists(log):
             return None
-        with log.open("rb") as file:
+        with open(log, "rb", opener=open_regular) as file:
             end = file.seek(0, os.SEEK_END)
             while tail.count(b"\n") < 2 and len(tail) < end:
                 start = max(0, end - size)

@@ -28,6 +28,8 @@ from .folder import RunFolder as RunFolder
 from .folder import find_run as find_run
 from .folder import find_run_or_env as find_run_or_env
 from .folder import members_of as members_of
+from .folder import remove_run as remove_run
+from .folder import require_run as require_run
 from .folder import run_around as run_around
 from .folder import undone_on_error as undone_on_error
 from .folder import verified_path as verified_path

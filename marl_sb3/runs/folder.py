@@ -8,27 +8,31 @@ import os
 import re
 import secrets
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from filelock import FileLock, Timeout
 from msgspec import Struct
 
-from marl_sb3.core.config import EXTERNAL, file_names, shown
+from marl_sb3.core.config import EXTERNAL, id_fault, shown
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (
     SIGNATURE,
     as_path,
+    file_names,
     is_regular,
     path_is_usable,
+    read_json,
     read_regular,
+    read_yaml,
+    remove_folder,
     require_folder,
     require_regular,
     require_text,
@@ -53,7 +57,7 @@ _MEMBERS_FILE = "members.json"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
-    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "wandb/", f"{LEAGUE}/"),
+    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "media/", "wandb/", f"{LEAGUE}/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for name in (RUN_CONFIG, IMITATION_FILE))}
@@ -150,11 +154,10 @@ def members_of(run: Path) -> dict[str, Member]:
         if not file.exists():
             return {}
         require_folder(file.parent)
-        text = read_regular(file)
-    try:
-        listed = msgspec.json.decode(text, type=list[Member])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is no list of members: {error}", key="run") from error
+    listed = read_json(file, list[Member], "list of members", "run")
+    for policy_id in {member.policy for member in listed if member.policy is not None}:
+        if fault := id_fault(policy_id):
+            raise ConfigError(f"{file} is no list of members: the policy id {shown(policy_id)} {fault}", key="run")
     return {
         file_names([member.policy], f"@{member.iteration}")[member.policy]: member
         for member in listed
@@ -320,10 +323,35 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig, remark: str | None = None) -> None:
         """Replace `config.yaml` atomically; the comments at its beginning are kept, and a remark is added to them."""
-        before = self.config_file.read_text(encoding="utf-8") if self.config_file.exists() else ""
+        before = read_regular(self.config_file).decode() if self.config_file.exists() else ""
         comments = list(takewhile(lambda line: line.startswith("#"), before.splitlines()))
         added = [] if remark is None else [f"# {' '.join(remark.split())}"]
         write_whole(self.config_file, "".join(f"{line}\n" for line in [*comments, *added]) + to_yaml(config))
+
+
+def require_run(folder: Path, env: str) -> None:
+    """Refuse a folder that is neither free nor a run of an env: what is to be removed may be of somebody else.
+
+    Raises:
+        ConfigError: it is neither; it has to be moved or removed by hand.
+    """
+    content: Any = None
+    with path_is_usable("cannot use", folder, "folder"):
+        require_folder(folder)
+        if not folder.exists() or {each.name for each in os.scandir(folder)} <= _OF_A_START:
+            return
+        require_regular(folder / RUN_CONFIG)
+        if (folder / RUN_CONFIG).exists():
+            content = read_yaml(folder / RUN_CONFIG)
+    if not isinstance(content, Mapping) or [*content] != [env]:
+        words = f"{folder} is in the place of a run of {shown(env)}, and is none, so that it is not removed"
+        raise ConfigError(f"{words}; accepted: no such folder, or that of a run", key="folder")
+
+
+def remove_run(folder: Path, env: str) -> None:
+    """Remove a run that begins anew, if there is one; the errors are those of `require_run`."""
+    require_run(folder, env)
+    remove_folder(folder)
 
 
 def write_traceback(folder: Path, error: BaseException) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from marl_sb3.core.envs import imported_modules
 from marl_sb3.core.learners import available_cores
 from marl_sb3.core.metrics import Result
-from marl_sb3.files import write_whole
+from marl_sb3.files import open_regular, write_whole
 from marl_sb3.results import last_result
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
@@ -124,7 +124,7 @@ def run_command_in_pool(
         cores: threads that it may use.
     """
     paths = os.pathsep.join(path for path in sys.path if path)
-    with log.open(mode) as output:
+    with open(log, mode, opener=open_regular) as output:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", f"marl_sb3.{name}", *arguments),

@@ -14,7 +14,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import file_names
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import Result, flatten, info_metrics, table
@@ -26,7 +25,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
-from marl_sb3.files import is_regular
+from marl_sb3.files import file_names, is_regular
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, run_around, undone_on_error, verified_path

@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 from stable_baselines3.common.logger import Image
 
-from marl_sb3.core.config import file_names
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
-from marl_sb3.files import parse_value, read_regular, write_whole
+from marl_sb3.files import file_names, parse_value, read_regular, write_whole
 from marl_sb3.results import read_results
 from marl_sb3.runs.building import source_named
 from marl_sb3.runs.files import to_yaml

@@ -27,6 +27,7 @@ from marl_sb3.extensions.display import (
     standard_console,
     training_view,
 )
+from marl_sb3.files import last_line
 from marl_sb3.runs.building import rollout_lengths
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes
@@ -215,8 +216,7 @@ def _how_it_ended(run: SeedRun, env: str) -> str:
         command = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.shown, env)}"
         has_checkpoint = any(run.folder.glob("checkpoints/ckpt-*"))
         return f"seed {run.seed}: interrupted; {command if has_checkpoint else 'it has no checkpoint'}"
-    last_line = run.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-    return f"seed {run.seed}: failed with exit code {run.exit_code}: {last_line}; log: {run.shown}.log"
+    return f"seed {run.seed}: failed with exit code {run.exit_code}: {last_line(run.log)}; log: {run.shown}.log"
 
 
 def _print_over_seeds(console: Console, runs: SeedRuns, most_agents: int | None) -> None:

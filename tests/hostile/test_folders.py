@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from odd_files import PUT, content, in_time, put
 
 import marl_sb3
 from marl_sb3 import load_policies
+from marl_sb3.doors import FILMS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
@@ -27,7 +29,7 @@ def run(run_folder: Path, in_tmp: Path) -> Path:
 
 WRITTEN = [
     *("config.yaml", "result.jsonl", "progress.csv", "resumes.jsonl", "traceback.txt", ".lock", "policies"),
-    *("tracking.json", "imitation.json", "wandb"),
+    *("tracking.json", "imitation.json", "wandb", "media"),
     *(
         "events.out.tfevents.0000000000.settings",
         "events.out.tfevents.9.mine",
@@ -124,6 +126,12 @@ def test_an_export_stays_in_the_run_folder(
     assert export(["run", "--force"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --out: cannot write to run/export/sb3: it is a link; accepted: a folder that is no")
+
+
+def test_a_film_is_not_written_where_a_link_leads(in_tmp: Path, outside: Path) -> None:
+    put("a link to a file", in_tmp / ".unfinished-film.gif", outside)
+    FILMS["gif"](in_tmp / "film.gif", np.zeros((2, 8, 8, 3), np.uint8))
+    assert (in_tmp / "film.gif").read_bytes().startswith(b"GIF89a")
 
 
 def test_the_run_folder_itself_may_be_a_link(run: Path, in_tmp: Path) -> None:

@@ -13,7 +13,7 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
-from marl_sb3.runs import RunFolder, find_run, load_config
+from marl_sb3.runs import RunFolder, find_run, load_config, remove_run, require_run
 
 
 def run(path: str, started_s: int = 0) -> Path:
@@ -30,6 +30,23 @@ def test_a_run_folder_is_itself_and_a_folder_of_runs_is_the_newest(in_tmp: Path)
     assert find_run(old) == old
     assert find_run("runs/arena") == new
     assert run("runs/arena/c", 20) == find_run("runs/arena/")  # of one moment the last by name
+
+
+def test_only_a_run_of_the_env_is_removed(in_tmp: Path) -> None:
+    for free in ("nothing", "empty"):
+        require_run(Path(free), "arena")
+        Path("empty").mkdir(exist_ok=True)
+    remove_run(run("old"), "arena")
+    assert not Path("old").exists()
+    (run("of another") / "config.yaml").write_text("CartPole-v1: {}")
+    Path("notes", "sub").mkdir(parents=True)
+    Path("file").touch()
+    for other in ("of another", "notes"):
+        with pytest.raises(ConfigError, match=f"{other} is in the place of a run of 'arena', and is none, so that it"):
+            remove_run(Path(other), "arena")
+        assert Path(other).exists()
+    with pytest.raises(ConfigError, match="cannot use file: it is a file; accepted: a folder that is no link"):
+        remove_run(Path("file"), "arena")
 
 
 @pytest.mark.parametrize(

@@ -376,7 +376,7 @@ class PolicyByAgent:
         )
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
-        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `files.file_names`.
 
         A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
         `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens. An algorithm that is no subclass of SB3's

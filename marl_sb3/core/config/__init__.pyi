@@ -18,7 +18,6 @@ from .algorithms import saved_class as saved_class
 from .algorithms import saved_name as saved_name
 from .algorithms import takes_integers as takes_integers
 from .ids import EXTERNAL as EXTERNAL
-from .ids import file_names as file_names
 from .ids import id_fault as id_fault
 from .ids import require_ids as require_ids
 from .ids import shown_id as shown_id

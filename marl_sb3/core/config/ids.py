@@ -1,14 +1,12 @@
-"""Ids of agents, policies and custom metrics: which are accepted, and the file names made of them.
+"""Ids of agents, policies and custom metrics: which are accepted.
 
-Ids are keys of checkpoints and parts of metric names and file names. An id that cannot be one of these is refused
-before the first step, and not when the trained policies are saved.
+Ids are keys of checkpoints and parts of metric names and file names (`files.file_names`). An id that cannot be one of
+these is refused before the first step, and not when the trained policies are saved.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 
 from marl_sb3.core.config.values import shown
@@ -17,7 +15,6 @@ from marl_sb3.errors import ConfigError
 EXTERNAL = "external"  # the id of the env that clients step
 MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix
 _SHOWN = 60  # characters of a wrong id in a message
-_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]|^(?=(?i:con|prn|aux|nul|com\d|lpt\d)(?:\.|$))')  # on any system
 
 
 def id_fault(value: object) -> str | None:
@@ -55,16 +52,3 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
 def shown_id(value: object) -> str:
     """Return an id for a message, shortened if it is long."""
     return shown(value, _SHOWN)
-
-
-def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
-    """A file name for each id: `<id><suffix>`, with `_` in place of characters that file names may not have.
-
-    Ids whose names would be the same on some file system (`a/b` and `a_b`, `A` and `a`) get the first 8 hex digits of
-    the SHA-256 of the id appended: `a_b-c14cddc0.zip`.
-    """
-    plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
-    folded = [name.casefold() for name in plain.values()]
-    unique = {each: folded.count(name.casefold()) == 1 for each, name in plain.items()}
-    digests = {each: "" if unique[each] else f"-{hashlib.sha256(each.encode()).hexdigest()[:8]}" for each in plain}
-    return {each: f"{name}{digests[each]}{suffix}" for each, name in plain.items()}

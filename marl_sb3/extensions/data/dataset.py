@@ -28,7 +28,7 @@ from marl_sb3.core.envs import AGENT as SINGLE_AGENT
 from marl_sb3.core.state import MAX_COUNT
 from marl_sb3.errors import CheckpointError, ConfigError, described, install_words
 from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
-from marl_sb3.files import as_path, read_bytes, require_fits, require_own
+from marl_sb3.files import as_path, read_bytes, require_file_name, require_fits, require_own
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
 from marl_sb3.wrappers import choices_of, env_space, flat_space, is_nested, policy_actions
 
@@ -224,7 +224,7 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
     if not os.path.lexists(folder / RECORDING):
         raise ConfigError(f"{folder} is no recording: it has no {RECORDING}; accepted: what --record wrote", key="data")
     with damage_named(folder):
-        counts = recording_counts(_json(folder / RECORDING))
+        counts = recording_counts(folder, _json(folder / RECORDING))
         require_own(folder, [f"{name}/" for name in counts])
     found = {}
     for data, count in [(read_policy_data(folder / name), count) for name, count in counts.items()]:
@@ -235,18 +235,18 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
     return found
 
 
-def recording_counts(content: Any) -> dict[str, int]:
-    """Return folder -> number of episodes from what a `recording.json` holds.
+def recording_counts(directory: Path, content: Any) -> dict[str, int]:
+    """Return folder -> number of episodes from what the `recording.json` of a directory holds.
 
     Raises:
-        ValueError: it is of another format, or a folder lies elsewhere.
+        ValueError: it is of another format.
+        ConfigError: a folder lies elsewhere.
     """
     if content["format"] != FORMAT:
         raise ValueError(f"{RECORDING} has the format {shown(content['format'])}; accepted: {FORMAT}")
     counts = {str(name): int(count) for name, count in content["episodes"].items()}
-    elsewhere = [name for name in counts if Path(name).name != name or name in ("", "..")]
-    if elsewhere:
-        raise ValueError(f"{RECORDING} names the folder {elsewhere[0]!r}; accepted: names without a path")
+    for name in counts:
+        require_file_name(f"{directory / RECORDING}: a folder", name, "data")
     return counts
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config import file_names, shown
+from marl_sb3.core.config import shown
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import (
@@ -45,6 +45,7 @@ from marl_sb3.extensions.data.dataset import (
 )
 from marl_sb3.extensions.data.episode_files import MAIN, SHARD
 from marl_sb3.files import (
+    file_names,
     path_is_usable,
     read_regular,
     replaced_file,
@@ -114,9 +115,7 @@ class EpisodeStore:
         may_fail: bool = False,
     ) -> None:
         self.directory = directory
-        folders = {
-            each: name if name.strip(".") else f"_{name}" for each, name in file_names(list(policies), "").items()
-        }
+        folders = file_names(list(policies), "")
         self._datasets = {each: _Dataset(directory / folders[each] / FOLDER, kind) for each, kind in policies.items()}
         self._shard_episodes, self._limit, self._may_fail = shard_episodes, limit_bytes, may_fail
         self.joint_episodes = self._written = self._pending_bytes = 0
@@ -163,7 +162,7 @@ class EpisodeStore:
             require_own(dataset.folder, OWN_FILES)
         with damage_named(self.directory):
             content = json.loads(read_regular(self.directory / RECORDING))
-            counts = recording_counts(content)
+            counts = recording_counts(self.directory, content)
             ours = {dataset.folder.parent.name: dataset for dataset in self._datasets.values()}
             if counts.keys() != ours.keys():
                 there, here = ", ".join(counts), ", ".join(ours)

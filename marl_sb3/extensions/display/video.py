@@ -80,6 +80,7 @@ class VideoFile:
         if self._encoder is None:
             self._size = frame.shape
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._unfinished.unlink(missing_ok=True)  # encoders would follow a link that a stranger has put there
             self._encoder = _ENCODERS[self.path.suffix.lower()](self._unfinished, self.fps)
         if frame.shape != self._size:
             raise EnvError(f"render() returned {_outline(frame)}; the frames before it are {self._size}")

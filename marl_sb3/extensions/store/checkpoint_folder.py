@@ -15,7 +15,7 @@ from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
 from marl_sb3.doors import Store
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST, read_checkpoint, read_manifest, write_checkpoint
-from marl_sb3.files import as_path, is_regular, remove_folder, remove_unfinished, require_folder
+from marl_sb3.files import as_path, folder_name, is_regular, remove_folder, remove_unfinished, require_folder
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 
 def runs_of(env: str) -> Path:
     """Return the folder in which runs of an env are made without `--run-dir`."""
-    return RUNS / re.sub(r"[^\w.-]+", "_", env)
+    return RUNS / folder_name(env)
 
 
 class CheckpointFolder:

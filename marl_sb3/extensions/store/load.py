@@ -14,7 +14,6 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import file_names
 from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
 from marl_sb3.core.processing import Processing
@@ -32,7 +31,7 @@ from marl_sb3.core.state import (
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
 from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.files import verified_copy
+from marl_sb3.files import file_names, verified_copy
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.wrappers import policy_actions
 

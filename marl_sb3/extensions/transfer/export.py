@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from marl_sb3.errors import ConfigError, ExportError
-from marl_sb3.files import UNFINISHED, path_is_usable, temporary_folder, with_filename
+from marl_sb3.files import UNFINISHED, file_names, path_is_usable, temporary_folder, with_filename
 from marl_sb3.systems import replace as in_place_of
 from marl_sb3.types import PolicyID
 
@@ -55,8 +55,6 @@ def export_policies(
         ConfigError: a file exists already, or a policy cannot be exported in that format.
         ExportError: an ONNX file does not act as its policy.
     """
-    from marl_sb3.core.config import file_names
-
     suffix, *companions = FORMATS[format_name]
     names = file_names(list(bundle.policies), suffix)
     targets = {policy_id: out / name for policy_id, name in names.items()}

@@ -20,11 +20,11 @@ from stable_baselines3.common.save_util import data_to_json
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from marl_sb3.core.config import file_names
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Exponential, Piecewise, pickled_members, progress_remaining, vec_normalize
 from marl_sb3.core.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.files import file_names
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean
 from marl_sb3.evaluation import OUTCOMES
 from marl_sb3.extensions.display import duration, number
-from marl_sb3.files import write_whole
+from marl_sb3.files import path_is_usable, read_json, read_regular, write_whole
 from marl_sb3.results import (
     RETURN,
     Groups,
@@ -24,28 +26,47 @@ from marl_sb3.results import (
     read_run,
     write_figure,
 )
-from marl_sb3.tools.benchmarking.plan import Benchmark, EnvOfBenchmark, Training
+from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, EnvOfBenchmark, Training
 
 HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s")
 POINTS = 20  # evaluations of a run in marl-eval's form
 
-Result = Mapping[str, Any]  # what `working` has written of a training
+
+class AtRandom(Struct):
+    """What random agents reach in an env, as `working` writes it; files of it may come from elsewhere."""
+
+    metrics: dict[str, float | None]
+
+
+class Result(AtRandom, kw_only=True):
+    """What a training came to, as `working` writes it."""
+
+    deterministic: bool | dict[str, bool]
+    episodes: dict[str, list[float | None] | float | None]  # a number, if there was one episode
+    env_steps: Annotated[int, Meta(ge=0)]
+    seconds: Annotated[float, Meta(ge=0)] | None
+    processor_seconds: Annotated[float, Meta(ge=0)] | None
 
 
 def result_of(training: Training) -> Result | None:
-    """Read what a training came to; None if it is not done."""
+    """Read what a training came to; None if it is not done.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
     file = training.result_file
-    found: Result | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    return found
+    return read_json(file, Result, "result of a training") if os.path.lexists(file) else None
 
 
 def how_it_ended(training: Training) -> str:
     """Say in a line what came of a training that has ended."""
     result, failure = result_of(training), training.failure_file
     if result is None:
-        return f"{training}: failed: {failure.read_text(encoding='utf-8').partition(chr(10))[0]}; see {failure}"
-    values = [f"{_words(name, result)} {number(result['metrics'].get(name))}" for name in _shown(training.env, result)]
-    return f"{training}: {', '.join(values)}; {duration(result['seconds'] or 0.0)}"
+        with path_is_usable("cannot read", failure, "folder"):
+            why = read_regular(failure).decode(errors="replace").partition("\n")[0]
+        return f"{training}: failed: {why}; see {failure}"
+    values = [f"{_words(name, result)} {number(result.metrics.get(name))}" for name in _shown(training.env, result)]
+    return f"{training}: {', '.join(values)}; {duration(result.seconds or 0.0)}"
 
 
 def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
@@ -53,12 +74,12 @@ def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
     if env.metrics:
         return env.metrics
     if env.evaluation.against:
-        return [name for name in result["metrics"] if name.endswith("/won")]
+        return [name for name in result.metrics if name.endswith("/won")]
     return ["episode_return_mean"]
 
 
 def _words(name: str, result: Result) -> str:
-    several = sum(each.startswith("agent_episode_returns_mean/") for each in result["metrics"]) > 1
+    several = sum(each.startswith("agent_episode_returns_mean/") for each in result.metrics) > 1
     words = {
         "episode_return_mean": "sum of returns" if several else "return",
         "return_per_agent_mean": "mean return of an agent",
@@ -69,7 +90,7 @@ def _words(name: str, result: Result) -> str:
     for outcome in OUTCOMES:
         if rest.endswith(f"/{outcome}"):
             what = f"{outcome} as {rest.removesuffix(f'/{outcome}')} against {opponent}"
-    return what if result["deterministic"] is True else f"{what}, sampled actions"
+    return what if result.deterministic is True else f"{what}, sampled actions"
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -79,18 +100,19 @@ def rows(benchmark: Benchmark) -> Iterator[Sequence[str]]:
     """Yield the rows of the table, the columns of which are `HEAD`: one for each metric; references below each env."""
     for env, algos in benchmark.pairs.items():
         file, first = env.random_file, ""
-        at_random = json.loads(file.read_text(encoding="utf-8"))["metrics"] if file.exists() else {}
+        at_random = read_json(file, AtRandom, "result of random agents").metrics if os.path.lexists(file) else {}
         for algo, trainings in algos.items():
             results = [result for result in map(result_of, trainings) if result is not None]
             seeds = str(len(results)) if len(results) == len(trainings) else f"{len(results)} of {len(trainings)}"
             if not results:
                 yield [env.name, algo, seeds, *["-"] * (len(HEAD) - 3)]
                 continue
-            steps = sorted({result["env_steps"] for result in results})
+            steps = sorted({result.env_steps for result in results})
             reached = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
-            costs = [median(result[key] or 0.0 for result in results) for key in ("seconds", "processor_seconds")]
+            costs = [median(each.seconds or 0.0 for each in results)]
+            costs += [median(each.processor_seconds or 0.0 for each in results)]
             for name in _shown(env, results[0]):
-                values = [value for each in results if (value := each["metrics"].get(name)) is not None]
+                values = [value for each in results if (value := each.metrics.get(name)) is not None]
                 measured = _words(name, results[0])
                 first = first or measured
                 figures = [interval(values), number(at_random.get(name)), *(number(cost, 1) for cost in costs)]
@@ -126,7 +148,7 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None) -> list[Path]
     Args:
         curves: ending of the figures' files, such as `png`; None: there are none.
     """
-    files = [write_whole(benchmark.folder / "table.md", markdown(benchmark))]
+    files = [write_whole(benchmark.folder / OUTCOME[0], markdown(benchmark))]
     data: dict[str, Any] = {}
     for env, algos in benchmark.pairs.items():
         done = {algo: [each for each in trainings if each.result_file.exists()] for algo, trainings in algos.items()}
@@ -135,7 +157,13 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None) -> list[Path]
             continue
         groups = _groups(env, done)
         absolute = {
-            str(each.folder): (result_of(each) or {})["episodes"] for of_algo in done.values() for each in of_algo
+            str(each.folder): {
+                name: [value or 0.0 for value in (values if isinstance(values, list) else [values])]
+                for name, values in result.episodes.items()
+            }
+            for of_algo in done.values()
+            for each in of_algo
+            if (result := result_of(each)) is not None
         }
         data |= marl_eval_data(groups, points=POINTS, absolute=absolute)
         if curves is not None:
@@ -143,7 +171,7 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None) -> list[Path]
             files.append(write_figure(figure, benchmark.folder / f"{env.folder.name}.{curves}", env.name))
     if data:
         text = json.dumps(data, allow_nan=False, indent=1)
-        files.append(write_whole(benchmark.folder / "marl_eval.json", text))
+        files.append(write_whole(benchmark.folder / OUTCOME[1], text))
     return files
 
 

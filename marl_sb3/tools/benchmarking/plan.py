@@ -17,12 +17,24 @@ from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, re
 from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
-from marl_sb3.files import as_path, parse_value, path_is_usable, read_yaml, write_whole
+from marl_sb3.files import (
+    UNFINISHED,
+    as_path,
+    folder_name,
+    parse_value,
+    path_is_usable,
+    read_yaml,
+    require_file_name,
+    require_own,
+    write_whole,
+)
 from marl_sb3.runs import (
+    RunFolder,
     TrainConfig,
     import_algorithms,
     load_config,
     preset_path,
+    require_run,
     require_trusted,
     resolve,
     to_yaml,
@@ -33,6 +45,8 @@ _OF_ENV = ("env", "algos", "seeds", "episodes", "checkpoint", "presets", "agains
 _OF_ALGO = ("algo", "presets")
 _SETTINGS_FILE = "settings.yaml"
 _CHECKPOINTS = ("latest", "best")
+OUTCOME = ("table.md", "marl_eval.json")  # what came of a benchmark
+_BESIDE = ("result.json", "failed", "processor.json")  # files of a training, besides its claims
 
 
 @dataclass(frozen=True)
@@ -123,12 +137,34 @@ class Benchmark:
         """Return the trainings that are neither done nor failed."""
         return [training for training in self.trainings if training.is_open]
 
+    def require_own(self) -> None:
+        """Refuse a folder of other things, and what is no regular file, or no run, in the place of one of a benchmark.
+
+        Raises:
+            ConfigError: there is something of that kind; names it.
+        """
+        names = ["workers/", "workers/*", *OUTCOME]
+        for each in self.trainings:
+            folders = (each.env.folder, each.folder.parent, each.folder)
+            files = (each.env.random_file, each.folder.with_name(_SETTINGS_FILE), *map(each.beside, _BESIDE))
+            names += [f"{path.relative_to(self.folder)}/" for path in folders]
+            names += [str(path.relative_to(self.folder)) for path in files]
+        with path_is_usable("cannot use the folder of a benchmark", self.shown, "folder"):
+            require_own(self.folder, dict.fromkeys(names))
+            if not any(self.folder.glob(f"*/*/{_SETTINGS_FILE}")) and (other := _first_file(self.folder)) is not None:
+                words = f"--folder is {self.shown}, which holds no benchmark, but {other.relative_to(self.folder)}"
+                raise ConfigError(f"{words}; accepted: a new or empty folder, or that of a benchmark", key="folder")
+        for each in self.open():
+            if not RunFolder(each.folder).checkpoints.names():  # it begins anew
+                require_run(each.folder, each.config.env)
+
     def begin(self) -> None:
         """Check what is not trained yet, write the settings, and forget failures, so that they are tried again.
 
         Raises:
-            ConfigError: a setting does not fit, or the folder has trainings with other settings.
+            ConfigError: a setting does not fit, or the folder has trainings with other settings, or is none of ours.
         """
+        self.require_own()
         firsts = [trainings[0] for algos in self.pairs.values() for trainings in algos.values()]
         for training in firsts:
             self._require_same(training)
@@ -148,7 +184,10 @@ class Benchmark:
         file = training.folder.with_name(_SETTINGS_FILE)
         if not file.exists() or not any(training.folder.parent.glob("seed-*")):
             return
-        before, now = (flatten(each) for each in (read_yaml(file), parse_value(_settings(training))))
+        found = read_yaml(file)
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{file} is not that of a benchmark", key="folder")
+        before, now = (flatten(each) for each in (found, parse_value(_settings(training))))
         for key in {**now, **before}:
             if before.get(key) != now.get(key):
                 name, (old, new) = (
@@ -157,6 +196,12 @@ class Benchmark:
                 )
                 words = f"{file.parent} has trainings with {name} {old}, and {self.file} now has {new}"
                 raise ConfigError(f"{words}; accepted: the same settings, or another --folder", key="folder")
+
+
+def _first_file(folder: Path) -> Path | None:
+    """Return a file in a folder that is not of a start of a benchmark that was cut off; None if there is none."""
+    files = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(UNFINISHED))
+    return next(files, None)
 
 
 def _settings(training: Training) -> str:
@@ -211,7 +256,7 @@ class _Reader:
         found: list[tuple[int, Training]] = []
         for name, of_env in self.envs.items():
             where = f"envs.{name}"
-            folder = re.sub(r"[^\w.-]+", "_", name)
+            folder = require_file_name(f"{self.file}: {where}", folder_name(name), where)
             if (other := folders.setdefault(folder, name)) != name:
                 raise self._refused(where, f"has the same folder as {other}, {folder}; accepted: another name")
             env = self._env(where, name, self.folder / folder, of_env)
@@ -259,9 +304,8 @@ class _Reader:
         if not found:
             raise self._refused(f"{where}.algos".lstrip("."), f"is missing; {_ENTRIES}")
         for name in found:
-            if not re.fullmatch(r"[\w.+ -]+", name):
-                words = f"is {shown(name)}; accepted: letters, digits, spaces, and . + - _"
-                raise self._refused(f"{where}.algos".lstrip("."), f"{words}; algo: names the algorithm")
+            key = f"{where}.algos".lstrip(".")
+            require_file_name(f"{self.file}: {key}", name, key)
         return found
 
     def _config(

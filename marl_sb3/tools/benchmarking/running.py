@@ -14,6 +14,7 @@ from marl_sb3.core.config import counted
 from marl_sb3.core.learners import available_cores
 from marl_sb3.errors import MarlSb3Error
 from marl_sb3.extensions.display import progress_bars
+from marl_sb3.files import last_line
 from marl_sb3.results import last_result
 from marl_sb3.runs import Pool, pipe_that_ends_here, run_command_in_pool
 from marl_sb3.tools.benchmarking.outcome import how_it_ended
@@ -81,7 +82,7 @@ def _keep_working(pool: Pool, benchmark: Benchmark, options: Sequence[str], pipe
         code = run_command_in_pool(pool, "benchmark", arguments, log, pipe, cores, "ab")
         lost = lost + 1 if code and len(benchmark.open()) == len(before) else 0
         if lost > MOST_CLAIMS and not pool.is_ending:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            last = last_line(log)
             raise WorkersEndError(f"processes end again and again, the last one saying {last!r}; see {log}")
 
 
@@ -108,8 +109,8 @@ class _Look:
             return
         for training in self._waiting:
             result = last_result(training.folder)
-            if result is not None:
-                steps = result["num_env_steps_sampled_lifetime"]
+            steps = (result or {}).get("num_env_steps_sampled_lifetime")
+            if isinstance(steps, int):
                 if training not in self._running:
                     self._running[training] = self._bars.add_task(str(training), total=training.config.n_timesteps)
                 self._bars.update(self._running[training], completed=steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -18,9 +19,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from msgspec import Meta, Struct
 
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.metrics import finite_or_none, flatten
@@ -28,9 +30,9 @@ from marl_sb3.core.training import TrainingCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.evaluation import RANDOM, EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
-from marl_sb3.files import remove_folder, write_whole
+from marl_sb3.files import read_json, write_whole
 from marl_sb3.results import last_result
-from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, resume_run
+from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, remove_run, resume_run
 from marl_sb3.systems import end_this_at_once
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 
@@ -40,10 +42,18 @@ _SETTLE_S = (
     0.2  # after a claim that follows another one: whoever has looked for the lock of its run has let it go by then
 )
 _MOST_ENVS = 20  # of random agents
+_CLAIM = re.compile(r"\.claim-[1-9]")
 MOST_CLAIMS = 3  # a training whose processes die so often has failed
 
 
 # --- Claims ----------------------------------------------------------------------------------------------------------
+
+
+class _Owner(Struct):
+    """Who has made a claim, as its file says, which may come from elsewhere."""
+
+    host: str | None = None
+    pid: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
 
 
 class Claims:
@@ -84,23 +94,25 @@ class Claims:
 
     def _is_stale(self, claim: Path, folder: Path) -> bool:
         try:
-            alive_ns, text = claim.stat().st_mtime_ns, claim.read_text(encoding="utf-8")
+            alive_ns, owner = claim.lstat().st_mtime_ns, _Owner()
+            with suppress(ConfigError):  # it is being written, or damaged: its age counts
+                owner = read_json(claim, _Owner, "claim")
         except FileNotFoundError:  # it was just released, and perhaps there is already another one of this number
             return False
-        owner = json.loads(text) if text.endswith("}") else {}  # else it is being written
         now_s = time.monotonic()  # the clocks of machines differ
         noticed_ns, since_s = self._seen.get(claim, (-1, now_s))
         if alive_ns != noticed_ns:
             since_s = now_s
         self._seen[claim] = alive_ns, since_s
-        is_here = owner.get("host") == socket.gethostname()
-        is_dead = is_here and not psutil.pid_exists(owner["pid"])
+        is_here = owner.host == socket.gethostname()
+        is_dead = is_here and owner.pid is not None and not psutil.pid_exists(owner.pid)
         return (is_dead or now_s - since_s > STALE_S) and _is_free(folder)
 
 
 def _claims_of(training: Training) -> list[Path]:
-    """Return its claims, the newest last."""
-    return sorted(training.folder.parent.glob(f"{training.folder.name}.claim-*"))
+    """Return its claims, the newest last; copies that other programs make of one have other names."""
+    found = training.folder.parent.glob(f"{training.folder.name}.claim-*")
+    return sorted((path for path in found if _CLAIM.fullmatch(path.suffix)), key=_number)
 
 
 def _newest(training: Training) -> Path | None:
@@ -231,8 +243,7 @@ def _begun(training: Training) -> Run:
     """Begin a run, or go on with it."""
     config, files = training.config, RunFolder(training.folder)
     if not files.checkpoints.names():
-        if files.path.exists():  # it was ended before its first checkpoint
-            remove_folder(files.path)
+        remove_run(files.path, config.env)  # it was ended before its first checkpoint
         training.beside("processor.json").unlink(missing_ok=True)
         return prepare(config, files.path)
     code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
@@ -255,7 +266,7 @@ class _ProcessorTime(TrainingCallback):
     def __init__(self, file: Path, checkpoint: str | None) -> None:
         super().__init__()
         self._file = file
-        self._at: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self._at = read_json(file, dict[str, float], "list of times") if os.path.lexists(file) else {}
         self.total_s = self._since_s = self._at.get(checkpoint or "", 0.0)
         self._since_s -= time.process_time()
         # Of this object: `has_hook` takes the methods of the package's own classes for no hooks.

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store import checkpoints_of
 from marl_sb3.files import remove_folder
-from marl_sb3.runs import TRACEBACK_FILE
+from marl_sb3.runs import TRACEBACK_FILE, remove_run
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
@@ -149,7 +149,7 @@ def _free_checkpoints(study: TuneStudy, generation: int) -> None:
                     remove_folder(folder)
 
 
-def copy_run(source: Path, target: Path) -> None:
+def copy_run(source: Path, target: Path, env: str) -> None:
     """Copy the folder of a run, with its newest checkpoint only, to go on with it there.
 
     Links are copied as such, which a resume refuses: the study may be of somebody else.
@@ -161,7 +161,7 @@ def copy_run(source: Path, target: Path) -> None:
             return set(names) & _NOT_COPIED
         return set(names) - newest if Path(folder) == source / "checkpoints" else set()
 
-    shutil.rmtree(target, ignore_errors=True)
+    remove_run(target, env)
     shutil.copytree(source, target, symlinks=True, ignore=left_out)
 
 

@@ -20,7 +20,7 @@ from marl_sb3.core.learners import named_algorithm
 from marl_sb3.envs import factory_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import as_integer, canonical_settings
-from marl_sb3.files import as_path, path_is_usable, plain_data, require_text
+from marl_sb3.files import as_path, folder_name, path_is_usable, plain_data, require_file_name, require_text
 from marl_sb3.runs import (
     CHANGEABLE,
     Run,
@@ -46,7 +46,6 @@ from marl_sb3.tools.tuning.workers import study_lock
 from marl_sb3.types import PolicyID
 
 DEFAULT_ENV = "arena"
-_MAX_NAME = 200  # bytes in the name of a study
 _SIMILAR = 0.7  # difflib's ratio from which on a name may be a typo for another
 
 _log = logging.getLogger(__name__)
@@ -69,10 +68,7 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     space, grid = given.pop("space", None), given.pop("grid", ())
     named, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}" if study is None else study
-    is_printable = isinstance(name, str) and name.isprintable() and not {"/", "\\"} & set(name)
-    if not is_printable or not 0 < len(str(name).encode()) <= _MAX_NAME or str(name).startswith("."):
-        words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
-        raise ConfigError(f"--study is {name!r}; accepted: {words}", key="study")
+    require_file_name("--study", name, "study")
     notes: list[str] = []
     env_id, given = _fields(named or _env_of(name, root, given.get("storage")), named, given, notes)
     folder = study_folder(env_id, name, root)
@@ -111,8 +107,7 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
 
 def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
     """The folder of a study: `runs/tune/<env>/<name>`."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in env)
-    return root / "tune" / safe / name
+    return root / "tune" / folder_name(env) / name
 
 
 def _env_of(name: str, root: Path, storage: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from marl_sb3.files import append_text
 from marl_sb3.tools.tuning import trial as key
 
 HERE = "here-"  # begins the names of workers that train in the process of the search
@@ -55,7 +56,7 @@ class TrialQueue:
         """Claim a trial for a worker; None if there are none left."""
         log = self._folder / "workers" / f"{worker}.log"
         log.parent.mkdir(exist_ok=True)
-        log.touch()
+        append_text(log).close()
         while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
             if count(self.trials) >= self._total:
                 return None

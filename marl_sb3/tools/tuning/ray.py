@@ -9,7 +9,6 @@ import asyncio
 import io
 import os
 import secrets
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from marl_sb3.core.envs import EnvFactory, import_modules, imported_modules
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote import Connection, Failed, RaySettings, differing, known_error, versions
-from marl_sb3.runs import Pool, TrainConfig
+from marl_sb3.runs import Pool, TrainConfig, remove_run
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.workers import Continuation, GoesOn, Train, TrainedRun, TrainerLostError, train_here
 
@@ -110,7 +109,7 @@ class RayTrainer:
                 return TrainedRun(folder, interrupted=True)
             raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
         folder = folder.absolute()
-        shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
+        remove_run(folder, config.env)  # left by a process that has died
         unpack(archive, folder)
         if isinstance(run, Failed):
             raise run.error

@@ -149,7 +149,7 @@ def _unlisted(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value  # a string that starts like a list
     return value
 

@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import path_is_usable, require_own, require_readable, with_filename
+from marl_sb3.files import open_regular, path_is_usable, require_own, require_readable, with_filename
 
 _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.
@@ -41,7 +41,7 @@ class SafeJournal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append after the last complete line: who wrote an incomplete one is dead, or would have the lock."""
         with self._write_lock, with_filename(self._path):  # reentrant: Optuna takes the lock, too
-            with open(self._path, "r+b") as file:
+            with open(self._path, "r+b", opener=open_regular) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - 1))
                 if size and file.read(1) != b"\n":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from optuna.trial import TrialState
 from marl_sb3.core.metrics import Result
 from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.extensions.store import checkpoints_of
-from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, write_traceback
+from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, remove_run, write_traceback
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
 from marl_sb3.tools.tuning.objective import NOT_TOGETHER
@@ -201,7 +200,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         report = TrialReport(study, trial, interval, watch_opposition=watch_opposition, last=last)
         if parent is None:
             return config, report
-        copy_run(study.folder_of(parent), study.folder_of(trial))
+        copy_run(study.folder_of(parent), study.folder_of(trial), search.env)
         return Continuation(config, settings), report
 
     return _run(study, study.queue, trial, study.folder_of(trial), configured, train)
@@ -211,7 +210,7 @@ def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = tra
     """Train a finalist or the preset with a fresh seed and store the outcome; see `run_trial`."""
     number, index = (training.user_attrs[name] for name in key.OF_A_FINAL)
     folder = study.folder / key.final_folder(number, index)
-    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted training
+    remove_run(folder, study.search.env)  # left by an interrupted training
 
     def configured() -> tuple[TrainConfig, None]:
         settings = {} if number == key.PRESET else study.settings_of(study.trials[number])

@@ -40,6 +40,7 @@ from marl_sb3.extensions.remote import (
     fork_server,
     packed_request,
 )
+from marl_sb3.files import last_line, open_regular
 from marl_sb3.runs import Pool, Run, TrainConfig, execute, name_of_callback, prepare, resume_run
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
@@ -325,14 +326,14 @@ class _ProcessOfWorker:
 
     def _require_progress(self, how: str) -> None:
         if self._deaths.lost():
-            last = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            last = last_line(self._log)
             words = f"worker processes end with {how} again and again"
             raise SearchError(f"{words}, the last one saying {last!r}; see {self._log}")
 
     def _start(self) -> Worker:
         answers, self._answers = os.pipe()
         try:
-            with self._log.open("ab") as log:
+            with open(self._log, "ab", opener=open_regular) as log:
                 starter, make = partial(fork_server, MODULES), packed_request("make", self._make)
                 descriptors = [log.fileno(), answers]
                 worker = self._worker = Worker(

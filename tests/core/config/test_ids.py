@@ -12,7 +12,7 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_run, make_vec_env
-from marl_sb3.core.config import file_names, id_fault
+from marl_sb3.core.config import id_fault
 from marl_sb3.core.config.ids import MAX_ID_BYTES
 from marl_sb3.core.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.errors import ConfigError
@@ -162,15 +162,6 @@ def test_ids_of_policies_in_python_are_strings_too() -> None:
         MultiAgentAlgorithm(make_vec_env(ScriptedEnv, 1), {1: PolicySpec()}, n_steps=6)
 
 
-def test_file_names_differ_on_every_file_system() -> None:
-    assert file_names(["a/b", "c"], ".zip") == {"a/b": "a_b.zip", "c": "c.zip"}
-    names = file_names(["a/b", "a_b", "A_B", "a:b", "c"], ".zip")
-    assert names["c"] == "c.zip"
-    assert names["a/b"] == "a_b-c14cddc0.zip"
-    assert len({name.casefold() for name in names.values()}) == 5
-    assert not any(set(name) & set('/\\:*?"<>|') for name in names.values())
-
-
 def test_stop_conditions_are_settings_and_no_policy(in_tmp: Path) -> None:
     name = "env_runners/agent_episode_returns_mean/a"
     config = load_config("arena", settings={f"stop.{name}": 2, "stop.iteration": 3})
@@ -178,9 +169,3 @@ def test_stop_conditions_are_settings_and_no_policy(in_tmp: Path) -> None:
     policies = {"stop": {"agents": ["agent1"]}, "p": {"agents": ["agent2"]}}
     with pytest.raises(ConfigError, match=r"stop\.gamma: it may mean a stop condition or gamma of policy 'stop'"):
         prepare(load_config("arena", settings={"stop.gamma": 0.5}, policies=policies))
-
-
-def test_names_that_windows_keeps_for_devices_are_no_file_names() -> None:
-    names = [*file_names(["con", "NUL", "com1", "lpt9.x", "console", "icon"], ".zip").values()]
-    assert names == ["_con.zip", "_NUL.zip", "_com1.zip", "_lpt9.x.zip", "console.zip", "icon.zip"]
-    assert len({*file_names(["con", "_con"], ".zip").values()}) == 2

@@ -12,17 +12,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked import ForkServer
+from odd_files import PUT, in_time, put
 from refusals import refusal
 from small_runs import assert_same_runs, broken
 from waiting import wait_for
 
 from marl_sb3.benchmark import main
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.results import last_result, read_records, read_results
-from marl_sb3.tools.benchmarking import read_benchmark, work
+from marl_sb3.tools.benchmarking import how_it_ended, read_benchmark, work, write_outcome
+from marl_sb3.tools.benchmarking.outcome import rows
 from marl_sb3.tools.benchmarking.plan import Training
 from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims
 from marl_sb3.train import main as train
@@ -247,3 +251,93 @@ def test_of_all_who_claim_at_the_same_time_one_has_it(in_tmp: Path) -> None:
     finally:
         sys.setswitchinterval(before)
     assert [sum(got) for got in zip(*found, strict=True)] == [1] * 100
+
+
+# --- Folders of strangers --------------------------------------------------------------------------------------------
+
+
+OF_STRANGERS = ["[]", "{}", "}", "[" * 100_000, '{"metrics": {"episode_return_mean": "x"}}', "[1e999]", "\xff"]
+GOOD = {"env_steps": 5, "seconds": 1.0, "processor_seconds": None, "deterministic": True, "metrics": {}, "episodes": {}}
+
+
+def test_what_is_no_result_of_a_training_is_refused_in_words(in_tmp: Path) -> None:
+    training, wrong = (
+        one(),
+        [dict(GOOD, **each) for each in ({"env_steps": "z"}, {"seconds": -1e308}, {"metrics": [1]})],
+    )
+    training.folder.parent.mkdir(parents=True)
+    for text in (*OF_STRANGERS, *map(json.dumps, wrong)):
+        training.result_file.write_text(text)
+        with pytest.raises(ConfigError, match=r"seed-7\.result\.json is no result of a training: "):
+            how_it_ended(training)
+    training.result_file.write_text(json.dumps({**GOOD, "episodes": {"return": 3.0}}))  # of one episode
+    for text in OF_STRANGERS:
+        training.env.random_file.write_text(text)
+        with pytest.raises(ConfigError, match=r"random\.json is no result of random agents: "):
+            list(rows(read_benchmark("tiny.yml")))
+    training.env.random_file.unlink()
+    with pytest.raises(ConfigError, match=r"config\.yaml"):  # there is no run
+        write_outcome(read_benchmark("tiny.yml"))
+
+
+def test_damaged_claims_hold_until_they_are_old(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, now_s = one(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    here = socket.gethostname()
+    owners: list[Any] = [{"host": here}, *({"host": here, "pid": pid} for pid in ("x", None, -1, 10**20))]
+    training.folder.parent.mkdir(parents=True)
+    for text in (*OF_STRANGERS, *map(json.dumps, owners)):
+        claims = Claims()
+        training.beside("claim-1").write_text(text)
+        assert not claims.may_claim(training), text[:50]
+        now_s += STALE_S + 1
+        assert claims.may_claim(training), text[:50]
+
+
+@pytest.mark.parametrize("kind", PUT)
+def test_odd_files_in_the_places_of_a_benchmark_are_refused(
+    kind: str, outside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = one()
+    training.folder.mkdir(parents=True)
+    settings = training.folder.with_name("settings.yaml")
+    settings.touch()
+    places = [*map(training.beside, ("result.json", "failed", "processor.json")), settings, training.env.random_file]
+    places += [RUNS / name for name in ("table.md", "marl_eval.json", "workers")]
+    for path in (*places, training.folder, training.folder.parent, training.env.folder):
+        put(kind, path, outside)
+        with in_time():
+            error = refusal(main, ["tiny.yml"], capsys)
+        assert error.startswith("error: cannot use the folder of a benchmark runs/benchmark-tiny: it is a"), error
+        assert f"{path.name})" in error, error
+        path.unlink()
+    training.folder.parent.mkdir(parents=True)
+    put(kind, training.beside("claim-1"), outside)
+    with in_time():
+        assert not Claims().may_claim(training)
+
+
+def test_copies_of_claims_that_other_programs_make_are_none(in_tmp: Path) -> None:
+    training = one()
+    training.folder.parent.mkdir(parents=True)
+    for suffix in ("claim-x", "claim-1~", "claim-1.swp", "claim-10", f"claim-{10**24}"):
+        training.beside(suffix).touch()
+    claim = Claims().claim(training)
+    assert claim == training.beside("claim-1")
+
+
+def test_a_folder_that_is_no_run_of_the_benchmark_is_not_removed(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = one()
+    training.folder.mkdir(parents=True)
+    (training.folder / "thesis.txt").write_text("years of work")
+    training.folder.with_name("settings.yaml").touch()
+    for settings in (None, "{}", "CartPole-v1: {}"):
+        if settings is not None:
+            (training.folder / "config.yaml").write_text(settings)
+        assert "seed-7 is in the place of a run of 'arena', and is none" in refusal(main, ["tiny.yml"], capsys)
+        assert not work(read_benchmark("tiny.yml"))
+        assert "is in the place of a run" in training.failure_file.read_text()
+        training.failure_file.unlink()
+    assert (training.folder / "thesis.txt").exists()

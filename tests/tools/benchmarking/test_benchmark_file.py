@@ -57,7 +57,10 @@ def test_those_of_the_package_are_accepted_without_their_envs(name: str) -> None
         ("envs: [arena]", "some.yml: algos is missing; accepted: a list of names"),
         ("{algos: [ppo], envs: [arena], seed: 1}", "some.yml: seed is no key of a benchmark; accepted: algos, envs"),
         ("{algos: [ppo], envs: {arena: 5}}", "some.yml: envs.arena is 5; accepted: a mapping"),
-        ("{algos: ['a,b'], envs: [arena]}", "some.yml: algos is 'a,b'; accepted: letters, digits, spaces"),
+        ("{algos: [a/b], envs: [arena]}", "some.yml: algos is 'a/b'; accepted: a printable name of at most 220 bytes"),
+        ("{algos: {'..': {algo: ppo}}, envs: [arena]}", "some.yml: algos is '..'; accepted: a printable name"),
+        ("{algos: [ppo], envs: {arena: {algos: {nul: {}}}}}", "some.yml: envs.arena.algos is 'nul'; accepted: a print"),
+        (f"{{algos: [ppo], envs: [{'x' * 221}]}}", f"some.yml: envs.{'x' * 221} is '{'x' * 219}; accepted: a printab"),
         ("{algos: [pop], envs: [arena]}", "some.yml, algos.pop: unknown algorithm 'pop'"),
         ("{algos: [ppo], envs: {a/b: , a_b: }}", "some.yml: envs.a_b has the same folder as a/b, a_b; accepted: anoth"),
         ("{algos: [ppo], envs: [arena], seeds: 0}", "some.yml: seeds is 0; accepted: a number of seeds of at least 1"),
@@ -88,6 +91,18 @@ def test_what_is_wrong_is_refused_with_file_and_key_before_anything_is_written(
 ) -> None:
     Path("some.yml").write_text(text)
     assert message in refusal(main, ["some.yml"], capsys)
+    assert [path.name for path in in_tmp.iterdir()] == ["some.yml"]
+
+
+def test_names_do_not_lead_out_of_the_folder(in_tmp: Path) -> None:
+    first = of_text("{algos: [ppo], envs: {'..': {env: arena}}}").trainings[0]
+    assert first.folder.resolve().relative_to(in_tmp / "runs" / "benchmark-some").parts == ("_._", "ppo", "seed-0")
+
+
+def test_a_folder_of_other_things_is_left_as_it_is(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("some.yml").write_text("{algos: [ppo], envs: [arena]}")
+    words = "--folder is ., which holds no benchmark, but some.yml; accepted: a new or empty folder, or that of a bench"
+    assert words in refusal(main, ["some.yml", "--folder", "."], capsys)
     assert [path.name for path in in_tmp.iterdir()] == ["some.yml"]
 
 

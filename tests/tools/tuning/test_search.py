@@ -115,7 +115,7 @@ def test_a_name_is_no_pattern(in_tmp: Path) -> None:
     prepare_study(**{**SMALL, "seed": 6}, study="x[1]")
     assert prepare_study(study="x[1]").search.seed == 6
     with pytest.raises(ConfigError, match="is too short"):
-        prepare_study(study="x*", settings={"n_envs": 10_000})  # another, new study
+        prepare_study(study="x[12]", settings={"n_envs": 10_000})  # another, new study
 
 
 def test_a_study_may_be_named_like_a_number(in_tmp: Path) -> None:
@@ -259,6 +259,8 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
         ({"sampler": "grid"}, "a grid needs choices; learning_rate has a range"),
         ({"grid": ["gamma=0.9"]}, "a space and a grid are given"),
         ({"study": "../elsewhere"}, "--study is '../elsewhere'"),
+        ({"study": ".."}, "--study is '..'"),
+        ({"study": "aux.1"}, "--study is 'aux.1'"),
         ({"study": "a\nb"}, r"--study is 'a\\nb'"),
         ({"study": "x" * 300}, "--study is 'xxx"),
         ({"study": 5}, "--study is 5"),
