@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from marl_sb3.cli import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, IMPORT, Section, Verbosity, command
+from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def main(
         _print_table(benchmark)
         for path in files:
             say(str(benchmark.shown / path.relative_to(benchmark.folder)))
-    print(benchmark.shown, flush=True)
+    print_text(benchmark.shown)
     return _exit_code(benchmark)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
+from marl_sb3.output import print_text
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.display import Page
@@ -62,11 +63,11 @@ def main(
         with named_by_user(out):
             _page(found).write(out)
     if as_json:
-        print(json.dumps(found.to_plain(), allow_nan=False))
+        print_text(json.dumps(found.to_plain(), allow_nan=False))
         return EXIT_DONE
     _print(found)
     if out is not None:
-        print(out)
+        print_text(out)
     return EXIT_DONE
 
 

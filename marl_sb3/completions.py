@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 from marl_sb3.cli import COMMANDS, EXIT_DONE, CommandParser, Verbosity, command, command_named
+from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra
 
 _EPILOG = """\
@@ -54,7 +55,7 @@ def main(
             shown = "--algo" if "--algo" in action.option_strings else action.metavar
             if shown in values:
                 action.complete = values[shown]  # type: ignore[attr-defined]  # where shtab looks
-    print(shtab.complete(parser, shell=shell) + (_NO_SPACE if shell == "bash" else ""), flush=True)
+    print_text(shtab.complete(parser, shell=shell) + (_NO_SPACE if shell == "bash" else ""))
     return EXIT_DONE
 
 

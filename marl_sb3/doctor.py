@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from marl_sb3.cli import EXIT_DONE, EXIT_FAILED, BesideENV, Verbosity, assignments, command
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 
 _EPILOG = """\
 With a fault, training fails, learns from wrong data, or cannot be repeated. A
@@ -50,11 +51,10 @@ def main(
     named, given = env_option.named(env), _given(settings)
     if named is None:
         raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
-    from rich.console import Console
-
+    from marl_sb3.extensions.display import standard_console
     from marl_sb3.tools.checkup import examine  # after what can be refused without it
 
-    with Console(stderr=True, highlight=False).status("playing") as status:  # shows nothing but in a terminal
+    with standard_console(stderr=True).status("playing") as status:  # shows nothing but in a terminal
         report = examine(
             named,
             {name.removeprefix("env."): value for name, value in given.items() if name != "env_wrapper"},
@@ -66,9 +66,8 @@ def main(
             on_call=lambda call: status.update(f"playing: {call}"),
         )
     if as_json:
-        print(json.dumps(report.to_plain(), allow_nan=False), flush=True)
+        print_text(json.dumps(report.to_plain(), allow_nan=False))
     else:
-        from marl_sb3.extensions.display import standard_console
         from marl_sb3.tools.checkup import print_report
 
         print_report(standard_console(), report, given, verbose=bool(verbosity))

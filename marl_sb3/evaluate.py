@@ -22,6 +22,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
@@ -156,15 +157,15 @@ def _nash_conv(options: EvaluateOptions) -> int:
         run, env = found_run(options.run, options.verify), options.env.named()
         found = nash_conv(run, env, options.checkpoint, options.deterministic)
     if options.json:
-        print(json.dumps(found, allow_nan=False), flush=True)
+        print_text(json.dumps(found, allow_nan=False))
         return EXIT_DONE
     actions = "the most likely actions" if options.deterministic else "sampled actions"
     for each in (found, found["pool"]) if "pool" in found else (found,):
         number = max(each.get("snapshots", {}).values(), default=0)
         who = f"; one of {number} snapshots in the pool, drawn for each game" if number else ""
-        print(f"NashConv {each['nash_conv']:.4f}, exploitability {each['exploitability']:.4f}: {actions}{who}")
+        print_text(f"NashConv {each['nash_conv']:.4f}, exploitability {each['exploitability']:.4f}: {actions}{who}")
         for agent, gain in each["gains"].items():
-            print(f"{agent}: wins {each['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
+            print_text(f"{agent}: wins {each['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
     return EXIT_DONE
 
 
@@ -178,7 +179,7 @@ def _estimate(options: EvaluateOptions, data: str) -> int:
     gamma = 1.0 if options.gamma is None else options.gamma
     found = estimate_policies(run.policies(options.checkpoint), data, gamma)
     if options.json:
-        print(json.dumps(found.to_plain(), allow_nan=False), flush=True)
+        print_text(json.dumps(found.to_plain(), allow_nan=False))
     else:
         found.print()
     return EXIT_DONE
@@ -238,7 +239,7 @@ def main(options: EvaluateOptions) -> int:
     evaluated = _play(options)
     actions = _actions(options, evaluated.plan)
     if options.json:
-        print(json.dumps(evaluated.to_plain(actions), allow_nan=False), flush=True)
+        print_text(json.dumps(evaluated.to_plain(actions), allow_nan=False))
     else:
         evaluated.print(actions)
     return EXIT_DONE

@@ -22,6 +22,7 @@ from marl_sb3.core.config import Count
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
 from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
+from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def main(
         sign_folder(target, sign)
     said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
-        print(line, flush=True)
+        print_text(line)
     return EXIT_DONE
 
 
@@ -184,11 +185,11 @@ def _as_run(
     if key is not None:
         sign_folder(out, key)
     if found.why:
-        print(found.why, flush=True)
-    print(f"{out}: {found.name}, its settings, and a model card", flush=True)
+        print_text(found.why)
+    print_text(f"{out}: {found.name}, its settings, and a model card")
     if options.hub is not None and not options.dry_run:
         message = options.message or f"{run.config.env}, {found.about.integer('num_env_steps'):,} env steps"
-        print(push(out, options.hub, message, private=options.private, revision=options.revision), flush=True)
+        print_text(push(out, options.hub, message, private=options.private, revision=options.revision))
     return EXIT_DONE
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from marl_sb3 import cli
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.runs import TRACKERS
 from marl_sb3.startup import without_collections
 
@@ -130,7 +131,7 @@ def main(options: ImitateOptions) -> int:
 
         cloning = {name: value for name, value in vars(options.cloning).items() if value is not None}
         run = clone(config, options.data, CloningOptions(**cloning), options.run_dir, quiet=options.quiet)
-    print(run.files.shown, flush=True)
+    print_text(run.files.shown)
     return cli.EXIT_INTERRUPTED if run.interrupted else cli.EXIT_DONE
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from marl_sb3.cli import EXIT_DONE, SEARCH, STOCHASTIC, VERIFY, OfRun, command, record
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 _EPILOG = """\
@@ -103,11 +104,11 @@ def main(options: MatchOptions) -> int:
     if options.out is not None:
         found.write(options.out)
     if options.json:
-        print(json.dumps(found.to_plain(), allow_nan=False), flush=True)
+        print_text(json.dumps(found.to_plain(), allow_nan=False))
         return EXIT_DONE
     show_match(found)
     if options.out is not None:
-        print(options.out)
+        print_text(options.out)
     return EXIT_DONE
 
 

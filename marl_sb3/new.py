@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from marl_sb3.cli import EXIT_DONE, Verbosity, command
+from marl_sb3.output import print_text
 
 _EPILOG = """\
 The folder has the env, in NAME.py, a test of it, settings for train and a page
@@ -35,8 +36,8 @@ def main(
 
     folder = Path(name) if out is None else out
     for path in write_project(name, kind, folder):
-        print(path)
-    print(f"{folder / 'README.md'} has the commands that test and train it", file=sys.stderr)
+        print_text(path)
+    print_text(f"{folder / 'README.md'} has the commands that test and train it", stderr=True)
     return EXIT_DONE
 
 

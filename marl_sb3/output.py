@@ -1,13 +1,15 @@
-"""Standard output and error that never raise, and views that fail: neither ends a training."""
+"""Standard output and error that never raise, text that is safe to print, and views that fail and end no training."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TextIO, TypeVar
+from unicodedata import category
 
 _log = logging.getLogger(__name__)
 
@@ -15,6 +17,18 @@ ORDINARY = {"ordinary": True}  # `extra` of warnings that commands show as lines
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+def printable(text: object) -> str:
+    r"""Text in which a terminal finds nothing to obey, for all that is printed or logged: ESC becomes `\x1b`."""
+    plain = str(text)  # Zs are spaces of other widths
+    safe = (c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else ascii(c)[1:-1] for c in plain)
+    return plain if plain.isprintable() else "".join(safe)
+
+
+def print_text(text: object, *, stderr: bool = False, end: str = "\n") -> None:
+    """Print text by `printable` on standard output or error, at once."""
+    print(printable(text), end=end, file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 class LenientStream:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
+from marl_sb3.output import print_text
 
 _EPILOG = """\
 Runs that differ in nothing but the seed are one curve: the mean over the
@@ -59,7 +60,7 @@ def main(
     records = [record for path in runs for record in read_records(path)]
     groups = group_by_settings(records, group_by)
     for line in groups.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        print_text(f"warning: {line}", stderr=True)
     if format:
         from marl_sb3.results import write_marl_eval
 
@@ -72,10 +73,10 @@ def main(
 
         figure = draw_up(groups, metrics, x, statistic, smooth)
         for line in figure.notes:
-            print(f"note: {line}", file=sys.stderr)
+            print_text(f"note: {line}", stderr=True)
         with named_by_user(out):
             write_figure(figure, out, title)
-    print(out)
+    print_text(out)
     return EXIT_DONE
 
 

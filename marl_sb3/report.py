@@ -8,6 +8,7 @@ from typing import Annotated
 from marl_sb3.cli import EXIT_DONE, OfRunForLog, command
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import named_by_user, write_whole
+from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 _EPILOG = """\
@@ -41,9 +42,9 @@ def main(
     _require_suffix(out, (".md",) if as_markdown else (".html", ".htm"))
     runs, warnings = read_runs(paths, env.named())
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_text(f"warning: {warning}", stderr=True)
     if as_markdown and out is None:
-        print(markdown(runs), end="", flush=True)
+        print_text(markdown(runs), end="")
         return EXIT_DONE
     if out is None:
         first = Path(paths[0])
@@ -54,7 +55,7 @@ def main(
             write_whole(out, markdown(runs))
         else:
             page.write(out)
-    print(f"report: {out}")
+    print_text(f"report: {out}")
     return EXIT_DONE
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 from marl_sb3 import cli
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def main(options: ServeOptions) -> int:
     else:
         server = api.server(listening)
     what = "page and policies" if options.ui else "serving"
-    server.run(lambda address: print(f"{what} on {address}", flush=True), options.drain_s)
+    server.run(lambda address: print_text(f"{what} on {address}"), options.drain_s)
     return cli.EXIT_DONE
 
 
@@ -127,16 +128,16 @@ def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
 
         predictor = Predictor(run, options.checkpoint, options.backend)
     served = predictor.served
-    print(f"{run.files.shown}, {served.checkpoint}, of {served.env_steps:,} env steps", flush=True)
+    print_text(f"{run.files.shown}, {served.checkpoint}, of {served.env_steps:,} env steps")
     if served.bundle.checkpoint_why:
-        print(served.bundle.checkpoint_why, flush=True)
+        print_text(served.bundle.checkpoint_why)
     for policy_id, why in served.by_torch.items():
-        print(f"policy {policy_id!r}: PyTorch answers; {why}", flush=True)
+        print_text(f"policy {policy_id!r}: PyTorch answers; {why}")
     return Api(
         predictor,
         limits,
         reload_s=options.reload_s,
-        say=lambda line: print(line, flush=True),
+        say=print_text,
         settled=_without_scans,
         replaced=gc.collect,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from marl_sb3 import cli
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.runs import TRACKERS
 from marl_sb3.startup import require_extra, without_collections
 
@@ -273,7 +274,7 @@ def _clients_served(options: TrainOptions, run: "Run") -> Iterator[None]:
 
         server = external_server(run.algorithm, **options.server.settings(EXTERNAL_PORT))
     with server:
-        print(f"clients connect to {server.address}", file=sys.stderr, flush=True)
+        print_text(f"clients connect to {server.address}", stderr=True)
         yield
 
 
@@ -300,7 +301,7 @@ def _train_seeds(options: TrainOptions) -> int:
         from marl_sb3.runs import execute_and_show_seeds
 
         execute_and_show_seeds(runs, options.agents)
-    print(runs.shown, flush=True)
+    print_text(runs.shown)
     return cli.EXIT_DONE if all(run.is_done for run in runs.runs) else cli.EXIT_FAILED
 
 
@@ -311,7 +312,7 @@ def _print_config(options: TrainOptions) -> int:
     config, runners = options.config(), options.runner_settings()
     from marl_sb3.runs import resolve, to_yaml  # takes seconds, as above
 
-    print(to_yaml(resolve(config, trust_pickle=options.trust_pickle, runners=runners)), end="", flush=True)
+    print_text(to_yaml(resolve(config, trust_pickle=options.trust_pickle, runners=runners)), end="")
     return cli.EXIT_DONE
 
 
@@ -349,7 +350,7 @@ def main(options: TrainOptions) -> int:
             from marl_sb3.runs import execute_and_show
 
             execute_and_show(run, most_agents=options.agents)
-    print(run.files.shown, flush=True)
+    print_text(run.files.shown)
     return cli.EXIT_INTERRUPTED if run.interrupted else cli.EXIT_DONE
 
 

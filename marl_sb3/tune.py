@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
+from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 from marl_sb3.tools.tuning import SamplingOptions, SteppingOptions, StudyOptions, TrialOptions
 
@@ -125,7 +126,7 @@ def main(options: TuneOptions) -> int:
             raise
     _report(study, options, console)
     require_any_complete(study)
-    print(short_path(study.folder), flush=True)
+    print_text(short_path(study.folder))
     return cli.EXIT_DONE
 
 

@@ -20,6 +20,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
+from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
         return GamePlan(env, {}, None, seed=options.seed), env
     if around is None and folder.as_posix() != options.run.rstrip("/"):
         what = "" if options.run.startswith("hf:") else "newest run of "
-        print(f"{what}{options.run}: {folder}", file=sys.stderr)
+        print_text(f"{what}{options.run}: {folder}", stderr=True)
     run = SavedRun.open(folder if around is None else options.run, options.env.named())
     plan = game_plan(run, False if options.stochastic else None, options.seed)
     is_player = run.at is not None and options.against is not None and options.checkpoint is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +14,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from documentation import ROOT
 from toy_envs import ScriptedEnv
 
 from marl_sb3.cli import run_command
+from marl_sb3.compare import main as compare
 from marl_sb3.core.envs import register_env
-from marl_sb3.output import LenientStream
+from marl_sb3.evaluate import main as evaluate
+from marl_sb3.extensions.display import standard_console
+from marl_sb3.output import LenientStream, print_text, printable
 from marl_sb3.train import main
 
 TINY = ["--n-envs", "2", "--timesteps", "40", "--seed", "1", "--run-dir", "run"]
@@ -125,3 +132,71 @@ def test_output_lost_on_a_full_disk_is_said_when_all_is_done(
 def test_a_command_without_standard_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert run_command(lambda: print("nobody") or 0, 0) == 0
+
+
+# --- What a terminal would obey --------------------------------------------------------------------------------------
+
+HOSTILE = "x\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202eevil\udc80"
+
+
+def test_text_that_is_printed_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable(HOSTILE) == r"x\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202eevil\udc80"
+    plain = "Überraschung\u00a0名前\n\tλ\u3000[red]:fire:"
+    assert printable(plain) == plain
+    print_text(HOSTILE)
+    print_text(HOSTILE, stderr=True)
+    for each in (False, True):
+        standard_console(stderr=each).print(HOSTILE)
+    captured = capsys.readouterr()
+    for text in captured:
+        assert text.count("PWNED") == 2
+        assert printable(text) == text
+
+
+def test_names_of_runs_and_errors_in_the_log_are_escaped(
+    run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(run_folder, Path("share", f"{name}{HOSTILE[:-1]}"))
+    assert evaluate(["share", "--episodes", "1", "-v"]) == 0
+    assert compare([*map(str, Path("share").iterdir())]) == 0
+    assert run_command(lambda: len(str(1 / 0)), 0) == 1
+    logging.getLogger("marl_sb3").warning("no policy %s", HOSTILE)
+    captured = capsys.readouterr()
+    for text in captured:
+        assert "PWNED" in text
+        assert printable(text) == text
+
+
+ALLOWED = {
+    "__init__.py": {"print"},  # before anything is imported
+    "output.py": {"print"},
+    "extensions/display/screen.py": {"Console"},  # the base of `SafeConsole`, and one that prints nothing
+    "cli/running.py": {"_Formatter"},
+}
+PRINTING = {
+    "print",
+    "Console",
+    "Formatter",
+    "_Formatter",
+    "print_exc",
+    "print_exception",
+    "basicConfig",
+    "StreamHandler",
+}
+
+
+def test_all_that_is_printed_goes_through_one_function() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "marl_sb3").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                name = called.rpartition(".")[2]
+                if (
+                    called == "print"
+                    or (name in PRINTING - {"print"})
+                    or called.startswith(("sys.stdout.w", "sys.stderr.w"))
+                ):
+                    found.setdefault(path.relative_to(ROOT / "marl_sb3").as_posix(), set()).add(name)
+    assert found == ALLOWED

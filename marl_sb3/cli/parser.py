@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import marl_sb3
 from marl_sb3.cli.running import EXIT_USAGE
 from marl_sb3.core.config import integer_in
+from marl_sb3.output import print_text
 
 _SIMILAR = 0.75  # least similarity, by `difflib`, of an unknown option and the one that is suggested; not --out, --port
 
@@ -78,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error and end the process with exit code 2."""
-        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        print_text(f"error: {message} (see {self.prog} --help)", stderr=True)
         sys.exit(EXIT_USAGE)
 
 

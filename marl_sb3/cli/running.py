@@ -17,7 +17,7 @@ from marl_sb3.errors import (
     described,
     noted,
 )
-from marl_sb3.output import LenientStream
+from marl_sb3.output import LenientStream, print_text, printable
 from marl_sb3.signals import interrupting
 from marl_sb3.stacks import stacks_on_signal, unending_named
 
@@ -37,7 +37,7 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
         exit_code = _exit_code(command, verbosity)
         output.flush()
         if output.is_lost:
-            print(f"error: standard output could not be written: {output.error}", file=sys.stderr)
+            print_text(f"error: standard output could not be written: {output.error}", stderr=True)
             exit_code = exit_code or EXIT_FAILED
     return exit_code
 
@@ -61,7 +61,7 @@ def _exit_code(command: Callable[[], int], verbosity: int) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print_text("interrupted", stderr=True)
         return EXIT_INTERRUPTED
     except MarlSb3Error as error:
         is_users = isinstance(error, (ConfigError, EnvError, CheckpointError)) and not isinstance(error, EnvRaisedError)
@@ -75,16 +75,18 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
     if verbosity:
         import traceback
 
-        traceback.print_exception(error)
+        print_text("".join(traceback.format_exception(error)), stderr=True, end="")
     file, remedy = noted(error, "traceback_file"), noted(error, "remedy")
     more = f"{f'; traceback: {file}' if file else ''}{f'; {remedy}' if remedy else ''}"
-    print(f"error: {_printable(message)}{more}", file=sys.stderr)
+    print_text(f"error: {message}{more}", stderr=True)
     return exit_code
 
 
-def _printable(message: str) -> str:
-    """Escape control characters: a message may quote a file, and terminals execute some of them."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+class _Formatter(logging.Formatter):
+    """Escapes what a terminal would obey; see `printable`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -105,7 +107,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def setup_logging(verbosity: int) -> None:
     """Show the log of the package: warnings; with -v also infos, with -vv everything."""
     handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)-8s %(message)s"))
+    handler.setFormatter(_Formatter("%(levelname)-8s %(message)s"))
     logger = logging.getLogger("marl_sb3")
     logger.handlers = [handler]
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])

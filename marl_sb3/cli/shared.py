@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from marl_sb3.core.config import canonical_algorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.extensions.hub import local_folder
+from marl_sb3.output import print_text
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.remote import RaySettings
@@ -52,9 +52,9 @@ def found_run(path: str, verify: Path | None = None) -> Path:
         return Path(path)
     folder = find_run_or_env(path) or find_run(path)
     if path.startswith("hf:"):
-        print(f"{path}: downloaded to {folder}", file=sys.stderr)
+        print_text(f"{path}: downloaded to {folder}", stderr=True)
     elif Path(path) != folder:
-        print(f"newest run in {path}: {folder}", file=sys.stderr)
+        print_text(f"newest run in {path}: {folder}", stderr=True)
     return folder
 
 

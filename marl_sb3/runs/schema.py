@@ -31,6 +31,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central import CentralSettings
 from marl_sb3.extensions.data import DataSettings
 from marl_sb3.league import LeagueSettings
+from marl_sb3.output import printable
 from marl_sb3.types import AgentID, PolicyID
 
 # --- Where a setting was given ---------------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ class Source:
 
     def __str__(self) -> str:
         """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""
-        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.label)
+        return printable(self.label).replace("\n", r"\n")
 
 
 def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:

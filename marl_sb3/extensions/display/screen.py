@@ -6,15 +6,17 @@ import importlib
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
+from typing_extensions import override
 
-from marl_sb3.output import Guard, LenientStream
+from marl_sb3.output import Guard, LenientStream, printable
 
 _PER_SECOND = 2  # redraws of a terminal; each holds the run up for 5 ms
 _NOTEBOOK_S = 0.5  # least time between redraws in a notebook
@@ -133,7 +135,7 @@ class NotebookScreen(Screen):
 
     def _bundle(self) -> dict[str, str]:
         picture = self._draw(ScreenSize(_NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT))
-        console = Console(
+        console = SafeConsole(
             file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, color_system="truecolor", force_jupyter=False
         )
         console.print(picture)
@@ -149,13 +151,24 @@ def cut_line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def standard_console() -> Console:
-    """Make a console on standard output. Writing to a closed output is no error."""
-    stream = LenientStream(sys.stdout)
+class SafeConsole(Console):
+    """A console that escapes what a terminal would obey in the texts that it is given; see `printable`."""
+
+    @override
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            safe = part.text if part.control else printable(part.text)
+            yield part if safe == part.text else Segment(safe, part.style)
+
+
+def standard_console(*, stderr: bool = False) -> Console:
+    """Make a console on standard output or error. Writing to a closed output is no error."""
+    stream = LenientStream(sys.stderr if stderr else sys.stdout)
     # FORCE_COLOR, which many CI services set, would make Rich treat a file as a terminal.
     is_terminal = None if stream.isatty() else False
     # Names of envs, agents and metrics are printed as they are: no markup, no `:fire:` that becomes an emoji.
-    return Console(file=cast("TextIO", stream), highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
+    of_stream: Any = stream
+    return SafeConsole(file=of_stream, highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
 
 
 def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.core.metrics import Result, SampleStats, sample_stats
+from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.text import number
 from marl_sb3.types import AgentID
 
@@ -198,6 +198,6 @@ def _figures(values: Sequence[float] | SampleStats) -> list[str]:
 
 def progress_bars() -> Progress:
     """Make bars on standard error that disappear when they are left; none if it is not a terminal."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = standard_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

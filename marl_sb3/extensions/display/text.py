@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_sb3.output import printable
+
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
@@ -21,8 +23,7 @@ def short(value: Any) -> str:
 
 def one_line(text: object) -> str:
     r"""Text on one line: white space becomes a space, and other unprintable characters are escaped, ESC as `\x1b`."""
-    words = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words)
+    return printable(" ".join(str(text).split()))
 
 
 def duration(seconds: float | None) -> str:

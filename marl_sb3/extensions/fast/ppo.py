@@ -20,6 +20,7 @@ from marl_sb3.core.on_policy import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
@@ -119,7 +120,7 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
             minibatches.append(stats)
             if self.target_kl is not None and stats["approx_kl"] > 1.5 * self.target_kl:
                 if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {stats['approx_kl']:.2f}")
+                    print_text(f"Early stopping at step {epoch} due to reaching max kl: {stats['approx_kl']:.2f}")
                 return False
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
