@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -396,16 +397,15 @@ def _player(bundle: PolicyBundle) -> PolicyBundle:
 
 def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
     """Name fixed opponents: a file by its last part, code by its place; a name that is taken gets a number."""
-    named: dict[str, str] = {}
+    named, numbers = dict[str, str](), Counter[str]()  # numbers: base -> the last one that was tried
     for source in sources:
         path = Path(source).absolute()
         # Of a member of another league, the name alone could be that of a snapshot of this one.
         own = f"{path.parents[1].name}.{path.name}" if "@" in path.name else path.name
         name = base = source if ":" in source else own
-        number = 1
         while name in named or name in taken:
-            number += 1
-            name = f"{base}-{number}"
+            numbers[base] += 1
+            name = f"{base}-{numbers[base] + 1}"
         named[name] = source
     return named
 

@@ -15,6 +15,7 @@ from marl_sb3.types import Array, PolicyID
 
 Weights = Mapping[str, Array]  # of one policy, by name, as a checkpoint holds them
 
+_MOST_GAMES = 100.001  # 1 / (1 - _MEMORY), and what rounding adds
 _MEMORY = 0.99  # share of what was counted that stays with each further game: about 100 games count
 _WON, _DRAWN, _LOST = 1, 0, -1
 
@@ -117,7 +118,7 @@ def read_scores(state: StateReader) -> Scores:
     read: Scores = {}
     for name in state.names():
         numbers = state.listed(name, len(Score._fields))
-        counts = [numbers.number(key, 0.0) for key in list(numbers)[:3]]
+        counts = [numbers.number(key, least, _MOST_GAMES) for key, least in zip(numbers, (1.0, 0.0, 0.0), strict=False)]
         *_, paid, played = list(numbers)
         if counts[1] + counts[2] > counts[0] + 1e-6:
             raise state.error(name, counts, "games, and no more of them won or drawn")

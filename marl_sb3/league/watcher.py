@@ -77,7 +77,8 @@ class LeagueWatcher(TrainingWatcher):
         state, tensors = algorithm.get_state()
         files = {name: own if name.startswith("policy-") else {} for name, own in tensors.items()}
         kept = {name: value for name, value in state.items() if name not in ("env", "tracker", "callbacks", "random")}
-        store_of(folder).write(_place(member, folder), kept, files, algorithm.about())
+        store = store_of(folder)
+        store.write(store.place(_place(member, folder)), kept, files, algorithm.about())
         ratings = league.ratings()
         listed = [
             {"name": each.name, "policy": each.policy_id, "iteration": each.iteration, "rating": ratings[each.name]}

@@ -57,7 +57,8 @@ _MEMBERS_FILE = "members.json"
 # What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, TRACKING_FILE, IMITATION_FILE),
-    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "media/", "wandb/", f"{LEAGUE}/"),
+    *("events.out.tfevents.*", "checkpoints/", "checkpoints/ckpt-*/", "policies/", "media/", "wandb/"),
+    *(f"{LEAGUE}/", f"{LEAGUE}/{_MEMBERS_FILE}", f"{LEAGUE}/*@*/"),
 )
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = {_LOCK, IMITATION_FILE, *(unfinished_path(Path(name)).name for name in (RUN_CONFIG, IMITATION_FILE))}

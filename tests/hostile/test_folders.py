@@ -30,6 +30,7 @@ def run(run_folder: Path, in_tmp: Path) -> Path:
 WRITTEN = [
     *("config.yaml", "result.jsonl", "progress.csv", "resumes.jsonl", "traceback.txt", ".lock", "policies"),
     *("tracking.json", "imitation.json", "wandb", "media"),
+    *("league", "league/members.json", "league/shared@5"),
     *(
         "events.out.tfevents.0000000000.settings",
         "events.out.tfevents.9.mine",

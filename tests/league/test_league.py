@@ -30,6 +30,7 @@ from marl_sb3.core.sb3 import weights
 from marl_sb3.core.vec_env import MultiAgentVecEnv, assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.league.league import _named
 from marl_sb3.league.pool import SAMPLING, Member, Score, points_matrix, to_evict
 from marl_sb3.league.snapshots import SnapshotBatch
 
@@ -232,6 +233,8 @@ def test_a_damaged_pool_is_refused(tmp_path: Path) -> None:
     damaged(lambda env: env["assignment"]["own"]["members"]["main@1"]["weights"].pop(first), first)
     damaged(lambda env: env["assignment"]["own"]["members"]["main@1"].update(policy="x"), "policy is 'x'")
     damaged(lambda env: env["assignment"]["own"]["scores"].pop("main"), "scores")
+    for wrong in ([1e300, 0, 0, 0, 1], [0.0, 0, 0, 0, 0], [101.0, 0, 0, 0, 1], [2.0, 1e300, 0, 0, 1]):
+        damaged(lambda env, wrong=wrong: env["assignment"]["own"]["scores"]["main"].update(x=wrong), "scores/main/x")
     damaged(lambda env: env["guests"].update(plays=env["guests"]["plays"] + 9), "plays is an array")
     damaged(lambda env: env["guests"].update(names=["nobody"]), "names")
 
@@ -308,6 +311,22 @@ def test_members_are_files_that_commands_load(tmp_path: Path) -> None:
     assert f"run.{newest}" in other.algorithm.assignment.scores["shared"]
     assert "is the latest: others than the policies that learn" in str(load_policies(other.folder).checkpoint_why)
     assert other.files.checkpoints.opposed() is None  # nobody has compared their returns
+
+
+def test_a_folder_that_is_no_member_is_not_replaced(tmp_path: Path) -> None:
+    league = League({"main": AGENTS}, folder=tmp_path, snapshot_every=1)
+    (tmp_path / "main@2").mkdir()
+    (tmp_path / "main@2" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="main@2 exists and is not a checkpoint; accepted: a new or an empty folder"):
+        trained(league, iterations=2)
+    assert (tmp_path / "main@2" / "thesis.txt").exists()
+
+
+def test_thousands_of_opponents_of_one_name_are_numbered() -> None:
+    sources = [*(f"{n}/a" for n in range(20_000)), "b/a-3", "minimax", "minimax", "run/league/main@3", "c/main"]
+    names = [*_named(sources, ["main"])]
+    assert names[:3] == ["a", "a-2", "a-3"]
+    assert names[-6:] == ["a-20000", "a-3-2", "minimax", "minimax-2", "run.main@3", "main-2"]
 
 
 def test_code_plays_and_its_faults_are_named() -> None:
