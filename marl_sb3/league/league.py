@@ -253,12 +253,16 @@ class League(Assignment):
         """
         from marl_sb3.results import ratings
 
-        names = [*self.members, *self.seats]
+        everyone = [*self.members, *self.seats]
         scores_of = {**{name: member.scores for name, member in self.members.items()}, **self.scores}
+        met = {each for name, scores in scores_of.items() for other in scores for each in (name, other)}
+        names = [name for name in everyone if name in met]  # of thousands, few have met: they are squared
         points = points_matrix(names, scores_of)
-        has_met = bool(points[0].any() or points[:, 0].any())
-        rated = zip(names, ratings(points, at=0 if has_met else None), strict=True)
-        return {name: None if found is None else found.rating for name, found in rated}
+        at = 0 if names[:1] == everyone[:1] and (points[0].any() or points[:, 0].any()) else None
+        rated = {
+            name: found.rating for name, found in zip(names, ratings(points, at), strict=True) if found is not None
+        }
+        return {name: rated.get(name) for name in everyone}
 
     def metric_names(self) -> list[str]:
         """Return the flat names of those metrics that every iteration has."""
