@@ -17,6 +17,7 @@ from .processes.serve import Link as Link
 from .processes.worker import RestartBudget as RestartBudget
 from .processes.worker import Worker as Worker
 from .processes.worker import WorkerLostError as WorkerLostError
+from .processes.worker import WorkerRefusedError as WorkerRefusedError
 from .processes.worker import ending as ending
 from .ray import AnyRunners as AnyRunners
 from .ray import RaySettings as RaySettings

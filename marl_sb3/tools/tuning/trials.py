@@ -256,8 +256,8 @@ def _run(
             queue.optuna.tell(trial, state=TrialState.PRUNED)
         else:
             queue.optuna.tell(trial, [each.of_training(run.results) for each in study.search.objectives()])
-    except TrainerLostError:
-        queue.requeue(trial.number, key.KILLED)
+    except TrainerLostError as lost:
+        queue.requeue(trial.number, key.INTERRUPTED if lost.by_others else key.KILLED)
     except BaseException as error:
         if isinstance(error, (KeyboardInterrupt, SearchError)) or is_disk_full(error):
             queue.requeue(trial.number, key.INTERRUPTED)

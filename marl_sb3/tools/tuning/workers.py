@@ -35,6 +35,7 @@ from marl_sb3.extensions.remote import (
     RestartBudget,
     Worker,
     WorkerLostError,
+    WorkerRefusedError,
     by_value,
     ending,
     fork_server,
@@ -64,7 +65,15 @@ class SearchError(MarlSb3Error, RuntimeError):
 
 
 class TrainerLostError(RuntimeError):
-    """The process that trained a run has ended; the run has to be trained again."""
+    """The process that trained a run has ended; the run has to be trained again.
+
+    Args:
+        by_others: whether it has ended with the process that has started it, which is not the fault of the run.
+    """
+
+    def __init__(self, message: str, *, by_others: bool = False) -> None:
+        super().__init__(message)
+        self.by_others = by_others
 
 
 @dataclass(frozen=True)
@@ -314,7 +323,7 @@ class _ProcessOfWorker:
             if self._pool.is_ending:  # it was killed
                 return TrainedRun(folder, interrupted=True)
             self._require_progress(ending(error.code))
-            raise TrainerLostError(str(error)) from error
+            raise TrainerLostError(str(error), by_others=error.code is None) from error
         except Exception:
             self._deaths.succeeded()
             raise
@@ -340,7 +349,7 @@ class _ProcessOfWorker:
                     self.name, starter, make, timeout_s=_START_S, look_s=POLL_S, descriptors=descriptors
                 )
                 worker.start()
-        except WorkerLostError as error:
+        except (WorkerRefusedError, ConfigError) as error:
             raise SearchError(str(error)) from error
         finally:
             os.close(answers)

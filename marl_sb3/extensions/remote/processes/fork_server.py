@@ -37,12 +37,13 @@ from marl_sb3.signals import ENDING
 from marl_sb3.startup import without_collections
 
 _ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negative error number
+_MOST_KILLS = 3  # of it in a row, while it starts
 _START_S = 120.0  # longest time that its start, or the start or end of a worker, may take
 _OUTPUT_S = 1.0  # how long the last output is waited for: a process that an env has started may keep the pipe open
 
 
 class ForkServerEndedError(Exception):
-    """The process that starts workers has ended."""
+    """The process that starts workers has ended; the argument, if any, says whether a signal has ended its start."""
 
 
 class ForkServer:
@@ -79,9 +80,10 @@ class ForkServer:
         self._output = output_thread(self._process.stdout, "stdout"), output_thread(self._process.stderr, "stderr")
         try:
             self._answer(0)
-        except (OSError, ForkServerEndedError):
+        except (OSError, ForkServerEndedError) as error:
             self.close()
-            raise
+            was_killed = self._process.returncode < 0 and not isinstance(error, TimeoutError)
+            raise ForkServerEndedError(was_killed) from error
 
     @property
     def is_alive(self) -> bool:
@@ -163,17 +165,19 @@ def fork_server(modules: str) -> ForkServer:
     Raises:
         ConfigError: Python cannot be started.
     """
-    server = _servers.get(modules)
-    if server is None or not server.is_alive:
-        if server is not None:
-            server.close()
+    server, kills = _servers.get(modules), 0
+    if server is not None and not server.is_alive:
+        _servers.pop(modules).close()
+        server = None
+    while server is None:
         try:
             server = _servers[modules] = ForkServer(modules)
         except (ForkServerEndedError, OSError) as error:
+            kills += 1
+            if error.args == (True,) and kills <= _MOST_KILLS:  # no fault of its own, and nobody has used it yet
+                continue
             words = "; see the lines above" if isinstance(error, ForkServerEndedError) else f": {error}"
-            raise ConfigError(
-                f"n_workers: workers cannot be started with {sys.executable}{words}", "n_workers"
-            ) from error
+            raise ConfigError(f"worker processes cannot be started with {sys.executable}{words}") from error
     return server
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -121,6 +123,29 @@ def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.Monkey
             vec.reset()
     vec.reset()
     vec.close()
+
+
+@pytest.mark.usefixtures("real_fork_servers")
+@pytest.mark.parametrize("kills", [3, 4])
+def test_a_fork_server_that_is_killed_while_it_starts_is_started_again(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            if len(started) <= kills:
+                self.kill()
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    if kills == 3:
+        assert fork_server(MODULE).is_alive
+    else:
+        with pytest.raises(ConfigError, match=r"^worker processes cannot be started with .*; see the lines above$"):
+            fork_server(MODULE)
+    assert len(started) == 4
 
 
 @pytest.mark.usefixtures("real_fork_servers")
