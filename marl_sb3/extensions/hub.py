@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -126,7 +126,7 @@ def download(address: Address) -> Path:
     api = _api()
     with _asking(str(address)):
         info = api.model_info(address.repo, revision=address.revision, files_metadata=True)
-    if not _COMMIT.fullmatch(info.sha or ""):
+    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
         raise ConfigError(f"{address}: the Hub names no commit", key="run")
     target = runs / str(info.sha)
     with path_is_usable("cannot write to the cache of the Hub", target, "run"):
@@ -134,20 +134,28 @@ def download(address: Address) -> Path:
         (runs / _FROM_HUB).touch()
         with FileLock(runs / ".lock"):
             if not target.is_dir():
-                files = _files_of(address, {each.rfilename: each.size for each in info.siblings or ()})
+                files = _files_of(address, [(each.rfilename, each.size) for each in info.siblings or ()])
                 _require_room(address, sum(files.values()), runs)
                 with replaced_folder(target) as fresh:
                     _fetch(api, address._replace(revision=target.name), files, fresh)
     return target
 
 
-def _files_of(address: Address, sizes: Mapping[str, int | None]) -> dict[str, int]:
+def _files_of(address: Address, listed: Sequence[tuple[Any, Any]]) -> dict[str, int]:
     """Return the files of a run with their sizes, as the Hub lists them; names that lead elsewhere are none of them.
+
+    Args:
+        listed: the name and the size of each file, which the client of the Hub has not checked.
 
     Raises:
         ConfigError: it is not a run.
     """
+    sizes = {name: size for name, size in listed if isinstance(name, str)}
     files = {name: size for name, size in sizes.items() if _FILE.fullmatch(name) and size is not None}
+    for name, size in files.items():
+        if type(size) is not int or size < 0:
+            words = f"the Hub lists {name} with the size {size!r:.40}"
+            raise ConfigError(f"{address}: {words}; accepted: a number of bytes", key="run")
     if _CONFIG not in files or not any(name.endswith("/manifest.json") for name in files):
         words = f"{address} holds no run of marl_sb3: {_CONFIG}, and checkpoints as JSON and safetensors"
         pickles = [name for name in sizes if PurePosixPath(name).suffix in _OF_PICKLES]

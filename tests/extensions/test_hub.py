@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stand_in_hub import Repo, StandInHub, run_files, served
@@ -171,6 +172,16 @@ def test_too_much_is_refused_before_any_of_it_is_downloaded(
     with pytest.raises(ConfigError, match=r"has \d files; accepted: at most 3"):
         hub.local_folder("hf:me/arena")
     assert [asked for asked in stand_in.asked if "/resolve/" in asked] == []
+
+
+@pytest.mark.parametrize("size", ["x", -5, 1.5, True, [1]])
+def test_sizes_that_are_none_are_refused(size: Any, files: dict[str, bytes]) -> None:
+    listed = [(name, len(content)) for name, content in files.items()]
+    wrong = [(name, size if name.endswith("state.json") else own) for name, own in listed]
+    with pytest.raises(ConfigError, match=r"the Hub lists .*state\.json with the size .*; accepted: a number of bytes"):
+        hub._files_of(hub.parse_address("hf:me/arena"), wrong)
+    odd: list[tuple[Any, Any]] = [(5, 1), (["config.yaml"], 1), (None, "x"), ("../config.yaml", -1)]
+    assert hub._files_of(hub.parse_address("hf:me/arena"), [*odd, *listed]) == dict(listed)
 
 
 def test_a_file_of_another_size_than_listed_is_refused(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import keyword
+import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.files import path_is_usable, require_file_name
 
 KINDS = ("parallel", "turns")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -23,21 +26,22 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
         folder: a new folder.
 
     Raises:
-        ConfigError: no module can have this name, another module has it already, or there is such a folder.
+        ConfigError: no module can have this name, another module has it already, there is such a folder, or it cannot
+            be made.
     """
     _require_free(name)
     words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     new = {f"{__package__}.templates.{kind}": name, _CLASS: words if words.endswith("Env") else f"{words}Env"}
     files = {f"{name}.py": ".py", f"test_{name}.py": "_test.py", "settings.yml": ".yml", "README.md": ".md"}
-    try:
+    with path_is_usable("--out: cannot write to", folder, "--out"):
+        if os.path.lexists(folder):
+            raise ConfigError(f"{folder} exists; accepted: a folder that does not exist yet, after --out", key="--out")
         folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(f"{folder} exists; accepted: a folder that does not exist yet, after --out") from None
-    for file, template in files.items():
-        text = (_TEMPLATES / f"{kind}{template}").read_text(encoding="utf-8")
-        for old, its_new in new.items():
-            text = text.replace(old, its_new)
-        (folder / file).write_text(text, encoding="utf-8")
+        for file, template in files.items():
+            text = (_TEMPLATES / f"{kind}{template}").read_text(encoding="utf-8")
+            # All at once: the new name of the module may hold that of the class.
+            text = re.sub("|".join(map(re.escape, new)), lambda found: new[found[0]], text)
+            (folder / file).write_text(text, encoding="utf-8")
     return [folder / file for file in files]
 
 
@@ -45,6 +49,7 @@ def _require_free(name: str) -> None:
     """Refuse a name under which Python would not import the new module."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"NAME is {name!r}; accepted: a name for a module of Python, such as my_env", key="NAME")
+    require_file_name("NAME", name, "NAME")
     found = None if name in sys.modules else find_spec(name)
     if name in sys.modules or name in sys.stdlib_module_names or (found is not None and found.origin is not None):
         raise ConfigError(f"NAME is {name!r}, which Python imports already; accepted: a name of no module", key="NAME")

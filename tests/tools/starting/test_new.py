@@ -42,6 +42,12 @@ def test_a_new_env_passes_its_own_tests_and_trains_by_the_commands_of_its_page(
         ("a-b", "NAME is 'a-b'; accepted: a name for a module of Python, such as my_env"),
         ("class", "NAME is 'class'; accepted: a name for a module of Python"),
         ("random", "NAME is 'random', which Python imports already; accepted: a name of no module"),
+        ("x" * 300, f"NAME is '{'x' * 219}; accepted: a printable name of at most 220 bytes"),
+        ("aux", "NAME is 'aux'; accepted: a printable name"),
+        ("my_env --out file/x", "--out: cannot write to file/x: Not a directory"),
+        ("my_env --out file", "file exists; accepted: a folder that does not exist yet, after --out"),
+        (f"my_env --out {'y' * 300}", "File name too long"),
+        ("my_env --out /proc/1/task/x", "--out: cannot write to /proc/1/task/x: "),
         ("pettingzoo", "NAME is 'pettingzoo', which Python imports already"),
         ("there", "there exists; accepted: a folder that does not exist yet, after --out"),
     ],
@@ -50,5 +56,12 @@ def test_a_name_that_python_would_not_import_and_a_folder_that_exists_are_refuse
     in_tmp: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     Path("there").mkdir()
-    assert message in refusal(main, [name], capsys)
-    assert [str(path) for path in Path().iterdir()] == ["there"]
+    Path("file").touch()
+    assert message in refusal(main, name.split(), capsys)
+    assert {str(path) for path in Path().iterdir()} == {"there", "file"}
+
+
+def test_a_name_that_holds_that_of_the_class_is_kept(in_tmp: Path) -> None:
+    assert main(["ExampleEnvX"]) == 0
+    text = Path("ExampleEnvX", "test_ExampleEnvX.py").read_text()
+    assert "from ExampleEnvX import LEFT, RIGHT, STAY, ExampleEnvXEnv" in text
