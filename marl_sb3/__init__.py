@@ -12,7 +12,10 @@ from typing import Any
 
 import lazy_loader
 
+from marl_sb3.startup import end_while_it_starts
+
 try:
+    end_while_it_starts()
     os.getcwd()
 except FileNotFoundError as error:
     if not {os.path.basename(name) for name in sys.argv[:1]} & {"-m", "marl-sb3"}:  # no command begins

@@ -19,6 +19,8 @@ Handler = Callable[[int, FrameType | None], None]
 
 ENDING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 
+_CALLED_BY_LLVM = ("_raw_object_cache_notify", "_raw_object_cache_getbuffer")  # functions of llvmlite
+_SOON_S = 0.05  # after which a signal is handled again that came at a wrong moment
 ENDS_WITH_INPUT = (
     "MARL_SB3_ENDS_WITH_INPUT"  # environment variable of a process that is to end with the one that started it
 )
@@ -72,14 +74,47 @@ def pass_on(received: str | None) -> None:
         signal.raise_signal(signal.Signals[received])
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt, but not where C code calls Python that must not raise.
+
+    It would end the process while PyTorch is imported, and numba's compiler would go on without what it has asked for.
+    """
+    while frame is not None:
+        name, package = frame.f_code.co_name, frame.f_globals.get("__package__")
+        if (name, package) == ("<module>", "torch") or name in _CALLED_BY_LLVM:
+            return _interrupt_soon()
+        frame = frame.f_back
+    if number == HANGUP:  # kernel and shell may both send it; the second must not stop the clean-up
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _interrupt_soon() -> None:
+    later = threading.Timer(_SOON_S, ask_this_to_end)
+    later.daemon = True
+    later.start()
+
+
+@contextmanager
+def none_lost() -> Iterator[None]:
+    """Interrupt again within the context if a KeyboardInterrupt was lost in a function that C code has called."""
+    former = sys.unraisablehook
+
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            _interrupt_soon()
+        else:
+            former(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = former
+
+
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt within the context, as Ctrl-C does."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        if number == HANGUP:  # kernel and shell may both send it; the second must not stop the clean-up
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
     with handled([number for number in ENDING if number != signal.SIGINT], interrupt):
         yield

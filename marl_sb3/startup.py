@@ -1,12 +1,19 @@
-"""The start of a command: quickly, without garbage collections and compiler; not without the packages that it needs."""
+"""The start of a command: quickly, without garbage collections and compiler; not without the packages that it needs.
+
+And its end by Ctrl-C, from its first moment on: without a traceback, with exit code 130.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
+from types import FrameType
 
 from marl_sb3.errors import ConfigError, install_words
 
@@ -76,3 +83,39 @@ def require_extra(what: str, extra: str) -> None:
     if missing:
         words = f"{what} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         raise ConfigError(f"{words}; {install_words(extra)}")
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def is_command() -> bool:
+    """Whether this process was started as a command, `python -m marl_sb3.train` or `marl-sb3`, and is nothing else."""
+    module = next((name for flag, name in pairwise(sys.orig_argv) if flag == "-m"), "")
+    is_module = module.partition(".")[0] == "marl_sb3" and module.count(".") < 2
+    return is_module or any(os.path.basename(each).startswith("marl-sb3") for each in sys.orig_argv[:2])
+
+
+def end_while_it_starts() -> None:
+    """Make Ctrl-C end a command that is still being imported; `run_command` takes over then."""
+    if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+
+        def end(*_: object) -> None:
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+
+        signal.signal(signal.SIGINT, end)
+
+
+def handle_interrupts(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Handle Ctrl-C in a command that has begun."""
+    if is_command() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+
+
+def ignore_interrupts() -> None:
+    """Let a command that was interrupted end in peace: Ctrl-C does nothing any more, if that is all that runs here."""
+    if is_command():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # After an interrupt within the text of an `exec`, such as that of a dataclass, Python would end by SIGINT instead
+    # of with an exit code, until it has run another text.
+    eval("None")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from documentation import ROOT
 
 from marl_sb3.cli import run_command
 from marl_sb3.signals import ENDING, ENDS_WITH_INPUT, handled
+from marl_sb3.startup import is_command
 
 
 def sending(*numbers: int) -> Callable[[], int]:
@@ -29,6 +34,83 @@ def test_a_signal_interrupts_a_command(number: int, capsys: pytest.CaptureFixtur
     assert run_command(sending(number), 0) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert [signal.getsignal(each) for each in ENDING] == before
+
+
+def test_an_interrupt_that_is_lost_in_a_function_that_c_calls_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        ctypes.CFUNCTYPE(None)(sending(signal.SIGTERM))()
+        time.sleep(30)
+        return 0
+
+    assert run_command(command, 0) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "code"),
+    [("torch", "send(); done.append(True)"), ("", "def _raw_object_cache_notify(): send(); done.append(True)")],
+)
+def test_where_c_code_must_get_an_answer_an_interrupt_waits(
+    package: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the import of PyTorch, its C++ would end the process; numba's compiler would go on without an object."""
+    done: list[bool] = []
+
+    def command() -> int:
+        names = {"__package__": package, "send": sending(signal.SIGTERM), "done": done}
+        exec(code, names)
+        names.get("_raw_object_cache_notify", len)(*[()] * (package == "torch"))
+        time.sleep(30)
+        return 0
+
+    assert run_command(command, 0) == 130
+    assert done == [True]
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+TWICE = """
+import os, signal, threading, time
+
+def twice():
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)
+
+threading.Thread(target=twice).start()
+time.sleep(30)
+"""
+STARTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.orig_argv = ["python", "-m", "marl_sb3.train"]
+import marl_sb3.startup
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("command", [["-m", "marl_sb3.doctor", "arena", "--import", "twice"], ["-c", STARTS]])
+def test_ctrl_c_ends_a_command_that_starts_without_a_traceback_however_often(command: list[str], in_tmp: Path) -> None:
+    Path("twice.py").write_text("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)" + TWICE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(in_tmp)])}
+    done = subprocess.run([sys.executable, *command], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_one"),
+    [
+        (["python", "-X", "dev", "-m", "marl_sb3.train", "arena"], True),
+        (["python", "/usr/bin/marl-sb3", "train"], True),
+        (["python", "-m", "marl_sb3.extensions.remote.processes.fork_server"], False),
+        (["python", "-m", "mine", "-m", "marl_sb3.train"], False),
+        (["python", "mine.py", "marl-sb3"], False),
+    ],
+)
+def test_a_process_is_a_command_if_it_was_started_as_one(
+    argv: list[str], is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    assert is_command() == is_one
 
 
 def test_a_repeated_hangup_does_not_disturb_the_cleanup() -> None:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from marl_sb3.core.config import FiniteFloat, require
 from marl_sb3.core.metrics import Result, flatten, require_metric
 from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.signals import ENDING, handled
+from marl_sb3.signals import ENDING, handled, interrupt
 from marl_sb3.systems import HANGUP
 
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
@@ -127,7 +127,7 @@ class StopOnSignal(MultiAgentCallback):
         self.received = self.received or signal.Signals(number).name
         if number != HANGUP:
             if self._asked_to_end:
-                raise KeyboardInterrupt
+                interrupt(number, frame)
             self._asked_to_end = True
 
     def _on_training_start(self) -> None:

@@ -18,8 +18,9 @@ from marl_sb3.errors import (
     noted,
 )
 from marl_sb3.output import LenientStream, print_text, printable
-from marl_sb3.signals import interrupting
+from marl_sb3.signals import interrupt, interrupting, none_lost
 from marl_sb3.stacks import stacks_on_signal, unending_named
+from marl_sb3.startup import handle_interrupts, ignore_interrupts
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -33,12 +34,16 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
     If the reader of standard output has gone (`| head`), the command continues with the same exit code. If
     output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
-    with _lenient_output() as output, interrupting(), stacks_on_signal(), unending_named():
-        exit_code = _exit_code(command, verbosity)
-        output.flush()
-        if output.is_lost:
-            print_text(f"error: standard output could not be written: {output.error}", stderr=True)
-            exit_code = exit_code or EXIT_FAILED
+    try:
+        handle_interrupts(interrupt)
+        with _lenient_output() as output, none_lost(), interrupting(), stacks_on_signal(), unending_named():
+            exit_code = _exit_code(command, verbosity)
+            output.flush()
+            if output.is_lost:
+                print_text(f"error: standard output could not be written: {output.error}", stderr=True)
+                exit_code = exit_code or EXIT_FAILED
+    except KeyboardInterrupt:  # again, before this process was deaf to it
+        return _interrupted()
     return exit_code
 
 
@@ -61,14 +66,19 @@ def _exit_code(command: Callable[[], int], verbosity: int) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        print_text("interrupted", stderr=True)
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except MarlSb3Error as error:
         is_users = isinstance(error, (ConfigError, EnvError, CheckpointError)) and not isinstance(error, EnvRaisedError)
         return _failed(error, str(error), EXIT_USAGE if is_users else EXIT_FAILED, verbosity)
     except Exception as error:
         hint = "" if verbosity or noted(error, "traceback_file") else " (-v shows where)"
         return _failed(error, f"{described(error)}{hint}", EXIT_FAILED, verbosity)
+
+
+def _interrupted() -> int:
+    ignore_interrupts()
+    print_text("interrupted", stderr=True)
+    return EXIT_INTERRUPTED
 
 
 def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> int:
