@@ -1,6 +1,6 @@
 """The start of a command: quickly, without garbage collections and compiler; not without the packages that it needs.
 
-And its end by Ctrl-C, from its first moment on: without a traceback, with exit code 130.
+And its end by Ctrl-C, from its first moment on: without a traceback, with exit code 130, in time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -85,7 +86,7 @@ def require_extra(what: str, extra: str) -> None:
         raise ConfigError(f"{words}; {install_words(extra)}")
 
 
-# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+# --- Its end ----------------------------------------------------------------------------------------------------------
 
 
 def is_command() -> bool:
@@ -98,12 +99,20 @@ def is_command() -> bool:
 def end_while_it_starts() -> None:
     """Make Ctrl-C end a command that is still being imported; `run_command` takes over then."""
     if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
 
-        def end(*_: object) -> None:
-            os.write(2, b"interrupted\n")
-            os._exit(130)
 
-        signal.signal(signal.SIGINT, end)
+def _end(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def end_within(seconds: float) -> None:
+    """End a command that was interrupted after so many seconds, if it still runs, whatever its threads do."""
+    if is_command():
+        last = threading.Timer(seconds, _end)
+        last.daemon = True
+        last.start()
 
 
 def handle_interrupts(handler: Callable[[int, FrameType | None], object]) -> None:

@@ -96,6 +96,20 @@ def test_ctrl_c_ends_a_command_that_starts_without_a_traceback_however_often(com
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+HANGS = """
+import sys, threading
+sys.orig_argv = ["python", "-m", "marl_sb3.serve"]
+from marl_sb3.startup import end_within
+threading.Thread(target=threading.Event().wait).start()
+end_within(0.1)
+"""
+
+
+def test_a_command_that_was_to_end_does_not_wait_for_threads_that_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("argv", "is_one"),
     [

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.signals import ENDING, handled
+from marl_sb3.startup import end_within
 from marl_sb3.systems import take_port_alone
 from marl_sb3.tools.serving.guard import HANDLERS, Guard, Limits, Listening, RequestError, json_response
 from marl_sb3.tools.serving.metrics import (
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 _PROBES = ("/health", "/ready")
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
 _ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
+_LAST_THREADS_S = 5.0  # after the last answers, for what still runs in threads
 _LAST_REQUESTS_S = 0.2  # at the end, for the requests of connections that have sent none yet
 _TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
 _CLOSING = (b"connection", b"close")
@@ -148,7 +150,7 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: Limits, metrics: RequestMetrics) -> None:
         super().__init__(config)
-        self._limits, self._metrics = limits, metrics
+        self.limits, self._metrics = limits, metrics
         self._silent: dict[Any, Callable[[], object]] = {}
         kind = {"limits": limits, "silent": self._silent, "metrics": metrics}
         self._protocol: Any = type("TimedProtocol", (_TimedProtocol,), kind)
@@ -172,7 +174,7 @@ class _Uvicorn(uvicorn.Server):
         await _cancelled([self._accepting])
         (listening,) = sockets or []
         with suppress(OSError):  # until none waits; others may go on coming
-            for _ in range(0 if self.force_exit else self._limits.connections):
+            for _ in range(0 if self.force_exit else self.limits.connections):
                 self._admit(listening.accept()[0])
         listening.close()
         ends_s = time.monotonic() + _LAST_REQUESTS_S
@@ -198,7 +200,7 @@ class _Uvicorn(uvicorn.Server):
     def _admit(self, connection: socket.socket) -> None:
         """Serve a connection if there is room; a new one takes the place of the oldest silent one."""
         connections = self.server_state.connections
-        if len(connections) >= self._limits.connections and not self._drop_oldest_silent():
+        if len(connections) >= self.limits.connections and not self._drop_oldest_silent():
             self._refuse(connection)
             return
         state, shared = self.lifespan.state, self.server_state
@@ -212,7 +214,7 @@ class _Uvicorn(uvicorn.Server):
     async def _open(self, connection: socket.socket, protocol: Any) -> None:
         """Give a connection to its protocol, after the TLS handshake if there is one."""
         secure: Any = self.config.ssl
-        times = {} if secure is None else dict.fromkeys(_TLS_TIMES, self._limits.seconds)
+        times = {} if secure is None else dict.fromkeys(_TLS_TIMES, self.limits.seconds)
         try:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=secure, **times)
@@ -239,7 +241,7 @@ class _Uvicorn(uvicorn.Server):
         self._metrics.refused(503)
         with connection, suppress(OSError):
             if self.config.ssl is None:
-                connection.send(_refusal(503, f"all {self._limits.connections} connections are in use"))
+                connection.send(_refusal(503, f"all {self.limits.connections} connections are in use"))
 
     def _warn(self, message: str) -> None:
         """Log a message, at most once a second."""
@@ -252,7 +254,10 @@ class _Uvicorn(uvicorn.Server):
         """End after the requests in flight, after SIGTERM not before `drain_s`; the second signal ends at once."""
         self.force_exit = self.caught is not None
         is_drained = number == signal.SIGTERM and not self.force_exit
-        self._ends_s = time.monotonic() + (self.drain_s if is_drained else 0.0)
+        drain_s = self.drain_s if is_drained else 0.0
+        self._ends_s = time.monotonic() + drain_s
+        if self.caught is None:
+            end_within(drain_s + self.limits.seconds + _LAST_THREADS_S)
         self.caught = number
 
     @property
@@ -418,7 +423,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._uvicorn.should_exit = True
-        self._thread.join()
+        self._thread.join(self._uvicorn.limits.seconds + _LAST_THREADS_S)
 
     _error: BaseException | None
 

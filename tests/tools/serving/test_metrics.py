@@ -185,11 +185,16 @@ def test_a_server_that_drains_goes_on_answering_and_says_that_it_is_not_ready() 
             client.get("/health")
 
 
-@pytest.mark.parametrize("signals", [[2], [15, 15]], ids=["Ctrl-C", "twice"])
-def test_only_a_single_sigterm_waits(signals: list[int]) -> None:
+@pytest.mark.parametrize(("signals", "most_s"), [([2], 15.0), ([15, 15], 75.0)], ids=["Ctrl-C", "twice"])
+def test_only_a_single_sigterm_waits_and_not_for_long(
+    signals: list[int], most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds: list[float] = []
+    monkeypatch.setattr("marl_sb3.tools.serving.http.end_within", bounds.append)
     with Server([], Listening(), Limits()) as server:
         server._uvicorn.drain_s = 60.0
         for number in signals:
             server._uvicorn.end(number)
         server._thread.join(5)
         assert not server._thread.is_alive()
+        assert bounds == [most_s]
