@@ -258,7 +258,7 @@ CASES: dict[str, Case] = {
         _json(f"{DATA}/{METADATA}", marl_sb3={"policy_id": [1], "agents": []}), "which is of type list", "dataset"),
     "metadata of another format": Case(_json(f"{DATA}/{METADATA}", data_format="arrow"), "data_format", "dataset"),
     "a recording of a long format": Case(_json(RECORDING, format=[0] * 2000), "the format .0, 0", "recording"),
-    "a recording of a folder above": Case(_json(RECORDING, episodes={"..": 6}), "names the folder", "recording"),
+    "a recording of a folder above": Case(_json(RECORDING, episodes={"..": 6}), r"a folder is .*; acc", "recording"),
     "a recording of more episodes": Case(_json(RECORDING, episodes={"shared": 10**6}), "says 1000000", "recording"),
     # Spaces
     "a space of 10**12 numbers": Case(

@@ -154,6 +154,7 @@ class ForkServer:
 
 
 _servers: dict[str, ForkServer] = {}
+_starting = threading.RLock()  # two threads that find that one has ended start one new one
 
 
 def fork_server(modules: str) -> ForkServer:
@@ -165,20 +166,26 @@ def fork_server(modules: str) -> ForkServer:
     Raises:
         ConfigError: Python cannot be started.
     """
-    server, kills = _servers.get(modules), 0
-    if server is not None and not server.is_alive:
-        _servers.pop(modules).close()
-        server = None
-    while server is None:
+    with _starting:
+        server = _servers.get(modules)
+        if server is not None and not server.is_alive:
+            _servers.pop(modules).close()
+            server = None
+        if server is None:
+            server = _servers[modules] = _started(modules)
+        return server
+
+
+def _started(modules: str) -> ForkServer:
+    for kills in itertools.count(1):
         try:
-            server = _servers[modules] = ForkServer(modules)
+            return ForkServer(modules)
         except (ForkServerEndedError, OSError) as error:
-            kills += 1
             if error.args == (True,) and kills <= _MOST_KILLS:  # no fault of its own, and nobody has used it yet
                 continue
             words = "; see the lines above" if isinstance(error, ForkServerEndedError) else f": {error}"
             raise ConfigError(f"worker processes cannot be started with {sys.executable}{words}") from error
-    return server
+    raise AssertionError("unreachable")
 
 
 @atexit.register
