@@ -173,9 +173,14 @@ def test_a_cut_log_is_used_as_far_as_it_goes_and_that_is_said(runs: Path, capsys
 def test_what_cannot_be_plotted_is_refused(runs: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "bad.json").write_text('{"env": {"task": {"algo": {"run": {"step_1": {"return": [1]}}}}}}')
     (tmp_path / "list.json").write_text("[1]")
+    large = {"step_1": {"step_count": 10**400}, "step_2": {"step_count": 1e999}}
+    for name, step in large.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"env": {"task": {"algo": {"run": {name: step}}}}}))
     refused = [
         ([str(tmp_path / "none")], "there is no run in"),
         ([str(tmp_path / "bad.json")], "env/task/algo/run/step_1 has no step_count"),
+        ([str(tmp_path / "step_1.json")], "env/task/algo/run/step_1 has no step_count"),
+        ([str(tmp_path / "step_2.json")], "env/task/algo/run/step_2 has no step_count"),
         ([str(tmp_path / "list.json")], "not a mapping; accepted: marl-eval's form"),
         ([str(runs), "--metric", "env_runners/episode_lenmean"], "did you mean env_runners/episode_len_mean"),
         ([str(runs), "--smooth", "0"], "smooth is 0; accepted: at least 1"),
