@@ -97,6 +97,7 @@ class _JoinedMasks(_Buffer):
     def reset(self) -> None:
         with choices_alone(self):
             super().reset()
+        self.actions = self.actions.astype(self.action_space.dtype, copy=False)  # made for whole numbers
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stock_training import leaves
-from toy_envs import NoisyEnv, ScriptedEnv
+from toy_envs import CHOICES, NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
@@ -80,6 +81,48 @@ def _leaves(action: Any) -> Iterator[Any]:
         yield from _leaves(part)
 
 
+class Telling(SampledEnv):
+    """Its observations are all different: it notes by them what their agents then did, and what they might have done.
+
+    Args:
+        waits: whether agent b waits in the second step; rollouts of 6 steps never end there.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any], masked: bool, waits: bool) -> None:
+        super().__init__(spaces.Box(-1, 1, (3,)), action_space, {"a": (4, "truncated"), "b": (3, "terminated")}, masked)
+        self.rewards = dict.fromkeys("ab", [1.0] * 4)  # a team's
+        self.skips = {"b": [1]} if waits else {}
+        self.did: dict[bytes, Any] = {}
+        self.might: dict[bytes, Any] = {}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, infos = super().reset(seed, options)
+        self._note(observations, infos)
+        return observations, infos
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.did |= {self._latest[agent].tobytes(): action for agent, action in actions.items()}
+        returned = super().step(actions)
+        self._note(returned[0], returned[-1])
+        return returned
+
+    def _note(self, observations: dict[str, Any], infos: dict[str, Any]) -> None:
+        self._latest = observations
+        masks = {agent: infos[agent]["action_mask"] for agent in self.agents if self.masked}
+        self.might |= {observations[agent].tobytes(): mask for agent, mask in masks.items()}
+
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    **CHOICES,
+    "Box": spaces.Box(-2, 1, (2,)),
+    "Dict": spaces.Dict({"b": spaces.Discrete(3, start=1), "a": spaces.Box(-2, 1, (2,)), "c": spaces.MultiBinary(2)}),
+    "Tuple": spaces.Tuple([spaces.MultiDiscrete([3, 2]), spaces.Dict({"force": FORCES})]),
+    "Dict of choices": spaces.Dict({"b": spaces.Discrete(3, start=1), "a": spaces.MultiDiscrete([3, 2])}),
+}
+NOTED = ("did", "might")
+LAYOUTS = {"shared": ("shared",), "per agent": ("a", "b"), "central critic": ("shared",)}
+
+
 @dataclass(frozen=True)
 class Kind:
     """An algorithm as it is tested: small, and what of SB3 it has to equal bit for bit."""
@@ -119,6 +162,15 @@ class Kind:
 
     def spec(self, **more: Any) -> PolicySpec:
         return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": self.network, **more})
+
+    @property
+    def acts_in(self) -> list[str]:
+        """Which of `ACTIONS` it is tested with."""
+        if self.hybrid:
+            return ["Tuple", "Dict", "Dict of choices"]
+        if self.cadence == "train_freq":
+            return ["Box"] if self.continuous else ["Discrete"]
+        return [*CHOICES] if self.masked else [*CHOICES, "Box"]
 
 
 def continuous(algorithm: type[BaseAlgorithm], chooses: str, path: str = "auto", **more: Any) -> Kind:
@@ -230,9 +282,11 @@ LEARNERS = {
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
 
 
-def make(kind: Kind, policies: tuple[str, ...] = ("a", "b"), env: Any = None, **options: Any) -> MultiAgentAlgorithm:
+def make(
+    kind: Kind, policies: tuple[str, ...] = ("a", "b"), env: Any = None, specs: Any = None, **options: Any
+) -> MultiAgentAlgorithm:
     env = kind.scripted(n_envs=2) if env is None else env
-    specs = {policy: kind.spec() for policy in policies}
+    specs = specs or {policy: kind.spec() for policy in policies}
     return MultiAgentAlgorithm(
         env, specs, **{"n_steps": 6, "seed": 3, "device": "cpu", "update_path": kind.update_path, **options}
     )
@@ -425,3 +479,92 @@ def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_fr
         return MultiAgentAlgorithm(make_vec_env("Pendulum-v1", n_envs=2), {"p": spec}, n_steps=4, seed=3, device="cpu")
 
     assert_goes_on(build, tmp_path / "saved")
+
+
+# --- What is learned from is what was done ---------------------------------------------------------------------------
+
+
+def numbers(action: Any) -> np.ndarray:
+    """The numbers of an action, those of Dicts in the order of their names."""
+    parts = [action[key] for key in sorted(action)] if isinstance(action, Mapping) else action
+    if parts is action and not isinstance(action, tuple):
+        return np.ravel(action).astype(np.float64)
+    return np.concatenate([numbers(part) for part in parts])
+
+
+def as_the_env_got_it(algorithm: Any, stored: np.ndarray) -> Any:
+    """The action of the env for one in the buffer of a policy."""
+    space = algorithm.action_space
+    if hasattr(space, "to_env"):
+        return space.to_env(stored)
+    if not isinstance(space, spaces.Box):
+        return stored + getattr(space, "start", 0)
+    return algorithm.policy.unscale_action(stored) if hasattr(algorithm, "replay_buffer") else np.clip(stored, -2, 1)
+
+
+class Comparison(MultiAgentCallback):
+    """Compares what is in the buffers before each update with what the envs have noted; counts the actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compared = 0
+        self.metrics: list[Mapping[str, Any]] = []
+
+    def on_iteration_end(self, result: Any) -> bool:
+        self.metrics += result["learners"].values()
+        return True
+
+    def on_update_start(self, policy_id: str, batch: Any) -> None:
+        algorithm: Any = self.algorithm.policies[policy_id]
+        did, might = ({**one, **other} for one, other in (self.algorithm.env.call(of, range(2)) for of in NOTED))
+        is_rollout = hasattr(batch, "acted")
+        held = batch.acted if is_rollout else batch.observations.any(axis=-1)  # of teams, filler besides
+        for place in map(tuple, np.argwhere(held)):
+            seen = batch.observations[place].tobytes()
+            stored = as_the_env_got_it(algorithm, batch.actions[place])
+            np.testing.assert_array_equal(numbers(stored), numbers(did[seen]))
+            self.compared += 1
+            of = seen if is_rollout or not might else batch.next_observations[place].tobytes()
+            if of in might:
+                mask = batch.action_masks[place] if is_rollout else batch.next_masks[place]
+                np.testing.assert_array_equal(mask > 0, might[of])
+        if is_rollout:
+            _assert_same_probabilities(algorithm.policy, next(deepcopy(batch).get(None)))
+
+
+def _assert_same_probabilities(policy: Any, batch: Any) -> None:
+    """The actions have the probabilities that they were chosen with, in the states of memories that are kept."""
+    actions = batch.actions.long().flatten() if isinstance(policy.action_space, spaces.Discrete) else batch.actions
+    memory = [batch.lstm_states, batch.episode_starts] if hasattr(batch, "lstm_states") else []
+    masks = {"action_masks": batch.action_masks} if hasattr(batch, "action_masks") else {}
+    with th.no_grad():
+        _, log_probs, _ = policy.evaluate_actions(batch.observations, actions, *memory, **masks)
+    held = batch.mask.bool() if memory else slice(None)
+    th.testing.assert_close(log_probs[held], batch.old_log_prob.flatten()[held])
+
+
+def _combinations() -> Iterator[Any]:
+    for name, kind in ON_ITS_OWN_PATH.items():
+        has_central = kind.cadence == "n_steps" or name.startswith(("SAC", "TD3", "DDPG"))
+        yield from ((name, actions, "shared") for actions in kind.acts_in)
+        yield from ((name, kind.acts_in[0], layout) for layout in ["per agent", *["central critic"] * has_central])
+
+
+@pytest.mark.parametrize(("name", "actions", "layout"), [*_combinations()])
+def test_what_is_learned_from_is_what_was_done(name: str, actions: str, layout: str) -> None:
+    """In the first pass over a fresh rollout, the policy is the one that acted."""
+    kind = LEARNERS[name]
+    waits = layout == "per agent" or kind.algorithm not in (marl_sb3.VDN, marl_sb3.QMIX)  # a team acts at once
+    env = make_vec_env(Telling, n_envs=2, action_space=ACTIONS[actions], masked=kind.masked, waits=waits)
+    clips = "clip_range" in kind.spec().values
+    more: dict[str, Any] = {"n_steps": 6} if kind.cadence == "n_steps" else {}
+    more |= {"batch_size": 64} if clips else {}
+    more |= {"central_critic": True, "central_critic_net": [4]} if layout == "central critic" else {}
+    specs = {policy_id: kind.spec(**more) for policy_id in LAYOUTS[layout]}
+    path = kind.update_path.replace("fused", "auto")  # which does not cover all of them
+    algorithm, comparison = make(kind, env=env, specs=specs, update_path=path), Comparison()
+    algorithm.learn(2 * 6 * 2, callback=comparison)
+    assert comparison.compared > 10
+    for metrics in comparison.metrics if clips else ():
+        assert metrics["mean_kl_loss"] == pytest.approx(0, abs=1e-7)
+        assert metrics["clip_fraction"] == 0

@@ -172,6 +172,7 @@ def test_it_learns_is_saved_and_loaded_and_predicts_actions_of_the_env(name: str
     env = Aimed(observed, spaces.Dict(PARTS) if name != "A2C" else spaces.Tuple(list(PARTS.values())))
     env.observation_space.seed(0)
     model = cls(policy, env, **settings).learn(16)
+    assert model.rollout_buffer.actions.dtype == np.float32  # not those of the choices alone
     model.save(tmp_path / "model.zip")
     again = cls.load(tmp_path / "model.zip", env=env)
     seen = env.observation_space.sample()
