@@ -430,6 +430,8 @@ class WatcherMaker(Protocol):
 
 
 WATCHERS: Door[WatcherMaker] = Door("watcher of trainings")
+# Raises `ConfigError` for a callback of the user's that cannot work.
+CALLBACK_CHECKS: Door[Callable[[BaseCallback], None]] = Door("check of callbacks")
 # For all callbacks of a training: what changes the experience of its policies before they learn from it; or None.
 EXPERIENCE_HOOKS: Door[Callable[[BaseCallback], ExperienceHook | None]] = Door("hook of experience")
 

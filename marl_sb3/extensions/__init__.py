@@ -8,6 +8,7 @@ from marl_sb3.doors import (
     ASSIGNED_RUNNERS,
     BATCHED_TWINS,
     BUILTIN_ENVS,
+    CALLBACK_CHECKS,
     DIALECTS,
     ENGINES,
     ENV_FINDERS,
@@ -44,6 +45,7 @@ BATCHED_TWINS.add("mpe2/simple_spread-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_SP
 BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
 BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
 BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
+CALLBACK_CHECKS.add("hooks", "marl_sb3.extensions.hooks.accepted:require_usable")
 DIALECTS.add("zoo", "marl_sb3.extensions.dialects.names:ZOO")
 DIALECTS.add("rllib", "marl_sb3.extensions.dialects.names:RLLIB")
 ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment:AssignedRunner")

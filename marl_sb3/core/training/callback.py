@@ -9,15 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    CheckpointCallback,
-    ConvertCallback,
-    EvalCallback,
-    LogEveryNTimesteps,
-    StopTrainingOnNoModelImprovement,
-    StopTrainingOnRewardThreshold,
-)
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
@@ -26,7 +18,7 @@ from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import all_callbacks
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
-from marl_sb3.doors import WATCHERS
+from marl_sb3.doors import CALLBACK_CHECKS, WATCHERS
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.types import PolicyID
 
@@ -168,22 +160,7 @@ def call_hook(callback: TrainingCallback, hook: str, *arguments: Any, where: str
         return getattr(callback, hook)(*arguments)
 
 
-# --- SB3's own callbacks ---------------------------------------------------------------------------------------------
-
-# Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
-# rollout do not: there are several policies, and exact resume is only possible between iterations.
-# Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
-_INSTEAD: Mapping[type[BaseCallback], str] = {
-    EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
-    "together, in envs from make_vec_env",
-    CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
-    "iterations, where a run can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
-    LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
-    StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
-    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
-    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
-    "False when result has not improved for too long",
-}
+# --- Callbacks of the user -------------------------------------------------------------------------------------------
 
 
 def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
@@ -193,8 +170,7 @@ def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
         callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
 
     Raises:
-        ConfigError: one of them is no callback, or is a callback of SB3 that cannot work here; the message names a
-            replacement.
+        ConfigError: one of them is no callback, or cannot work here; the message names a replacement.
     """
     if isinstance(callback, BaseCallback):
         callbacks: list[Any] = [callback]
@@ -221,11 +197,8 @@ def _require_usable(callback: Any) -> None:
     if not hasattr(callback, "n_calls"):
         words = f"callback {type(callback).__name__} is not set up; accepted: an __init__ that calls super().__init__()"
         raise ConfigError(words, key="callback")
-    for stock, instead in _INSTEAD.items():
-        if isinstance(callback, stock):
-            raise ConfigError(
-                f"SB3's {type(callback).__name__} does not work on a MultiAgentAlgorithm; use {instead}", key="callback"
-            )
+    for check in CALLBACK_CHECKS:
+        check(callback)
 
 
 # --- States ----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from stable_baselines3.common.logger import Figure, HParam, TensorBoardOutputFor
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
 from marl_sb3.core.training import ResultLogger
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.hooks import RLLIB_HOOKS
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 
 N_ENVS, N_STEPS = 2, 6
@@ -124,6 +125,39 @@ def test_callbacks_of_sb3_that_are_refused_name_ours(name: str, nested: bool, tm
 def test_what_is_no_callback_is_refused(callback: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make().learn(ITERATION, callback=callback)
+
+
+def with_method(base: type, name: str) -> Any:
+    return type("Ported", (base,), {name: lambda self, **_: True, "_on_step": lambda self: True})()
+
+
+@pytest.mark.parametrize("name", RLLIB_HOOKS)
+def test_hooks_of_rllib_with_another_name_are_refused_and_named_in_the_page(name: str) -> None:
+    instead = RLLIB_HOOKS[name]
+    message = f"callback Ported has RLlib's {name}, which is never called here; accepted in its place: {instead}"
+    with pytest.raises(ConfigError, match=message):
+        make().learn(ITERATION, callback=[Counting(), with_method(MultiAgentCallback, name)])
+    page = (Path(marl_sb3.__file__).parents[1] / "docs/how_to/callbacks.md").read_text()
+    assert re.search(rf"^\| .*`{name}`.* \| .*`{re.split('[, ]', instead)[0]}`", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "message"),
+    [
+        (MultiAgentCallback, "on_episode_ends", "on_episode_ends, which is never called; did you mean on_episode_end?"),
+        (stock.BaseCallback, "_on_trainig_start", "never called; did you mean _on_training_start?"),
+        (stock.BaseCallback, "on_update_start", "which only a marl_sb3.MultiAgentCallback has"),
+        (
+            MultiAgentCallback,
+            "on_batch",
+            "on_batch, which is never called; accepted: on_checkpoint_loaded, .*, or a name",
+        ),
+    ],
+)
+def test_methods_that_look_like_hooks_and_are_never_called_are_refused(base: type, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make().learn(ITERATION, callback=with_method(base, name))
+    make().learn(ITERATION, callback=with_method(base, "_on_second_thought"))  # a helper
 
 
 # --- As in SB3's documentation ---------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""Refuse callbacks that cannot work in a training: SB3's own for one policy, and hooks that no training calls."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    LogEveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
+
+from marl_sb3.core.training import TrainingCallback
+from marl_sb3.errors import ConfigError
+
+# Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
+# rollout do not: there are several policies, and exact resume is only possible between iterations.
+# Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
+_INSTEAD: Mapping[type[BaseCallback], str] = {
+    EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
+    "together, in envs from make_vec_env",
+    CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
+    "iterations, where a run can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
+    LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
+    StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
+    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
+    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
+    "False when result has not improved for too long",
+}
+
+# Hooks of RLlib's callbacks that have another name here; see `docs/how_to/callbacks.md`.
+RLLIB_HOOKS: Mapping[str, str] = {
+    "on_algorithm_init": "_init_callback",
+    "on_create_policy": "_init_callback, with self.algorithm.policies",
+    "on_environment_created": "on_envs_created",
+    "on_sub_environment_created": "on_envs_created",
+    "on_env_runners_recreated": "on_workers_restarted",
+    "on_workers_recreated": "on_workers_restarted",
+    "on_episode_created": "on_episode_start",
+    "on_postprocess_trajectory": "on_trajectory",
+    "on_sample_end": "_on_rollout_end",
+    "on_learn_on_batch": "on_update_start",
+    "on_evaluate_start": "on_evaluation_start",
+    "on_evaluate_end": "on_evaluation_end",
+    "on_train_result": "complete_result, or on_iteration_end",
+}
+
+
+def _hooks(cls: type) -> list[str]:
+    return [name for name in dir(cls) if name.startswith(("on_", "_on_"))]
+
+
+_OF_SB3, _OF_TRAININGS = _hooks(BaseCallback), _hooks(TrainingCallback)
+
+
+def require_usable(callback: BaseCallback) -> None:
+    """Refuse a callback that cannot work here.
+
+    Raises:
+        ConfigError: it is one of SB3's for one policy, or has a method that is named as a hook is and never called; the
+            message names a replacement.
+    """
+    name = type(callback).__name__
+    for stock, instead in _INSTEAD.items():
+        if isinstance(callback, stock):
+            words = f"SB3's {name} does not work on a MultiAgentAlgorithm; use {instead}"
+            raise ConfigError(words, key="callback")
+    if fault := next(_never_called(callback), None):
+        raise ConfigError(f"callback {name} has {fault}", key="callback")
+
+
+def _never_called(callback: BaseCallback) -> Iterator[str]:
+    """Yield in words which methods no training calls, and what to write instead; `_on_` may be a helper's name."""
+    known = _OF_TRAININGS if isinstance(callback, TrainingCallback) else _OF_SB3
+    for name in dir(callback):
+        if name in known or not name.startswith(("on_", "_on_")) or not callable(getattr(type(callback), name, None)):
+            continue
+        close = difflib.get_close_matches(name, _OF_TRAININGS, n=1, cutoff=0.85)
+        if name in _OF_TRAININGS:
+            yield f"{name}, which only a marl_sb3.MultiAgentCallback has; accepted: that as its base class"
+        elif name in RLLIB_HOOKS:
+            yield f"RLlib's {name}, which is never called here; accepted in its place: {RLLIB_HOOKS[name]}"
+        elif close:
+            yield f"{name}, which is never called; did you mean {close[0]}?"
+        elif name.startswith("on_"):
+            accepted = ", ".join(each for each in _OF_TRAININGS if not each.startswith("_"))
+            yield f"{name}, which is never called; accepted: {accepted}, or a name that does not begin with on_"
