@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import marl_sb3
-from marl_sb3.core.config import documented
+from marl_sb3.cli import documented
 
 project = "marl_sb3"
 html_title = f"marl_sb3 {marl_sb3.__version__}"

@@ -17,7 +17,7 @@ from typing import Any
 from algorithm_pages import algorithm_pages
 from measured import in_page, read
 
-from marl_sb3.core.config import documented
+from marl_sb3.cli import documented
 from marl_sb3.extensions.dialects import NETWORK
 from marl_sb3.extensions.dialects.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
 from marl_sb3.extensions.fast import ALGORITHMS

@@ -503,6 +503,9 @@ class Dialect(Protocol):
     def names_of(self, setting: str) -> str | None:
         """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
 
+    def method(self, name: str) -> str | None:
+        """Say what does the same here as a method of the library's algorithm; None: unknown."""
+
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")
 

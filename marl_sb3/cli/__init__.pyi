@@ -10,6 +10,7 @@ from .options import Setting as Setting
 from .options import Verbosity as Verbosity
 from .options import command as command
 from .options import command_named as command_named
+from .options import documented as documented
 from .options import given_options as given_options
 from .options import options_of as options_of
 from .options import record as record

@@ -18,7 +18,11 @@ from __future__ import annotations
 
 import argparse
 import enum
+import functools
 import importlib
+import linecache
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -40,7 +44,7 @@ from msgspec import Meta
 
 from marl_sb3.cli.parser import CommandParser, integer
 from marl_sb3.cli.running import run_command, setup_logging
-from marl_sb3.core.config import documented, require
+from marl_sb3.core.config import require
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs import SECTIONS, TrainConfig
 from marl_sb3.signals import end_with_parent
@@ -87,6 +91,23 @@ class Python(NamedTuple):
 def record(cls: type[T]) -> type[T]:
     """Make a dataclass of options, without comparisons and texts: making these would take time in every `--help`."""
     return dataclass(eq=False, repr=False, kw_only=True)(cls)
+
+
+_FIELD = re.compile(r"((?:^ {4}# .*\n)*)^ {4}(\w+): .*?(?:  # (.*))?$", re.MULTILINE)
+
+
+@functools.cache
+def documented(cls: type) -> Mapping[str, str]:
+    """Return what the source of a class says of each field, beside it or above it: the help of settings and options."""
+    module = sys.modules[cls.__module__]
+    text = "".join(linecache.getlines(str(module.__file__), vars(module)))
+    declared = re.search(rf"^class {cls.__name__}\b.*?(?=^[^\s)]|\Z)", text, re.MULTILINE | re.DOTALL)
+    entries = {}
+    for above, name, beside in _FIELD.findall("" if declared is None else declared[0]):
+        words = beside or " ".join(line.strip("# ") for line in above.splitlines())
+        if words and name in cls.__annotations__:
+            entries[name] = words if words.endswith(".") else f"{words}."
+    return entries
 
 
 class Option(NamedTuple):

@@ -1,14 +1,24 @@
 """A command line that is made of the parameters of a function."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from msgspec import Meta
 
-from marl_sb3.cli import NEW_RUN, Bare, Section, Setting, command, given_options, require_resumable, settings_in
+from marl_sb3.cli import (
+    NEW_RUN,
+    Bare,
+    Section,
+    Setting,
+    command,
+    documented,
+    given_options,
+    require_resumable,
+    settings_in,
+)
 from marl_sb3.errors import ConfigError
 
 SEED = ("--seed S", Setting("seed", "random"), NEW_RUN)
@@ -86,3 +96,25 @@ def test_options_know_which_settings_they_give_and_which_a_resumed_run_takes() -
     require_resumable(Resuming(None, **given), "a run")
     with pytest.raises(ConfigError, match=r"^--seed cannot change a run; accepted with --resume: --every, --host"):
         require_resumable(Resuming(0, **given), "a run")
+
+
+class Explained(NamedTuple):
+    """Fields with words.
+
+    Example: this is no field.
+    """
+
+    beside: int  # what it is. None: nothing.
+    # what a field is, in words that
+    # do not fit beside it
+    above: Mapping[str, int]
+    bare: int = 0
+    text: str = "a # b"  # one sentence
+
+
+def test_the_words_beside_and_above_a_field_are_found_in_the_source() -> None:
+    assert documented(Explained) == {
+        "beside": "what it is. None: nothing.",
+        "above": "what a field is, in words that do not fit beside it.",
+        "text": "one sentence.",
+    }

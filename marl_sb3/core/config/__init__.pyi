@@ -47,7 +47,6 @@ from .values import alternatives_of as alternatives_of
 from .values import at_least as at_least
 from .values import base_of as base_of
 from .values import counted as counted
-from .values import documented as documented
 from .values import integer_in as integer_in
 from .values import plain_numbers as plain_numbers
 from .values import refusal as refusal

@@ -7,8 +7,6 @@ A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its description is
 from __future__ import annotations
 
 import fractions
-import functools
-import linecache
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -153,23 +151,6 @@ def shown(value: Any, most: int = SHOWN) -> str:
     except ValueError:  # an integer of thousands of digits
         return "a number of too many digits"
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-_FIELD = re.compile(r"((?:^ {4}# .*\n)*)^ {4}(\w+): .*?(?:  # (.*))?$", re.MULTILINE)
-
-
-@functools.cache
-def documented(cls: type) -> Mapping[str, str]:
-    """Return what the source of a class says of each field, beside it or above it: the help of settings and options."""
-    module = sys.modules[cls.__module__]
-    text = "".join(linecache.getlines(str(module.__file__), vars(module)))
-    declared = re.search(rf"^class {cls.__name__}\b.*?(?=^[^\s)]|\Z)", text, re.MULTILINE | re.DOTALL)
-    entries = {}
-    for above, name, beside in _FIELD.findall("" if declared is None else declared[0]):
-        words = beside or " ".join(line.strip("# ") for line in above.splitlines())
-        if words and name in cls.__annotations__:
-            entries[name] = words if words.endswith(".") else f"{words}."
-    return entries
 
 
 def counted(number: int, noun: str) -> str:

@@ -73,10 +73,11 @@ def build(
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
-            make = _recurrent if spec.info.has_memory and not is_off_policy(spec.algorithm) else _plain
-            made: Any = make(spec, {**arguments, "device": "cpu" if device == "auto" else device})
+            has_rollouts_of_states = spec.info.has_memory and not is_off_policy(spec.algorithm)
+            make: Any = functools.partial(_recurrent, spec) if has_rollouts_of_states else spec.algorithm
+            made = make(**arguments, device="cpu" if device == "auto" else device)
             if device == "auto" and th.cuda.is_available() and _suits_gpu(made.policy):
-                made = make(spec, {**arguments, "device": "cuda"})
+                made = make(**arguments, device="cuda")
         except ConfigError as error:  # of a features extractor of ours
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -154,11 +155,7 @@ def _suits_gpu(policy: th.nn.Module) -> bool:
     return any(part.dim() > 2 or (part.dim() == 2 and min(part.shape) >= 512) for part in policy.parameters())
 
 
-def _plain(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
-    return spec.algorithm(**arguments)
-
-
-def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
+def _recurrent(spec: PolicySpec, **arguments: Any) -> BaseAlgorithm:
     """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
     buffer = arguments.pop("rollout_buffer_class")
     with integer_sizes():

@@ -124,8 +124,8 @@ class PolicySpec:
             return self.policy
         return registered_class("policy", self.policy) or self.algorithm.policy_aliases[self.policy]
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
-        """Return this spec with `defaults` for the settings that it does not have.
+    def with_defaults(self, defaults: Mapping[str, Any], *, override: bool = False) -> PolicySpec:
+        """Return this spec with `defaults` for the settings that it does not have; with `override`, for all of them.
 
         Raises:
             ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
@@ -134,9 +134,10 @@ class PolicySpec:
         section_of = section_by_setting()
         more = {name: value for name, value in defaults.items() if name not in section_of}
         resolve_hyperparameters(self.algorithm, more)
-        if defaults.keys() <= given.keys():
+        if defaults.keys() <= given.keys() and not override:
             return self
-        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **{**defaults, **given})
+        settings = {**given, **defaults} if override else {**defaults, **given}
+        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **settings)
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
@@ -236,22 +237,36 @@ def policy_specs(
         words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(defaults['algo'])}"
         raise ConfigError(f"{words}, or a PolicySpec of its class for each policy", key="algo")
     if isinstance(policies, str):
-        named = ("algorithm", "policy", "exploration")
-        spec = PolicySpec(**{name: defaults[name] for name in named if name in defaults})
+        spec = PolicySpec(**{name: defaults[name] for name in _OF_SPEC if name in defaults})
         policies = dict.fromkeys(policy_ids, spec)
-        defaults = {name: value for name, value in defaults.items() if name not in named}
+        defaults = {name: value for name, value in defaults.items() if name not in _OF_SPEC}
     for policy_id, spec in policies.items():
         if not isinstance(spec, PolicySpec):
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
-    if not defaults:
-        return dict(policies)
-    specs: dict[PolicyID, PolicySpec] = {}
-    for policy_id, spec in policies.items():
-        settings = dict(defaults)
+    return with_settings(policies, defaults, n_envs)
+
+
+_OF_SPEC = ("algorithm", "policy", "exploration")
+
+
+def with_settings(
+    specs: Mapping[PolicyID, PolicySpec], settings: Mapping[str, Any], n_envs: int, *, override: bool = False
+) -> dict[PolicyID, PolicySpec]:
+    """Return specs with settings, by SB3's names or those of a dialect, that they do not have; see `with_defaults`.
+
+    Raises:
+        ConfigError: a setting is unknown, or its value is out of range; or it is what each spec has of its own.
+    """
+    if own := next((name for name in _OF_SPEC if name in settings), None):
+        words = f"{own}={shown(settings[own])} is given for policies that have their own"
+        raise ConfigError(f"{words}; accepted: {own}=... of the PolicySpec of each policy, in `policies`", key=own)
+    made = dict(specs)
+    for policy_id, spec in specs.items() if settings else ():
+        translated = dict(settings)
         for dialect in DIALECTS:
-            settings = dialect.translated(spec, settings, n_envs)
-        specs[policy_id] = spec.with_defaults(settings)
-    return specs
+            translated = dialect.translated(spec, translated, n_envs)
+        made[policy_id] = spec.with_defaults(translated, override=override)
+    return made
 
 
 # --- The specs in a checkpoint ----------------------------------------------------------------------------------------

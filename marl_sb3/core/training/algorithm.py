@@ -16,19 +16,19 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.core.acting import ActingWatcher, PolicyBundle, PolicyByAgent
-from marl_sb3.core.config import PositiveInt, Seed, require
+from marl_sb3.core.config import PositiveInt, Seed, parameters_of, require
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import PolicySpec, limited_threads, parallel_updates
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.core.sb3 import read_weights
-from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, in_order, store_of, versions
+from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, in_order, is_plain, store_of, versions
 from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
-from marl_sb3.doors import EXECUTIONS, VIEWS, Assignment
+from marl_sb3.doors import DIALECTS, EXECUTIONS, VIEWS, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -36,20 +36,6 @@ _log = logging.getLogger(__name__)
 
 _Timesteps = Annotated[float, Meta(ge=1, le=sys.float_info.max)]
 _SHOWN = 4  # policies in a `repr`
-
-# Methods of RLlib's `Algorithm` -> what does the same here.
-_OF_RLLIB: Mapping[str, str] = {
-    "train": "train_iteration() trains one iteration, learn(total_timesteps) a whole training",
-    "get_policy": "policies[POLICY_ID] is the SB3 algorithm of a policy",
-    "get_module": "policies[POLICY_ID].policy is the network of a policy",
-    "compute_single_action": "predict({agent: observation}) returns the action of each agent",
-    "compute_actions": "predict({agent: observation}) returns the action of each agent",
-    "evaluate": "marl_sb3.evaluate_policies(algo, env, n_episodes) evaluates all policies together",
-    "save_to_path": "save(path) writes a checkpoint",
-    "restore_from_path": "MultiAgentAlgorithm.load(path, env) loads a checkpoint",
-    "from_checkpoint": "MultiAgentAlgorithm.load(path, env) loads a checkpoint",
-    "stop": "env.close() closes the envs",
-}
 
 
 class MultiAgentAlgorithm(PolicyByAgent):
@@ -153,6 +139,9 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self._runner = execution.make_runner(self._setup, self.tracker, self._counters.progress_remaining)
         self._loop = TrainingLoop(self, self._runner, learners, self._counters, self.n_steps, self.n_parallel_updates)
         self.parts = TrainingParts(learners, self._runner, self.tracker, self._counters)
+        named = {name: vars(metric) for name, metric in (custom_metrics or {}).items() if is_plain(vars(metric))}
+        own = {"n_steps": n_steps, "seed": seed, "update_path": update_path, "n_threads": self.n_threads}
+        self._arguments: State = {**own, "stats_window_size": stats_window_size, "custom_metrics": named}  # saved
         self._reporter = Reporter(verbose, tensorboard_log)
         self.between_iterations = True
         machine_load()  # CPU use is measured since the previous call; this is the first one
@@ -166,9 +155,10 @@ class MultiAgentAlgorithm(PolicyByAgent):
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error; its message refers to what does the same here, or to the policies if they have it."""
-        if name in _OF_RLLIB:
-            raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: {_OF_RLLIB[name]}")
-        for policy_id, policy in () if name.startswith("_") else self.__dict__.get("policies", {}).items():
+        public = not name.startswith("_")
+        for instead in filter(None, (dialect.method(name) for dialect in DIALECTS) if public else ()):
+            raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: {instead}")
+        for policy_id, policy in self.__dict__.get("policies", {}).items() if public else ():
             if hasattr(policy, name):
                 example = f"algo.policies[{policy_id!r}].{name}"
                 raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: each policy has its own, {example}")
@@ -283,7 +273,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             A tree of plain data and arrays; and file name -> tensors, of the policies and of their optimizers.
         """
         setup = self._setup.to_plain(self.evaluation_deterministic)
-        return {**setup, **self.parts.get_state()}, self.parts.get_tensors()
+        return {**setup, "arguments": self._arguments, **self.parts.get_state()}, self.parts.get_tensors()
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
         """Restore the state of a checkpoint; `learn(..., reset_num_timesteps=False)` then continues from there.
@@ -356,21 +346,25 @@ class MultiAgentAlgorithm(PolicyByAgent):
             env: envs like those of the training, as many for an exact continuation; or an id or factory of one env.
             policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
             checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
-            settings: further arguments of the constructor, such as `device`, or `policy_mapping_fn` if that was an
-                `Assignment`, which a checkpoint cannot hold.
+            settings: further arguments of the constructor, in place of those in the checkpoint: hyperparameters, for
+                all policies, or `update_path`. A checkpoint does not hold `device`, `n_parallel_updates`, `verbose` and
+                `tensorboard_log`, nor a `policy_mapping_fn` that was an `Assignment`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
-            ConfigError: the checkpoint does not hold the spec of a policy, or an `Assignment`.
+            ConfigError: the checkpoint does not hold the spec of a policy, or an `Assignment`; or a setting is wrong.
         """
 
         def use(found: Checkpoint) -> MultiAgentAlgorithm:
-            arguments, vec_env = constructor_arguments(found, policies, settings), as_vec_env(env)
+            vec_env, of_run = as_vec_env(env), parameters_of(cls)
+            given = {name: value for name, value in settings.items() if name in of_run}
+            hyperparameters = {name: value for name, value in settings.items() if name not in of_run}
+            arguments = constructor_arguments(found, policies, given, hyperparameters, vec_env.num_envs)
             try:
-                algorithm = cls(vec_env, **{**arguments, **settings})
+                algorithm = cls(vec_env, **arguments)
+                lost = algorithm.set_state(found)
             except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
-                raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
-            lost = algorithm.set_state(found)
+                raise CheckpointError(f"{path} does not fit {' or '.join(['the env', *settings])}: {error}") from error
             for why in dict.fromkeys(lost.values()):
                 those = [str(index) for index, reason in lost.items() if reason == why]
                 named = f"env{'s' if those[1:] else ''} {', '.join(those)}"

@@ -76,9 +76,8 @@ def _rate(count: float, seconds: float) -> float | None:
 def machine_load() -> dict[str, float | None]:
     """Return CPU use since the last call and memory use, in percent; None if the system does not report it."""
     load: dict[str, float | None] = {"cpu_util_percent": None, "ram_util_percent": None}
-    with suppress(
-        Exception
-    ):  # of any type: containers hide parts of /proc, and the training does not need these values
+    # Errors may be of any type: containers hide parts of /proc, and the training does not need these values.
+    with suppress(Exception):
         load["cpu_util_percent"] = float(psutil.cpu_percent())
     with suppress(Exception):
         load["ram_util_percent"] = float(psutil.virtual_memory().percent)

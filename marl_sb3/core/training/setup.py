@@ -9,6 +9,7 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.config import shown
 from marl_sb3.core.learners import (
     HERE,
     Learner,
@@ -18,6 +19,7 @@ from marl_sb3.core.learners import (
     iteration_steps,
     policy_specs,
     specs_of_checkpoint,
+    with_settings,
 )
 from marl_sb3.core.mapping import (
     Deterministic,
@@ -30,7 +32,7 @@ from marl_sb3.core.mapping import (
     resolve_policies,
     rows_of_policy,
 )
-from marl_sb3.core.metrics import EpisodeTracker
+from marl_sb3.core.metrics import EpisodeTracker, info_metrics
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Progress, optimizer_forms, progress_remaining, set_progress_remaining, weight_forms
 from marl_sb3.core.state import (
@@ -98,13 +100,22 @@ class Setup:
         policy_of = state.fields("policy_of")
         policy_of.require_names(list(self.bundle.policy_of))
         for agent, policy_id in self.bundle.policy_of.items():
-            if policy_of.string(agent) != policy_id:
-                raise policy_of.error(agent, policy_of.string(agent), policy_id)
-        saved, own = read_mapping(state, list(self.specs)).candidates, self.mapping.candidates
-        if saved != own:
-            raise state.error("candidates", saved, f"{own}, as in the training")
-        if state.integer("n_steps") != self.n_steps:
-            raise state.error("n_steps", state.integer("n_steps"), str(self.n_steps))
+            _require_same(f"the policy of agent {agent!r}", policy_id, policy_of.string(agent))
+        candidates = read_mapping(state, list(self.specs)).candidates
+        _require_same("the candidates of agents", self.mapping.candidates, candidates)
+        _require_same("n_steps", self.n_steps, state.integer("n_steps"))
+        own = [policy_id for policy_id, learner in self.learners.items() if learner.trained]
+        _require_same("policies_to_train", own, _trained(state))
+
+
+def _trained(state: StateReader) -> list[PolicyID]:
+    trained = state.listed("trained")
+    return [trained.string(number) for number in trained]
+
+
+def _require_same(name: str, given: Any, saved: Any) -> None:
+    if given != saved:
+        raise CheckpointError(f"{name}: {shown(given)} given, the checkpoint has {shown(saved)}")
 
 
 def set_up(
@@ -143,10 +154,10 @@ def set_up(
             rollout_steps = spec.hyperparameters.get("n_steps")
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, mapping.seats_of(policy_id)) for policy_id in policy_ids}
-    if trained.intersection(off_policy):
+    if learned_from_replay := [(rows[each], specs[each]) for each in off_policy if each in trained]:
         from marl_sb3.core.off_policy import require_memory
 
-        require_memory([(rows[policy_id], specs[policy_id]) for policy_id in off_policy if policy_id in trained])
+        require_memory(learned_from_replay)
     learners: dict[PolicyID, Learner] = {}
     policies_made: dict[PolicyID, BaseAlgorithm] = {}
     spaces: dict[PolicyID, PolicySpaces] = {}
@@ -253,18 +264,27 @@ class TrainingParts:
         return dict(zip(self.learners, found, strict=True))
 
 
+_MOST_THREADS = 1024  # that a checkpoint, which is untrusted, may ask for
+
+
 def constructor_arguments(
-    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, settings: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    policies: Mapping[PolicyID, PolicySpec] | None,
+    settings: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
+    num_envs: int,
 ) -> dict[str, Any]:
     """Return the arguments of the constructor for the algorithm in a checkpoint.
 
     Args:
         checkpoint: the checkpoint, which is untrusted.
         policies: specs from the caller; None: those in the checkpoint.
-        settings: other arguments of the constructor, from the caller.
+        settings: other arguments of the constructor, from the caller: they take the place of those in the checkpoint.
+        hyperparameters: the same for those of all policies.
+        num_envs: of the caller.
 
     Raises:
-        CheckpointError: the specs in the checkpoint are missing or not valid.
+        CheckpointError: the specs in the checkpoint are missing or not valid, or the caller gives what cannot change.
         ConfigError: a policy was made of classes or functions, and `policies` is None; or an `Assignment` has varied
             who plays, and there is none.
     """
@@ -272,16 +292,32 @@ def constructor_arguments(
     if "candidates" in state and "policy_mapping_fn" not in settings:
         words = "an Assignment has chosen the policies of episodes, which a checkpoint does not hold"
         raise ConfigError(f"{checkpoint.name}: {words}: pass `policy_mapping_fn`", key="policies")
-    policy_of = state.fields("policy_of")
-    trained = state.listed("trained")
+    policy_of, n_steps = state.fields("policy_of"), state.integer("n_steps", 1)
+    read: dict[str, Any] = {"n_steps": n_steps}
+    if "arguments" in state:  # older checkpoints have none
+        saved = state.fields("arguments")
+        read = {name: saved.value(name) for name in ("n_steps", "seed", "update_path", "stats_window_size")}
+        read["n_threads"] = saved.integer("n_threads", 1, _MOST_THREADS)
+        read["custom_metrics"] = info_metrics(saved.fields("custom_metrics").values(), saved.where)
+    given = {name: value for name, value in settings.items() if name not in ("n_steps", "seed") or value is not None}
+    if "n_steps" in given:
+        _require_same("n_steps", given.pop("n_steps"), n_steps)
+    if None not in (given.get("seed"), read.get("seed")) and state.integer("num_envs", 1) == num_envs:
+        _require_same("seed", given["seed"], read["seed"])  # the checkpoint has all random states
+    if isinstance(policies, str):
+        words = "accepted: a PolicySpec by policy id; None: those of the checkpoint"
+        raise ConfigError(f"policies is {policies!r}; {words}", key="policies")
+    specs = policies or with_settings(specs_of_checkpoint(checkpoint), hyperparameters, num_envs, override=True)
     return {
-        "policies": policies or specs_of_checkpoint(checkpoint),
+        **read,
+        "policies": specs,
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
-        "policies_to_train": [trained.string(number) for number in trained],
-        "n_steps": settings.get("n_steps") or state.integer("n_steps", 1),
+        "policies_to_train": _trained(state),
         "evaluation_deterministic": read_deterministic(
             state, "evaluation_deterministic", state.fields("policies").names()
         ),
+        **given,
+        **(hyperparameters if policies else {}),
     }
 
 

@@ -32,7 +32,7 @@ from marl_sb3.extensions.dialects.rllib import (
     split_name,
     unnested,
 )
-from marl_sb3.extensions.dialects.rllib_names import NO_COUNTERPART, RENAMED
+from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, RENAMED
 from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
@@ -247,6 +247,10 @@ class RLlibNames:
         """See `Dialect.names_of`."""
         return explanation(setting)
 
+    def method(self, name: str) -> str | None:
+        """See `Dialect.method`."""
+        return METHODS.get(name)
+
 
 class ZooNames:
     """The keys of rl-baselines3-zoo for noise, and its texts of `dict(...)`; see `marl_sb3.doors.Dialect`."""
@@ -272,6 +276,10 @@ class ZooNames:
 
     def names_of(self, setting: str) -> str | None:
         """See `Dialect.names_of`; its names of SB3's arguments are SB3's."""
+        return None
+
+    def method(self, name: str) -> str | None:
+        """See `Dialect.method`; its algorithms are SB3's."""
         return None
 
 

@@ -228,3 +228,5 @@ class Always(NamedTuple):
 ALWAYS: Mapping[str, Always] = {name: Always(*always) for name, always in _TABLES["always"].items()}
 REASONS: Mapping[str, Sequence[str]] = _TABLES["no counterpart"]  # a reason, and what to set instead -> the names
 NO_COUNTERPART: Mapping[str, str] = {name: reason for reason, names in REASONS.items() for name in names}
+
+METHODS: Mapping[str, str] = _TABLES["methods"]  # of RLlib's `Algorithm` -> what does the same here

@@ -19,10 +19,10 @@ from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.on_policy import MaskedRolloutBuffer
 from marl_sb3.core.sb3 import States, count_steps, has_step_hook
 from marl_sb3.doors import Engine
-from marl_sb3.errors import NumericError
+from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas
+from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_path
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -172,9 +172,13 @@ def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_
     their own `train()`.
 
     Raises:
-        ConfigError: see `TwoPaths.takes_fused_path`.
+        ConfigError: see `TwoPaths.takes_fused_path`; or that path is forced for an algorithm that has none.
     """
+    path = require_path(update_path)
     if not isinstance(algorithm, TwoPaths):
+        if path == "fused":
+            words = f"update_path is 'fused', and {type(algorithm).__name__} has no fused update"
+            raise ConfigError(f"policy {policy_id!r}: {words}; accepted: auto or torch", key="update_path")
         return None
     algorithm.has_more_losses = has_more_losses
     algorithm.known_as = f"policy {policy_id}"

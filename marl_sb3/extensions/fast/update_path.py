@@ -18,6 +18,18 @@ _MADE_ANEW = ("_made", "_of_rollout", "_acting", "_is_read", "_reads_again")
 _log = logging.getLogger(__name__)
 
 
+def require_path(update_path: Any) -> str:
+    """Return the present name of a path.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    path = _EARLIER_NAMES.get(update_path, update_path) if isinstance(update_path, str) else None
+    if path not in UPDATE_PATHS:
+        raise ConfigError(f"update_path is {update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path")
+    return path
+
+
 def load_blas() -> None:
     """Load SciPy's BLAS, which the kernels call: `blas_threads` limits only libraries that are loaded already."""
     import marl_sb3.extensions.fast.kernels.layers  # noqa: F401 - only fused updates need it
@@ -104,11 +116,7 @@ class TwoPaths:
 
     def _checked(self) -> Reliance | None:
         """Return what the kernels rely on, if updates take the fused path."""
-        path = _EARLIER_NAMES.get(self.update_path, self.update_path)
-        if path not in UPDATE_PATHS:
-            raise ConfigError(
-                f"update_path is {self.update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path"
-            )
+        path = require_path(self.update_path)
         if path == "torch":
             return None
         covered = self._covered()

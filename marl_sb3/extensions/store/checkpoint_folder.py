@@ -220,7 +220,12 @@ def find_checkpoint(path: str | Path, which: str | None = "latest") -> Checkpoin
 def _find(path: str | Path, which: str | None) -> Checkpoint:
     folder = STORE.folder(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
-        return read_checkpoint(folder)
+        found = read_checkpoint(folder)
+        if which not in ("latest", "best", None) and which not in (folder.name, str(found.about.value("iteration"))):
+            raise CheckpointError(
+                f"{path} is one checkpoint, and not {which!r}; accepted: best, latest, or its own number"
+            )
+        return found
     for candidate in (checkpoints_of(folder), CheckpointFolder(folder)) if folder.is_dir() else ():
         if candidate.names():
             return candidate.load(which)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -20,7 +20,6 @@ from marl_sb3.core.config import (
     Seed,
     Strings,
     accepts,
-    documented,
     require,
     takes_integers_only,
     words,
@@ -103,25 +102,3 @@ def test_a_refused_value_is_shown_shortened() -> None:
 )
 def test_which_kinds_read_floats_as_integers(kind: Any, expected: bool) -> None:
     assert takes_integers_only(kind) is expected
-
-
-class Explained(NamedTuple):
-    """Fields with words.
-
-    Example: this is no field.
-    """
-
-    beside: int  # what it is. None: nothing.
-    # what a field is, in words that
-    # do not fit beside it
-    above: Mapping[str, int]
-    bare: int = 0
-    text: str = "a # b"  # one sentence
-
-
-def test_the_words_beside_and_above_a_field_are_found_in_the_source() -> None:
-    assert documented(Explained) == {
-        "beside": "what it is. None: nothing.",
-        "above": "what a field is, in words that do not fit beside it.",
-        "text": "one sentence.",
-    }

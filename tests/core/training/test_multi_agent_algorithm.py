@@ -328,7 +328,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"n_steps": 0}, "n_steps", "n_steps is 0; accepted: an integer of at least 1"),
         ({"n_steps": 2.5}, "n_steps", r"n_steps is 2\.5"),
         ({"n_steps": 1, "n_envs": 1}, "n_steps", "1 step x 1 env x 1 agent = 1 agent step; at least 2"),
-        ({"policies": {"p": PolicySpec()}, "policy": "CnnPolicy"}, "policy", "'policy' is set by"),
+        (
+            {"policies": {"p": PolicySpec()}, "policy": "CnnPolicy"},
+            "policy",
+            "policy='CnnPolicy' is given for policies that have their own",
+        ),
         ({"learning_rte": 1}, "learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean"),
         ({"stats_window_size": 0}, "stats_window_size", "stats_window_size is 0; accepted"),
         ({"policy": "CnnPolicy"}, None, "policy 'a': PPO raised: You should use NatureCNN only with images"),

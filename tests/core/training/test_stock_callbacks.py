@@ -241,6 +241,7 @@ def test_functions_for_one_policy_are_told_what_to_take() -> None:
         ("train", "train_iteration()"),
         ("get_policy", "policies[POLICY_ID]"),
         ("compute_single_action", "predict({agent: observation})"),
+        ("restore", "MultiAgentAlgorithm.load(path, env)"),
         ("evaluate", "marl_sb3.evaluate_policies(algo, env, n_episodes)"),
     ],
 )

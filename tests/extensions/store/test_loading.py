@@ -80,8 +80,8 @@ def test_what_is_no_checkpoint_is_called_by_its_name(path: str, message: str, tm
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"policies": "per_agent"}, "state/policy_of/agent1 is 'shared'; accepted: 'agent1'|agent1"),
-        ({"n_steps": 12}, "state/n_steps is 24; accepted: 12"),
+        ({"policies": "per_agent"}, "the policy of agent|agent1"),
+        ({"n_steps": 12}, "n_steps: 12 given, the checkpoint has 24"),
         ({"policy_kwargs": {"net_arch": [7]}}, "policy-000: .* is not in the policy as it is built"),
         ({"policy_kwargs": {"net_arch": [64, 7]}}, r"policy-000: policy.* is float32 \(.*64.*\); accepted: float32"),
     ],
