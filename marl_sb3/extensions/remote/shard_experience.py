@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,6 +63,8 @@ class ShardPolicy(Stateful):
     def __init__(self, copy: Learner) -> None:
         self.actor, self.processing, self.parts = copy.actor, copy.processing, copy.parts
         self.algorithm: Any = copy.algorithm
+        # It is seeded in each round: in this process, it may be that of the training, whose draws are its own.
+        self.algorithm.action_space = deepcopy(self.algorithm.action_space)
         self.experience = copy.experience  # what it records; None for a policy that is not trained
         self.states = {name: state for each in copy.parts for name, state in each.states.items()}
 

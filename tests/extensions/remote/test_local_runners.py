@@ -15,6 +15,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from waiting import is_running, wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, RaySettings, make_sharded_vec_env
+from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 from marl_sb3.extensions.remote.ray import RunnerSettings
@@ -31,8 +32,9 @@ def made(runners: Any, kind: str = "ppo", env: Any = NoisyEnv, **env_kwargs: Any
 
 def trained(algorithm: MultiAgentAlgorithm, callback: MultiAgentCallback | None = None) -> str:
     algorithm.learn(4 * STEPS * E, callback=callback)
+    state, _ = algorithm.get_state()
     algorithm.env.close()
-    return digest(algorithm)
+    return digest(algorithm) + repr([{**flatten(state[part])} for part in ("policies", "random")])
 
 
 def runner_processes(algorithm: MultiAgentAlgorithm) -> list[int]:
@@ -60,6 +62,17 @@ class Disturbs(MultiAgentCallback):
 def test_any_number_of_runners_gives_the_same_bits(kind: str) -> None:
     numbers = (None, 1, 2) if kind == "lengths" else (None, 2)
     assert len({trained(made(runners, kind)) for runners in numbers}) == 1
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_envs_that_share_their_spaces_leave_the_draws_of_the_training_as_they_are(algo: str) -> None:
+    """All envs of the arena in a process have the same space, from which runners and the training draw."""
+    found = set()
+    for runners in (None, 2):
+        env = make_sharded_vec_env("arena", 4, 2, seed=1, runners=runners, max_timesteps=7, height=4)
+        small = {"n_steps": 8, "batch_size": 8} if algo == "ppo" else {"learning_starts": 4, "buffer_size": 60}
+        found.add(trained(MultiAgentAlgorithm(env, seed=3, algorithm=algo, device="cpu", **small)))
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
