@@ -109,9 +109,9 @@ class LeagueRunner(AssignedRunner):
             del self._actors[name]
 
     def _present(self) -> list[str]:
-        """Return the members that play now."""
+        """Return the members that play now; in this order, equal trainings have equal checkpoints."""
         names = list(self._numbers)
-        return [names[number] for number in np.unique(self._guests).tolist() if number != _NOBODY]
+        return sorted(names[number] for number in np.unique(self._guests).tolist() if number != _NOBODY)
 
     def _actors_of(self, name: str) -> list[Actor]:
         """Return the actors of a member that acts alone; they are made when it first plays."""
@@ -243,7 +243,8 @@ class LeagueRunner(AssignedRunner):
         present, league = self._present(), self._league
         places = {self._numbers[name]: place for place, name in enumerate(present)} | {_NOBODY: _NOBODY}
         # The state of a shard has the weights of those who play in it: they may have left the pool when it goes on.
-        kept = {name: member for name, member in {**league.members, **self._retired}.items() if name in present}
+        there = {**league.members, **self._retired}
+        kept = {name: there[name] for name in present if name in there}
         guests = {
             "names": present,
             "plays": np.vectorize(places.__getitem__, otypes=[np.int64])(self._guests),
@@ -254,7 +255,7 @@ class LeagueRunner(AssignedRunner):
             },
             "actors": {
                 name: [actor.get_state() for actor in self._actors_of(name)]
-                for name in self._players()
+                for name in sorted(self._players())
                 if name not in self._code
             },
         }
