@@ -5,6 +5,7 @@ Imported only where they are used.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -209,8 +210,22 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
     """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
 
     On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
-    are always sb3-contrib's.
+    are always sb3-contrib's; frozen parameters, which these cannot have, stay as they are.
     """
+
+    def _compute_actor_grad(self, kl_div: th.Tensor, policy_objective: th.Tensor) -> Any:
+        policy: Any = self.policy
+        learned = [(name, each) for name, each in policy.named_parameters() if each.requires_grad]
+        if all("value" in name for name, _ in learned):
+            words = (
+                "all parameters of TRPO's actor are frozen; accepted: some that learn, or policies_to_train without it"
+            )
+            raise ConfigError(words, key="policies_to_train")
+        self.policy = SimpleNamespace(named_parameters=lambda: learned)  # type: ignore[assignment]
+        try:
+            return super()._compute_actor_grad(kl_div, policy_objective)
+        finally:
+            self.policy = policy
 
 
 class TRPOLearner(OnPolicyLearner):

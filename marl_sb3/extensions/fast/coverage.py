@@ -264,8 +264,10 @@ def _why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
 def _why_not_tensors(tensors: Sequence[th.Tensor]) -> str | None:
     for tensor in tensors:
         is_known = type(tensor) in (nn.Parameter, th.Tensor) and tensor.dtype == th.float32
-        if not (is_known and tensor.device.type == "cpu" and tensor.requires_grad and tensor.is_contiguous()):
-            return "frozen, non-float32 or transposed parameters"
+        if not tensor.requires_grad:
+            return "frozen parameters"
+        if not (is_known and tensor.device.type == "cpu" and tensor.is_contiguous()):
+            return "non-float32 or transposed parameters, or those of another device"
     if any(map(_is_frozen_or_hooked, tensors)):
         return "hooks of parameters"
     places = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel()) for tensor in tensors)

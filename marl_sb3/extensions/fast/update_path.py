@@ -123,7 +123,8 @@ class TwoPaths:
         if isinstance(covered, Reliance):
             return covered
         if path == "fused":
-            raise ConfigError(f"the fused update does not cover this policy: {covered}", key="update_path")
+            words = f"the fused update does not cover this policy: {covered}"
+            raise ConfigError(f"{words}; accepted: update_path=auto or torch", key="update_path")
         return None
 
     def __getstate__(self) -> dict[str, Any]:

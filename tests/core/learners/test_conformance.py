@@ -22,6 +22,7 @@ from toy_envs import CHOICES, NoisyEnv, SampledEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.config import place_of
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
 
 
@@ -444,6 +445,29 @@ def test_a_policy_that_is_not_trained_keeps_its_weights_and_acts_by_those_that_i
             always = 1 if kind.continuous else 2
             assert set(taken[-6:]) == {always}
             assert set(taken[:6]) != {always}
+
+
+NOT_IN_SB3 = {"stock TRPO"}  # it differentiates with respect to all parameters
+
+
+@pytest.mark.parametrize("kind", [kind for name, kind in LEARNERS.items() if name not in NOT_IN_SB3])
+def test_frozen_parameters_stay_as_they_are_or_are_refused_in_words(kind: Kind) -> None:
+    algorithm = make(kind)
+    name, parameter = next(iter(algorithm.policies["a"].policy.named_parameters()))
+    parameter.requires_grad_(False)
+    before = tensors(algorithm, "a")
+    try:
+        algorithm.train_iteration()
+    except ConfigError as error:
+        assert kind.update_path == "fused"
+        words = "does not cover this policy: frozen parameters; accepted: update_path=auto or torch"
+        assert words in str(error)  # noqa: PT017 - some are trained
+        return
+    after = tensors(algorithm, "a")
+    changed = [each for each, value in before.items() if not np.array_equal(value, after[each])]
+    assert f"/policy/{name}" in before
+    assert f"/policy/{name}" not in changed
+    assert changed
 
 
 def assert_goes_on(build: Callable[[], MultiAgentAlgorithm], saved: Path) -> None:
