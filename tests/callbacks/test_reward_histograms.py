@@ -37,7 +37,7 @@ def histograms(
 ) -> list[tuple[int, float, float]]:
     """Env step, number and sum of the rewards, of each histogram of an agent, or of all together."""
     algorithm.logger.close()
-    events: Any = EventAccumulator(str(folder), size_guidance={"histograms": 0})
+    events: Any = EventAccumulator(algorithm.logger.get_dir(), size_guidance={"histograms": 0})
     events.Reload()
     tag = f"env_runners/episode_rewards{'' if agent is None else f'/{agent}'}"
     if tag not in events.Tags()["histograms"]:

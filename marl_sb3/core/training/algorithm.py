@@ -62,7 +62,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         evaluation_deterministic: the default of evaluations: the most likely actions (True), or sampled ones as in the
             training (False); or a mapping from policy ids to these, in which policies that are left out are True.
         verbose: 1 prints the metrics after each iteration.
-        tensorboard_log: folder for TensorBoard's events, or None.
+        tensorboard_log: folder for TensorBoard's events, which has one for each training, or None.
         hyperparameters: hyperparameters of every policy that does not set its own; by SB3's names.
 
     Attributes:
@@ -198,7 +198,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` has more methods.
             log_interval: iterations between writes of the logger; values that callbacks have recorded, or added to
                 results, are kept for the next write. None: it is never written.
-            tb_log_name: not used; part of SB3's signature.
+            tb_log_name: each training has its folder for TensorBoard, `NAME_1`, `NAME_2`, ..., in `tensorboard_log`.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.
             progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
 
@@ -215,6 +215,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             self.between_iterations = True
             self.tracker.episodes.clear()
             self.forget_episodes()
+        self._reporter.begin(tb_log_name, anew=reset_num_timesteps)
         self._counters.planned_env_steps = math.ceil(self.num_timesteps + total_timesteps)
         try:
             with limited_threads(self.n_threads):

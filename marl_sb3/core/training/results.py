@@ -10,14 +10,8 @@ from typing import Any, Protocol, cast
 
 import psutil
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import (
-    DISABLED,
-    HumanOutputFormat,
-    KVWriter,
-    Logger,
-    TensorBoardOutputFormat,
-    filter_excluded_keys,
-)
+from stable_baselines3.common.logger import DISABLED, HumanOutputFormat, KVWriter, Logger, filter_excluded_keys
+from stable_baselines3.common.utils import configure_logger
 
 from marl_sb3.core.learners import joined_metrics
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
@@ -151,16 +145,21 @@ class Reporter:
 
     Args:
         verbose: whether the first logger prints metrics.
-        tensorboard_log: where it writes TensorBoard's events; None: nowhere.
+        tensorboard_log: the folder of TensorBoard's events, see `begin`; None: they are written nowhere.
     """
 
     def __init__(self, verbose: int, tensorboard_log: str | None) -> None:
-        formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
-        if tensorboard_log is not None:
-            formats.append(TensorBoardOutputFormat(tensorboard_log))
+        self._formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
+        self._folder = tensorboard_log
         # it may be replaced. A `ResultLogger` gets the nested result; SB3's own loggers get flat names.
-        self.logger = Logger(tensorboard_log, formats)
+        self.logger = self._own = Logger(None, self._formats)
         self._unwritten: Result = {}  # metrics that callbacks have added since a result was written
+
+    def begin(self, name: str, *, anew: bool) -> None:
+        """Write TensorBoard's events into a folder `NAME_1`, `NAME_2`, ..., as SB3 does: a new one, or the latest."""
+        if self._folder is not None and self.logger is self._own:
+            self.logger = self._own = configure_logger(0, self._folder, name, anew)
+            self.logger.output_formats.extend(self._formats)
 
     def report(self, result: Result, callback: BaseCallback, env_steps: int, *, write: bool) -> bool:
         """Let callbacks complete a result and receive it, and write it; returns False if one ends the training.
@@ -184,6 +183,8 @@ class Reporter:
 
     def write(self, result: Result, env_steps: int) -> None:
         """Let the logger write a result, with the metrics that were kept for it."""
+        if self._own.dir is None:  # without `learn`
+            self.begin("run", anew=True)
         complete, self._unwritten = {**self._unwritten, **result}, {}
         if isinstance(self.logger, ResultLogger):
             self.logger.write_result(complete, env_steps)

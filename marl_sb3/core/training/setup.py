@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stable_baselines3.common.base_class import BaseAlgorithm
-
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
 from marl_sb3.core.config import shown
 from marl_sb3.core.learners import (
@@ -33,7 +31,6 @@ from marl_sb3.core.mapping import (
     rows_of_policy,
 )
 from marl_sb3.core.metrics import EpisodeTracker, info_metrics
-from marl_sb3.core.processing import Processing
 from marl_sb3.core.sb3 import Progress, optimizer_forms, progress_remaining, set_progress_remaining, weight_forms
 from marl_sb3.core.state import (
     Arrays,
@@ -159,16 +156,12 @@ def set_up(
 
         require_memory(learned_from_replay)
     learners: dict[PolicyID, Learner] = {}
-    policies_made: dict[PolicyID, BaseAlgorithm] = {}
-    spaces: dict[PolicyID, PolicySpaces] = {}
-    processing: dict[PolicyID, Processing] = {}
     goal_rewards = goal_rewards_of(env)
     options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, experience, goal_rewards)
     for index, policy_id in enumerate(policy_ids):
         # As in SB3, the first policy has the run's seed; the others have other seeds, so that weights differ.
         own_seed = seed if seed is None or index == 0 else derived_seed(seed, index)
         make = specs[policy_id].info.learner_class.make
-        group = rows[policy_id].group
         try:
             learner = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
             require_storable("its weights", weight_forms(learner.algorithm))
@@ -180,9 +173,11 @@ def set_up(
             raise
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
-        learners[policy_id], policies_made[policy_id] = learner, learner.algorithm
-        spaces[policy_id] = PolicySpaces(group.observation_space, group.action_space)
-        processing[policy_id] = learner.processing
+        learners[policy_id] = learner
+    groups = {policy_id: its.group for policy_id, its in rows.items()}
+    spaces = {policy_id: PolicySpaces(its.observation_space, its.action_space) for policy_id, its in groups.items()}
+    policies_made = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
+    processing = {policy_id: learner.processing for policy_id, learner in learners.items()}
     bundle = PolicyBundle(policies_made, mapping.policy_of, spaces, processing, candidates=mapping.varied)
     n_steps = iteration_steps(list(learners.values()), n_steps)
     return Setup(env, n_steps, rollout_steps, specs, learners, bundle, mapping, update_path, n_threads)
@@ -277,11 +272,9 @@ def constructor_arguments(
     """Return the arguments of the constructor for the algorithm in a checkpoint.
 
     Args:
-        checkpoint: the checkpoint, which is untrusted.
+        checkpoint: the checkpoint, which is untrusted. What the caller gives takes the place of what it holds.
         policies: specs from the caller; None: those in the checkpoint.
-        settings: other arguments of the constructor, from the caller: they take the place of those in the checkpoint.
-        hyperparameters: the same for those of all policies.
-        num_envs: of the caller.
+        settings: other arguments of the constructor.
 
     Raises:
         CheckpointError: the specs in the checkpoint are missing or not valid, or the caller gives what cannot change.

@@ -98,7 +98,7 @@ ARGUMENTS: dict[str, Argument] = {
     "n_parallel_updates": Argument(64, 65, lambda each: each.n_parallel_updates, saved=False),
     "evaluation_deterministic": Argument(False, True, lambda each: each.evaluation_deterministic),
     "verbose": Argument(1, 2, lambda each: each.verbose, saved=False),
-    "tensorboard_log": Argument("one", "two", lambda each: each.logger.get_dir(), saved=False),
+    "tensorboard_log": Argument("one", "two", lambda each: each._reporter._folder, saved=False),
 }
 
 

@@ -227,6 +227,19 @@ def test_what_each_policy_has_of_its_own_is_pointed_to(name: str) -> None:
         _ = algorithm.nothing
 
 
+def test_each_training_has_its_folder_for_tensorboard_as_in_sb3(tmp_path: Path) -> None:
+    algorithm = make(tensorboard_log=str(tmp_path))
+    for again in (True, False, True):
+        algorithm.learn(ITERATION, tb_log_name="fast", reset_num_timesteps=again)
+    make(tensorboard_log=str(tmp_path)).learn(ITERATION, tb_log_name="slow")
+    alone = make(tensorboard_log=str(tmp_path))
+    alone.train_iteration()
+    alone.train_iteration()
+    assert {path.name: len([*path.iterdir()]) for path in tmp_path.iterdir()} == {
+        "fast_1": 2, "fast_2": 1, "slow_1": 1, "run_1": 1
+    }  # fmt: skip
+
+
 def test_functions_for_one_policy_are_told_what_to_take() -> None:
     algorithm = make()
     with pytest.raises(ConfigError, match=r"take algo.policies\['shared'\] and env.as_sb3_vec_env\(\); .*all policies"):
