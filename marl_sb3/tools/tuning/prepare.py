@@ -188,11 +188,10 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
     search = Search(**fields)
     if search.is_population and before is None:
         search = replace(search, space=_changeable(search.space, is_given=space is not None or bool(grid)))
-    preset = search.preset()
-    followed = search.space.following(preset)
-    if before is None and space is None and not grid:
-        followed = followed.containing(preset, (search.timesteps or preset.n_timesteps) // search.evaluations)
-    search = replace(search, space=followed)
+    if before is None and space is None and not grid:  # what the user gives is taken as it stands
+        preset = search.preset()
+        longest = (search.timesteps or preset.n_timesteps) // search.evaluations
+        search = replace(search, space=search.space.following(preset).containing(preset, longest))
     if "evaluations" not in fields:  # at most as many as the shortest trial has rollouts, and at least one
         configs = [search.config(settings, n_timesteps=search.timesteps) for settings in search.space.corners()]
         fitting = min(config.n_timesteps // rollout_steps(config) for config in configs)
@@ -265,9 +264,11 @@ def _space(fields: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Space:
         chosen = parse_space(space, "space")
     else:
         chosen = read_space(fields["env"], fields.get("algo") or TrainConfig.algo, space)
-    one_by_one = [name for name in ("n_envs", "vectorizer", "device") if fields.get(name) is not None]
-    set_for_all = {*fields.get("settings", {}), *one_by_one}
-    both = {parameter.name for parameter in chosen.parameters} & set_for_all
+    one_by_one = [
+        name for name in ("algo", "policies", "n_envs", "vectorizer", "device") if fields.get(name) is not None
+    ]
+    set_for_all = {*fields.get("settings", {}), *one_by_one, *(["n_timesteps"] if fields.get("timesteps") else [])}
+    both = chosen.names & set_for_all
     if both and (grid or space is not None):
         raise ConfigError(f"{', '.join(sorted(both))} is both set and searched; accepted: one of them", key="space")
     return chosen.without(set_for_all)

@@ -58,10 +58,9 @@ class Search:
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
             require(f"--{name.replace('_', '-')}", getattr(self, name), kind, name)
-        if "seed" in self.settings or "seed" in self.space.names:
-            # All trials and all confirmations would have the same seed.
-            raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
-
+        for name in sorted({*self.settings, *self.space.names} & set(_OF_THE_SEARCH)):
+            words = f"{name} is not for trials to choose or share; accepted: {_OF_THE_SEARCH[name]}"
+            raise ConfigError(words, key=name)
         if len(self.objectives()) > 1 and self.pruner != "none":
             words = f"--pruner is {self.pruner!r}; accepted with several objectives: none"
             raise ConfigError(words, key="pruner")
@@ -133,6 +132,8 @@ class Search:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
         config = self.config(settings, where, n_timesteps=self.timesteps, seed=seed).changed({"extensions": None})
+        if self.timesteps is not None:  # also where `--set n_timesteps` says how long `best.yml` trains
+            config = config.changed({"n_timesteps": self.timesteps}, "--timesteps")
         if self.is_population and config.stop:
             words = f"the settings stop at {', '.join(config.stop)}; accepted with --sampler pbt: stop: {{}}"
             raise ConfigError(words, key="stop")
@@ -243,6 +244,17 @@ class Search:
         write_whole(folder / _FILE, yaml_text(self.to_plain()))
 
 
+# Settings that the search sets in every training, and what users give instead.
+_OF_THE_SEARCH = {
+    "seed": "--seed, of the search",
+    "evaluation.seed": "--seed, of the search",
+    "evaluation.interval": "--evaluations, of each trial",
+    "evaluation.interval_unit": "--evaluations, of each trial",
+    "evaluation.duration": "--evaluation-episodes",
+    "evaluation.duration_unit": "--evaluation-episodes",
+    "checkpoints.every": "nothing, since a trial keeps its last checkpoint and the best",
+    "extensions": "n_timesteps and --timesteps",
+}
 _OF_POPULATIONS = {name: getattr(Search, name) for name in ("pbt_quantile", "pbt_resample")}
 # The kinds of all fields but the space, which checks itself.
 _KINDS = {name: kind for name, kind in get_type_hints(Search, include_extras=True).items() if name != "space"}

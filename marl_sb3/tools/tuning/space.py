@@ -33,12 +33,17 @@ class Parameter:
     name: str  # the setting's key, as after `--set`
     kind: str  # `choices`, `uniform`, `log_uniform` or `int`
     bounds: tuple[Any, ...]  # the choices, or the lowest and the highest value
-    # whether a value X becomes the linear schedule `lin_X`; None: if it is one in the preset
+    # whether a value X becomes the linear schedule `lin_X`; None: in a shipped space, if it is one in the preset
     linear: bool | None = None
 
     def suggest(self, trial: optuna.trial.Trial) -> Any:
         """Let Optuna choose a value; returns it as Optuna stores it."""
         return _SUGGEST[self.kind](trial, self.name, self.bounds)
+
+    def setting(self, stored: Any) -> Any:
+        """The value of the setting, as after `--set`, for one that Optuna stores."""
+        value = _unlisted(stored)
+        return f"lin_{value!r}" if self.linear else value
 
     def at(self, value: Any) -> Any:
         """The parameter, as Optuna stores it, at which the setting has this value.
@@ -46,6 +51,8 @@ class Parameter:
         Raises:
             ValueError: there is none; the message says why, after the name of the setting.
         """
+        if self.kind == "choices" and not self.linear and _choice(value) in self.bounds:
+            return self.bounds[self.bounds.index(_choice(value))]
         start = _start_of_line(value)
         if self.linear and start is None:
             raise ValueError(f"{value}, and no linear schedule")
@@ -140,19 +147,22 @@ def _start_of_line(value: Any) -> float | None:
 
 
 def _choice(value: Any) -> Any:
-    """A choice as Optuna stores it."""
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+    """A choice as Optuna stores it; texts that begin like JSON are JSON, too."""
+    is_json = isinstance(value, (list, dict)) or (isinstance(value, str) and value[:1] in _JSON)
+    return json.dumps(value) if is_json else value
 
 
 def _unlisted(value: Any) -> Any:
     """Reverse `_choice`: Optuna stores strings and numbers only, so that lists and mappings become JSON."""
-    if isinstance(value, str) and value[:1] in ("[", "{"):
+    if isinstance(value, str) and value[:1] in _JSON:
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            return value  # a string that starts like a list
+            return value  # a text of a study of former versions
     return value
 
+
+_JSON = ("[", "{", '"')  # how what is stored as JSON begins
 
 # The ends of ranges that give the largest minibatch in the smallest rollout, and the fewest rollouts in a trial.
 _EXTREMES: Sequence[Mapping[str, Callable[[Any], Any]]] = (
@@ -204,8 +214,7 @@ class Space:
         chosen = dict(self.constants)
         for parameter in self.parameters:
             if parameter.name in params:
-                value = _unlisted(params[parameter.name])
-                chosen[parameter.name] = f"lin_{value!r}" if parameter.linear else value
+                chosen[parameter.name] = parameter.setting(params[parameter.name])
         return chosen
 
     def params_of(self, config: TrainConfig) -> dict[str, Any] | None:
@@ -393,10 +402,14 @@ def parse_grid(grid: Grid) -> Space:
     else:
         values = {}
         for text in grid:
-            key, _, written = text.partition("=")
+            key, _, written = (part.strip() for part in text.partition("="))
             if not key or not written:
                 raise ConfigError(f"--grid is {text!r}; accepted: KEY=A,B,C", key="grid")
-            values[key.strip()] = parse_value(f"[{written}]")
+            if key in values:
+                raise ConfigError(
+                    f"--grid {key} is given twice; accepted: {key}=A,B,C once, with all values", key="grid"
+                )
+            values[key] = parse_value(f"[{written}]")
     section = {name: {"choices": list(each)} for name, each in values.items()}
     return parse_space(section, "grid" if isinstance(grid, Mapping) else "--grid")
 
@@ -416,9 +429,24 @@ def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: a list that is not empty", key="space")
     bounds = [as_integer(bound) if kind == "int" else canonical_value(key, bound) for bound in bounds]
     if kind == "choices":
-        return Parameter(name, kind, tuple(dict.fromkeys(map(_choice, bounds))), linear)
+        return Parameter(name, kind, _choices(bounds, linear, where), linear)
     _check_range(kind, bounds, where)
     return Parameter(name, kind, tuple(bounds), linear)
+
+
+def _choices(values: list[Any], linear: bool | None, where: str) -> tuple[Any, ...]:
+    """Check choices, and return them as Optuna stores them, each once."""
+    accepted = "numbers" if linear else "numbers, texts, true, false, null, and lists of these"
+    kept = tuple(dict.fromkeys(map(_choice, values)))
+    for value in values:
+        stored = _choice(value)
+        is_plain = isinstance(stored, str | bool | int | float | None) and _unlisted(stored) == value  # NaN is not
+        if not (_is_number(value) if linear else is_plain):
+            raise ConfigError(f"{where}: {value!r}; accepted: {accepted}", key="space")
+        if isinstance(same := kept[kept.index(stored)], bool) != isinstance(stored, bool):
+            words = f"{same!r} and {stored!r} are both given, but count as the same; accepted: one of them"
+            raise ConfigError(f"{where}: {words}", key="space")
+    return kept
 
 
 _LARGEST = 2**53  # floats represent all integers up to here exactly; the comparison also excludes NaN and infinity

@@ -162,13 +162,13 @@ class TuneStudy:
         return self.config_of((max if mode == "max" else min)(known, key=lambda pair: pair[0])[1])
 
     def dataframe(self) -> Any:
-        """All trials with the columns of `trials.csv`; parameters that are lists are JSON.
+        """All trials with the columns of `trials.csv`; parameters are as Optuna stores them, lists as JSON.
 
         Returns:
             A `pandas.DataFrame` if pandas is installed; otherwise a list of dictionaries.
         """
         columns = header(self.search)
-        values = [row(self.search, trial, lambda value: value) for trial in self.trials]
+        values = [row(self.search, trial, lambda _, stored: stored) for trial in self.trials]
         return table([dict(zip(columns, each, strict=True)) for each in values], columns)
 
     def plot(self, best: int = 5, metrics: Sequence[str] = (), out: str | Path | None = None) -> Any:

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 from marl_sb3.extensions.display import number, one_line, short, short_path
 from marl_sb3.runs import TRACEBACK_FILE
 from marl_sb3.tools.tuning.search import Search
+from marl_sb3.tools.tuning.space import Parameter
 
 # The names of Optuna's user attributes that a study stores with a trial.
 WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
@@ -109,27 +110,32 @@ def header(search: Search) -> list[str]:
     return [*before, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
 
 
-def row(search: Search, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
+def trained_text(parameter: Parameter, stored: Any) -> str:
+    """The value of a parameter that a trial trained with, as after `--set`: `lin_0.001` of a linear schedule."""
+    return value_text(parameter.setting(stored) if parameter.linear else stored)
+
+
+def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any], Any] = trained_text) -> list[Any]:
     """The values of a trial in the order of `header`; None if there is no value.
 
-    Parameters are as drawn: 0.001, not `lin_0.001`; other numbers have seven significant digits. Paths are relative to
-    the study's folder, which may be moved. The value of a pruned trial is that of its last evaluation.
+    Numbers but those of parameters have seven significant digits. Paths are relative to the study's folder, which may
+    be moved. The value of a pruned trial is that of its last evaluation.
 
     Args:
-        parameter: converts the values of parameters, which are numbers and strings, and lists as JSON.
+        parameter: converts the value of a parameter as Optuna stores it: numbers and texts, and lists as JSON.
     """
     stored = trial.user_attrs
     folder = run_folder(trial.number) if FOLDER in stored else None
     kept = not stored.get(GOES_ON)
     checkpoint = folder and kept and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
-    names = [searched.name for searched in search.space.parameters]
+    drawn = [(searched, trial.params.get(searched.name, ...)) for searched in search.space.parameters]
     values = trial.values or [None] * len(search.objectives())
     return [
         trial.number,
         trial.state.name,
         *(map(stored.get, _OF_MEMBER) if search.is_population else ()),
         *map(rounded, values),
-        *(parameter(trial.params[name]) if name in trial.params else None for name in names),
+        *(None if each is ... else parameter(of, each) for of, each in drawn),
         *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
         *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(CPU_SECONDS), stored.get(RETURN))),
         len(trial.intermediate_values),

@@ -104,7 +104,7 @@ def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
     assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["PRUNED", "FAIL", "RUNNING", "WAITING"]
     params = study.trials[1].params
     assert ",".join(rows[1].values()) == (
-        f"1,COMPLETE,5.0,{params['learning_rate']!r},{params['batch_size']},{params['policy_kwargs.net_arch']},101,2,100,"
+        f"1,COMPLETE,5.0,lin_{params['learning_rate']!r},{params['batch_size']},{params['policy_kwargs.net_arch']},101,2,100,"
         "1.5,0.9,30.25,2,,w1,trials/00001,trials/00001/checkpoints/checkpoint_000002,"
     )
     assert (rows[3]["value"], rows[3]["evaluations"]) == ("9.0", "1")

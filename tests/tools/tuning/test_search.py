@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.tools.tuning import Search
+from marl_sb3.runs import TrainConfig
+from marl_sb3.tools.tuning import Search, SearchOptions
 from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.report import trials_csv
 from marl_sb3.tools.tuning.search import read_search
-from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.space import parse_space, setting
+from marl_sb3.tools.tuning.workers import TrainedRun
 
 
 def test_the_same_search_tries_the_same_and_finds_the_same(in_tmp: Path) -> None:
@@ -36,8 +41,9 @@ def test_a_trial_is_a_run_that_can_be_repeated(in_tmp: Path) -> None:
     again = marl_sb3.train(hparams=folder / "config.yaml", run_dir="again")
     theirs, ours = (CheckpointFolder(path / "checkpoints").load() for path in (folder, again.folder))
     assert all(np.array_equal(a, ours.tensors[f][n]) for f, group in theirs.tensors.items() for n, a in group.items())
-    last = json.loads((folder / "result.jsonl").read_text().splitlines()[-1])
-    assert trial.value == last["evaluation"]["env_runners"]["episode_return_mean"]
+    results = map(json.loads, (folder / "result.jsonl").read_text().splitlines())
+    returns = [result["evaluation"]["env_runners"]["episode_return_mean"] for result in results]
+    assert trial.value == pytest.approx(np.mean(returns[-2:]))  # as `over` says: there are two evaluations
     assert trial.user_attrs["seed"] == again.config.seed
     assert study.checkpoints() == {0: folder / "checkpoints"}
     assert study.best_trial == trial
@@ -299,3 +305,100 @@ def test_trials_end_by_stop_conditions(in_tmp: Path) -> None:
         prepare_study("arena", study="other", **{**SMALL, "stop": {"iterations": 1}})
     with pytest.raises(ConfigError, match="stop is 3; accepted"):
         prepare_study("arena", **{**SMALL, "stop": 3})
+
+
+# --- What is given is used or refused ---------------------------------------------------------------------------------
+
+RATES = ["0.001", "0.0005"]
+POINTS = [[0, 1e-3], [500, 1e-4]]
+FIXED = {"learning_rate": {"choices": [1e-3]}}
+# Options of a search in the arena, whose preset has `learning_rate: lin_1e-3`; the settings that its trials train with,
+# those of one trial or of each; and what trials.csv says of the first parameter.
+USED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"grid": ["lr=0.001,0.0005"]}, {"learning_rate": [1e-3, 5e-4]}, RATES),
+    ({"grid": {"learning_rate": [1e-3, 5e-4]}}, {"learning_rate": [1e-3, 5e-4]}, RATES),
+    ({"grid": {"learning_rate": np.array([1e-3, 5e-4])}}, {"learning_rate": [1e-3, 5e-4]}, RATES),
+    ({"grid": ["learning_rate = lin_1e-3, 5e-4"]}, {"learning_rate": ["lin_1e-3", 5e-4]}, ["lin_1e-3", "0.0005"]),
+    ({"grid": {"lr": [POINTS]}}, {"learning_rate": [POINTS]}, [json.dumps(POINTS)]),
+    ({"grid": ["minibatch_size=10,20.0"]}, {"batch_size": [10, 20]}, ["10", "20"]),
+    ({"grid": ["entropy_coeff=0,0.0,0.01"]}, {"ent_coef": [0, 0.01]}, ["0", "0.01"]),
+    ({"grid": ["fcnet_hiddens=[8],[16, 8]"]}, {"policy_kwargs.net_arch": [[8], [16, 8]]}, ["[8]", "[16, 8]"]),
+    ({"grid": ["max_grad_norm=0.5", "clip_range_vf=null,0.2"]}, {"clip_range_vf": [None, 0.2]}, ["0.5", "0.5"]),
+    ({"grid": ["agent1.gamma=0.8,0.9"], "policies": "per_agent"}, {"agent1.gamma": [0.8, 0.9]}, ["0.8", "0.9"]),
+    ({"grid": ["policies=shared,per_agent"]}, {"policies": ["shared", "per_agent"]}, ["shared", "per_agent"]),
+    ({"grid": ["env.observe=cells,coordinates"]}, {"env.observe": ["cells", "coordinates"]},
+     ["cells", "coordinates"]),
+    ({"grid": ["n_timesteps=160,320"], "timesteps": None}, {"n_timesteps": [160, 320]}, ["160", "320"]),
+    ({"space": {"lr": {"choices": [1e-3]}}}, {"learning_rate": [1e-3]}, ["0.001"]),
+    ({"space": {"lr": {"choices": [1e-3], "linear": True}}}, {"learning_rate": ["lin_0.001"]}, ["lin_0.001"]),
+    ({"space": {**FIXED, "ent_coef": 0.02}}, {"ent_coef": [0.02]}, ["0.001"]),
+    ({"settings": {"lr": 1e-4}, "grid": ["gamma=0.8"]}, {"learning_rate": [1e-4], "gamma": [0.8]}, ["0.8"]),
+    ({"settings": {"n_timesteps": 400}, "grid": ["gamma=0.8"]}, {"n_timesteps": [160]}, ["0.8"]),
+    ({"hparams": {"arena": {"gamma": 0.7, "lr": "lin_1e-3", "n_steps": 10}}, "space": FIXED}, {"gamma": [0.7], "learning_rate": [1e-3]},
+     RATES[:1]),
+    ({"algo": "a2c", "n_envs": 3, "space": FIXED}, {"algo": ["a2c"], "n_envs": [3]}, RATES[:1]),
+    ({"policies": "per_agent", "device": "cpu", "vectorizer": "sync", "space": FIXED},
+     {"policies": ["per_agent"], "device": ["cpu"], "vectorizer": ["sync"]}, RATES[:1]),
+    ({"evaluations": 4, "evaluation_episodes": 7, "timesteps": 320.0, "space": FIXED},
+     {"evaluation.interval": [80], "evaluation.duration": [7], "n_timesteps": [320]}, RATES[:1]),
+    ({"stop": {"evaluation/env_runners/episode_return_mean": 3}, "space": FIXED},
+     {"stop": [{"evaluation/env_runners/episode_return_mean": 3}]}, RATES[:1]),
+]  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"grid": ["gamma=0.8", "gamma=0.9"]}, "--grid gamma is given twice; accepted: gamma=A,B,C once"),
+    ({"grid": ["lr=1e-3", "learning_rate=1e-4"]}, "--grid: learning_rate is set twice"),
+    ({"grid": ["env.height=1,true"]}, "--grid, env.height: 1 and True are both given, but count as the same"),
+    ({"grid": ["gamma=.nan,0.9"]}, "--grid, gamma: nan; accepted: numbers, texts"),
+    ({"grid": ["stop={1: 2}"]}, "--grid, stop: {1: 2}; accepted: numbers, texts"),
+    ({"grid": {"policy_kwargs.activation_fn": [int]}}, "grid, policy_kwargs.activation_fn: <class 'int'>; accepted: n"),
+    ({"grid": ["gamme=0.9"]}, "unknown hyperparameter 'gamme' of PPO; did you mean gamma?"),
+    ({"grid": ["seed=1,2"]}, "seed is not for trials to choose or share; accepted: --seed, of the search"),
+    ({"settings": {"seed": 3}}, "seed is not for trials"),
+    ({"grid": ["evaluation.interval=1,2"]}, "evaluation.interval is not for trials to choose or share; accepted: --ev"),
+    ({"settings": {"evaluation": {"duration": 3}}}, "evaluation.duration is not for trials to choose or share"),
+    ({"space": {**FIXED, "checkpoints.every": 2}}, "checkpoints.every is not for trials to choose or share"),
+    ({"grid": ["n_timesteps=160,320"]}, "n_timesteps is both set and searched"),
+    ({"grid": ["n_envs=2,4"], "n_envs": 4}, "n_envs is both set and searched"),
+    ({"grid": ["policies=shared"], "policies": "shared"}, "policies is both set and searched"),
+    ({"grid": ["gamma=0.8"], "settings": {"gamma": 0.9}}, "gamma is both set and searched"),
+    ({"space": {**FIXED, "gamma": 0.8}, "settings": {"gamma": 0.9}}, "gamma is both set and searched"),
+    ({"space": {"lr": {"choices": ["lin_1e-3"], "linear": True}}}, "space, lr: 'lin_1e-3'; accepted: numbers"),
+]  # fmt: skip
+# What names, draws, judges or keeps trials, and changes no setting of theirs.
+OF_THE_SEARCH = {"trials", "seed", "sampler", "pbt_quantile", "pbt_resample", "pruner", "objective", "mode", "over",
+    "study", "new_study", "storage", "root"}  # fmt: skip
+MINIMAL: dict[str, Any] = {
+    "settings": {"env.max_timesteps": 15}, "hparams": {"arena": {"lr": "lin_1e-3", "n_envs": 4, "n_steps": 20}},
+    "timesteps": 160, "evaluations": 2, "evaluation_episodes": 2, "trials": 1,
+}  # fmt: skip
+
+
+def test_every_option_of_a_search_is_in_the_tables() -> None:
+    assert {name for options, *_ in USED for name in options} | OF_THE_SEARCH == set(SearchOptions.__annotations__)
+
+
+@pytest.mark.parametrize(("given", "trained", "written"), USED, ids=lambda each: str(each)[:50])
+def test_trials_train_with_what_is_given(
+    given: dict[str, Any], trained: dict[str, list[Any]], written: list[str], in_tmp: Path
+) -> None:
+    configs: list[TrainConfig] = []
+
+    def train(config: TrainConfig, *others: Any) -> TrainedRun:
+        configs.append(config)
+        return pretend(config, *others)
+
+    options = {**MINIMAL, **given, "settings": {**MINIMAL["settings"], **given.get("settings", {})}}
+    if "grid" in options:
+        del options["trials"]
+    study = prepare_study("arena", **options)
+    work_on(study, train)
+    for name, values in trained.items():
+        assert [setting(config, name) for config in configs] == values * (len(configs) // len(values)), name
+    with trials_csv(study).open(newline="") as file:
+        assert [row[study.space.parameters[0].name] for row in csv.DictReader(file)] == written
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda each: str(each)[:50])
+def test_what_trials_cannot_train_with_is_refused(given: dict[str, Any], message: str, in_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare_study("arena", **{**MINIMAL, "trials": None, **given})
