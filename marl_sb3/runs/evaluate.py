@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ class EvaluatedRun:
 
 
 class EpisodeDigests:
-    """An `ActingWatcher` that finds out whether episodes are one and the same, in what agents see and do."""
+    """An `ActingWatcher` that finds out whether episodes are one and the same: what agents see, do and are paid."""
 
     def __init__(self) -> None:
         self.finished: list[set[int]] = []  # of each evaluation, the digests of its episodes
@@ -104,15 +105,23 @@ class EpisodeDigests:
 
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
         """See `ActingWatcher.before_step`."""
+        self._add(*step.observations, *actions)
+
+    def _add(self, *groups: Any) -> None:
+        """Add arrays, or dictionaries of them, whose first dimension is the envs, to the digests of their episodes."""
         if len(self.finished[-1]) > 1:  # two that differ are enough
             return
-        for group in (*step.observations, *actions):
+        for group in groups:
             for array in group.values() if isinstance(group, dict) else (group,):
                 for env_index, digest in enumerate(self._running):
                     self._running[env_index] = zlib.crc32(array[env_index].tobytes(), digest)
 
     def after_step(self, step: VecStep) -> None:
         """See `ActingWatcher.after_step`."""
+        self._add(step.rewards, step.terminated, step.truncated)
+        for (env_index, _), seen in sorted(step.final_observations.items(), key=itemgetter(0)):
+            for array in seen.values() if isinstance(seen, dict) else (seen,):
+                self._running[env_index] = zlib.crc32(np.asarray(array).tobytes(), self._running[env_index])
         for env_index in np.flatnonzero(step.episode_done).tolist():
             self.finished[-1].add(self._running[env_index])
             self._running[env_index] = 0
@@ -130,7 +139,10 @@ def _hints(digests: EpisodeDigests, played: Evaluation | SeatEvaluations, plan: 
     return [
         f"{seat}all {len(each.episodes)} episodes are one and the same: nothing in them was drawn at random{remedy}"
         for (seat, each), found in zip(evaluations.items(), digests.finished, strict=True)
-        if isinstance(each, Evaluation) and len(each.episodes) > 1 and len(found) == 1
+        if isinstance(each, Evaluation)
+        and len(each.episodes) > 1
+        and len(found) == 1
+        and all(episode.custom == each.episodes[0].custom for episode in each.episodes)
     ]
 
 

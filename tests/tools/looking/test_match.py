@@ -220,6 +220,25 @@ def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFix
     assert r"note: \x1b[31m" in shown
 
 
+class Hidden(Numbers):
+    """The env draws as always, and shows nothing of it; an episode is one step."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        shown, infos = super().reset(seed, options)
+        self.drawn *= 3
+        return {agent: np.zeros_like(seen) for agent, seen in shown.items()}, infos
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        shown, *others = super().step(actions)
+        return {agent: np.zeros_like(seen) for agent, seen in shown.items()}, *others
+
+
+@pytest.mark.parametrize(("pay", "is_same"), [("duel", True), ("apart", False)])
+def test_episodes_that_differ_in_rewards_alone_are_not_the_same(pay: str, is_same: bool) -> None:
+    found = marl_sb3.match({"three": Always(3), "five": Always(5)}, env=lambda: Hidden(pay), episodes=6, n_envs=2)
+    assert any("the 6 episodes are one and the same" in note for note in found.notes) == is_same
+
+
 # --- Players ---------------------------------------------------------------------------------------------------------
 
 
