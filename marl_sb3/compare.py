@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -72,8 +73,9 @@ def main(
 
 
 def _label(path: str, paths: Sequence[str]) -> str:
-    """What an experiment is called: its path, without the folder that all are in."""
-    return Path(path).name if len({Path(each).parent for each in paths}) == 1 else path.rstrip("/")
+    """What an experiment is called: its path, without the folder that all are in; patterns are shown as they are."""
+    is_short = len({Path(each).parent for each in paths}) == 1 and not any(map(has_magic, paths))
+    return Path(path).name if is_short else path.rstrip("/")
 
 
 def _print(found: "Comparison") -> None:

@@ -1,5 +1,6 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .curves import SAME_END as SAME_END
 from .curves import Curve as Curve
 from .curves import Figure as Figure
 from .curves import Panel as Panel

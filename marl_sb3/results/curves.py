@@ -20,6 +20,8 @@ STATISTICS: Mapping[str, tuple[str, Callable[[Array], Array]]] = {
     "iqm": ("interquartile mean", interquartile_mean),
 }
 _AXIS_WORDS = {"steps": "env steps", "agent_steps": "agent steps", "seconds": "seconds of training"}
+# Up to which ratio runs count as equally long: iterations may differ, and no two trainings take the same time.
+SAME_END = {"steps": 1.02, "agent_steps": 1.02, "seconds": 1.25}
 _POINTS = 200
 _NAMES = {RETURN: "sum of returns", AGENT_RETURNS: "return of each agent"}
 _LEVEL = 0.95
@@ -149,8 +151,9 @@ def _curve(
     if any(len(x) == 0 for x, _ in points):
         raise ConfigError(f"{label} has no {_AXIS_WORDS[axis]} beside {name}; accepted: another axis", key="--axis")
     starts, ends = (np.array([x[end] for x, _ in points]) for end in (0, -1))
-    if ends.max() > 1.02 * ends.min() and axis != "seconds":
-        notes.append(f"{label}: runs end between {ends.min():,.0f} and {ends.max():,.0f}; shown as far as all go")
+    if ends.max() > SAME_END[axis] * ends.min():
+        between = f"between {ends.min():,.0f} and {ends.max():,.0f} {_AXIS_WORDS[axis]}"
+        notes.append(f"{label}: runs end {between}; shown as far as all go")
     one = points[0][0]
     shared = all(np.array_equal(x, one) for x, _ in points)
     grid = one if shared else np.linspace(starts.max(), max(ends.min(), starts.max()), _POINTS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import require_metric
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
@@ -53,6 +54,11 @@ class RunRecord:
     group: str = ""  # what it is shown as, together with the other runs of the group
     warning: str = ""  # what could not be read; empty: nothing
     folder: Path | None = None  # its folder; None: it is from a file
+
+    @property
+    def identity(self) -> Path | str:
+        """What is the same of the same run, whatever path leads to it."""
+        return self.name if self.folder is None else self.folder.resolve()
 
     def setting(self, name: str) -> Any:
         """Return a setting by its flat name; where a policy has none of its own, that of all of them; else `UNSET`."""
@@ -141,12 +147,15 @@ class Groups:
 def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -> Groups:
     """Group runs by their env and the named settings; without names, by all in which they differ but for the seed.
 
+    A run that is named twice counts once.
+
     Args:
         names: flat names, or their last parts as `--set` takes them: `learning_rate`, `env.height`, `agent1.gamma`.
 
     Raises:
         ConfigError: no run has a setting of such a name.
     """
+    records = list({record.identity: record for record in records}.values())
     warnings, records = _warnings(records), [record for record in records if record.results]
     known = _setting_names(records)
     names = [_known_name(name, known) for name in names]
@@ -212,10 +221,26 @@ def _distinguishing(records: Sequence[RunRecord], names: Sequence[str]) -> list[
 
 
 def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:
-    """Group runs by the argument that they come from."""
-    labelled = [replace(each, group=label) for label, records in records_of.items() for each in records]
-    groups = _grouped([record for record in labelled if record.results], _warnings(labelled))
+    """Group runs by the argument that they come from; a run of two arguments belongs to the first one.
+
+    Raises:
+        ConfigError: all runs of an argument belong to those before it.
+    """
+    known: dict[Path | str, RunRecord] = {}
     mixed = []
+    for label, records in records_of.items():
+        of_others = [each.group for record in records if (each := known.get(record.identity)) is not None]
+        owners = ", ".join(dict.fromkeys(of_others))
+        if len(of_others) == len(records):
+            words = f"all runs of {label} are in {owners}, too; accepted: experiments that have no runs in common"
+            raise ConfigError(words, key="run")
+        if of_others:
+            words = f"{counted(len(of_others), 'run')} of {label} {'is' if len(of_others) == 1 else 'are'} in {owners}"
+            mixed.append(f"{words}, too, and left out of {label}: a run cannot stand on both sides")
+        for each in records:
+            known.setdefault(each.identity, replace(each, group=label))
+    labelled = list(known.values())
+    groups = _grouped([record for record in labelled if record.results], _warnings(labelled))
     for label, records in groups.runs.items():
         names = [name for name in _setting_names(records) if name not in _OF_A_RUN and len(_values(records, name)) > 1]
         if names:
@@ -250,17 +275,26 @@ def _label(record: RunRecord, names: Sequence[str], usual: Mapping[str, str], ha
     return ", ".join(parts or [record.env, *algo])
 
 
+def _in_a_cell(values: Sequence[Any]) -> Any:
+    """Return the value of all runs of a group, or the several that they have, in words."""
+    return values[0] if len(values) == 1 else " or ".join("null" if value is None else str(value) for value in values)
+
+
 def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
     runs: dict[str, list[RunRecord]] = {}
     for record in records:
         runs.setdefault(record.group, []).append(record)
     differing: dict[str, dict[str, Any]] = {}
     for name in [name for name in _setting_names(records) if name not in _OF_A_RUN]:
-        values = {label: of_label[0].setting(name) for label, of_label in runs.items()}
+        values = {
+            label: list({repr(value := record.setting(name)): value for record in of_label}.values())
+            for label, of_label in runs.items()
+        }
         # A hyperparameter that a run does not have is none of its algorithm: what differs then is `algo`.
         of_algorithm = name.startswith("hyperparameters.") and name.count(".") == 1
-        if len({repr(value) for value in values.values() if not (of_algorithm and value is UNSET)}) > 1:
-            differing[name] = values
+        known = (frozenset(repr(v) for v in each if not (of_algorithm and v is UNSET)) for each in values.values())
+        if len(set(filter(None, known))) > 1:
+            differing[name] = {label: _in_a_cell(each) for label, each in values.items()}
     if len({record.env for record in records}) > 1:
         differing = {"env": {label: of_label[0].env for label, of_label in runs.items()}, **differing}
     return Groups(runs, differing, warnings)

@@ -23,6 +23,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import number
 from marl_sb3.results import (
     RETURN,
+    SAME_END,
     UNSET,
     Curve,
     Figure,
@@ -166,13 +167,14 @@ def compare(
 
     Args:
         runs: two or more experiments: a path as for `python -m marl_sb3.compare`, a `Run`, or a sequence of these, the
-            seeds of one experiment; by label, or without labels. The first one is the baseline.
+            seeds of one experiment; by label, or without labels. The first one is the baseline. A run that is in two
+            of them counts in the first one alone, and a note says so.
         metric: flat name of the metric; its last value of each run is compared.
         mode: `max` if more is better, `min` if less is.
         threshold: value whose reaching is timed; None: one that most runs reach.
 
     Raises:
-        ConfigError: there is no run, or the runs have no such metric.
+        ConfigError: there is no run, the runs have no such metric, or all runs of an experiment are in former ones.
     """
     named = runs if isinstance(runs, Mapping) else {_name_of(each, i): each for i, each in enumerate(runs)}
     if not isinstance(runs, Mapping) and len(named) < len(runs):
@@ -226,7 +228,7 @@ def compare_groups(
     baseline, *others = samples
     pairs = [_pair(baseline, each, sign, len(others)) for each in others]
     few = [each.label for each in samples if LEAST_SEEDS <= each.stats.n < _GOOD_SEEDS]
-    notes = [*groups.warnings, *figure.notes]
+    notes = [*groups.warnings, *figure.notes, *_other_lengths(groups, metric)]
     notes += [f"fewer than {_GOOD_SEEDS} seeds of {', '.join(few)}: intervals are rough"] if few else []
     counts = {each.label: each.stats.n for each in samples}
     unknown = (pair.why_no_interval(counts[pair.label], counts[pair.baseline]) for pair in pairs)
@@ -237,6 +239,19 @@ def compare_groups(
 def _finals(groups: Groups, label: str, metric: str) -> list[float]:
     records = [record for record in groups.runs[label] if metric in record.metrics]
     return [float(points_of(record, metric)[1][-1]) for record in records]
+
+
+def _other_lengths(groups: Groups, metric: str) -> list[str]:
+    """Say that the runs of one group end after other numbers of env steps than those of another one."""
+    ends = {
+        label: float(np.median([x[-1] for record in records for x, _ in [points_of(record, metric)] if len(x)]))
+        for label, records in groups.runs.items()
+    }
+    if max(ends.values()) <= SAME_END["steps"] * min(ends.values()):
+        return []
+    first, *others = (f"{label} at {end:,.0f}" for label, end in ends.items())
+    words = ", ".join([f"{first} env steps", *others])
+    return [f"last values are compared, of runs that end elsewhere: {words}"]
 
 
 def _reached(groups: Groups, label: str, metric: str, sign: float, threshold: float) -> Reached:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,33 @@ def test_runs_of_one_experiment_that_differ_in_more_than_seeds_are_named(runs: P
     write_run(runs / "weak" / "5", [4.0], seed=5, n_envs=9)
     found = marl_sb3.compare([runs / "weak", runs / "strong"])
     assert f"the runs of {runs / 'weak'} differ in n_envs, not in their seeds alone" in found.notes
+    n_envs = [row[1:] for row in tables(found)[2][1] if row[0] == "n_envs"]
+    assert n_envs == [["2 or 9", "2"]]  # not that of the first run alone
+
+
+def test_a_run_of_two_experiments_counts_in_the_first_one(runs: Path, capsys: Any) -> None:
+    one, pattern = str(runs / "weak" / "1"), str(runs / "weak" / "*")
+    assert compare_command([one, pattern, str(runs / "weak" / ".." / "weak" / "[23]"), "--json"]) == 2
+    assert f"all runs of {runs}/weak/../weak/[23] are in {pattern}, too; accepted: experiments that" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert compare_command([one, pattern, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert [(sample["label"], sample["finals"]) for sample in plain["samples"]] == [(one, [1.0]), (pattern, [2, 3, 4])]
+    words = f"1 run of {pattern} is in {one}, too, and left out of {pattern}: a run cannot stand on both sides"
+    assert words in plain["notes"]
+    twice = marl_sb3.compare({"a": [runs / "weak", runs / "weak" / "1"], "b": runs / "strong"})
+    assert len(twice.samples[0].finals) == 4
+
+
+def test_runs_of_other_lengths_are_said(runs: Path) -> None:
+    """Each run has 100 env steps in an iteration."""
+    write_run(runs / "weak" / "5", [0.0, 1.0, 2.0, 3.0], seed=5)
+    for seed in (1, 2):
+        write_run(runs / "long" / str(seed), [float(seed)] * 6, seed=seed)
+    notes = marl_sb3.compare({"weak": runs / "weak", "long": runs / "long"}).notes
+    assert "weak: runs end between 300 and 400 env steps; shown as far as all go" in notes
+    assert "last values are compared, of runs that end elsewhere: weak at 300 env steps, long at 600" in notes
 
 
 def test_less_may_be_better(runs: Path) -> None:
@@ -82,8 +110,14 @@ def test_less_may_be_better(runs: Path) -> None:
     assert [sample.reached.n for sample in found.samples] == [4, 0]
 
 
-def test_the_same_experiment_is_undecided_and_few_seeds_decide_nothing(runs: Path) -> None:
-    halves = {"a": [runs / "weak" / "1", runs / "weak" / "2", runs / "weak" / "4"], "b": runs / "weak"}
+def copied(runs: Path, name: str, to: Path) -> Path:
+    """The runs of an experiment once more, as runs of their own."""
+    return Path(shutil.copytree(runs / name, to))
+
+
+def test_the_same_experiment_is_undecided_and_few_seeds_decide_nothing(runs: Path, tmp_path: Path) -> None:
+    again = copied(runs, "weak", tmp_path / "again")
+    halves = {"a": [runs / "weak" / "1", runs / "weak" / "2", runs / "weak" / "4"], "b": again}
     found = marl_sb3.compare(halves)
     assert found.pairs[0].verdict == "undecided"
     low, high = found.pairs[0].improvement_interval or (0.5, 0.5)
@@ -95,10 +129,11 @@ def test_the_same_experiment_is_undecided_and_few_seeds_decide_nothing(runs: Pat
     assert "one run, and so no interval" in " ".join(found.notes)
 
 
-def test_several_pairs_hold_together(runs: Path) -> None:
+def test_several_pairs_hold_together(runs: Path, tmp_path: Path) -> None:
     """Their intervals are wider than that of one pair."""
     one = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong"}).pairs[0].interval
-    both = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong", "again": runs / "strong"}).pairs[0]
+    again = copied(runs, "strong", tmp_path / "again")
+    both = marl_sb3.compare({"weak": runs / "weak", "strong": runs / "strong", "again": again}).pairs[0]
     assert one is not None
     assert both.interval is not None
     assert both.interval[0] < one[0]
