@@ -19,7 +19,8 @@ _MOVED: Mapping[str, str] = {
     for old, new in {
         "acting": "core.acting",
         "analysis.comparison": "tools.looking.comparison",
-        "analysis.health": "tools.looking.health",
+        "analysis.health": "results.health",
+        "tools.looking.health": "results.health",
         "analysis": "results",
         "checkup": "tools.checkup",
         "data": "extensions.data",

@@ -203,8 +203,8 @@ def test_an_import_from_above_or_from_beside_is_found() -> None:
     assert refused("marl_sb3.extensions.data.store", lazily) == ["marl_sb3.extensions.fast.ppo"]
     assert refused("marl_sb3.extensions.fast.coverage", lazily) == []
     assert refused("marl_sb3.runs.building", lazily) == []
-    beside = imports_of("from marl_sb3.tools.looking import health\n")
-    assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.looking.health"]
+    beside = imports_of("from marl_sb3.tools.looking import stages\n")
+    assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.looking.stages"]
 
 
 def test_imports_for_type_checkers_are_free() -> None:

@@ -81,6 +81,33 @@ def test_the_slow_path_is_said_in_one_line_with_its_reason(in_tmp: Path, capsys:
         assert capsys.readouterr().out.splitlines().count(why) == said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "arena --timesteps 40000 --seed 2",
+        "arena --timesteps 40000 --seed 2 --policies per_agent",
+        "CartPole-v1 --timesteps 16k --seed 2 --set n_steps=125",
+    ],
+)
+def test_nothing_looks_wrong_at_the_end_of_a_training_that_learns(
+    line: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*line.split(), "--set", "evaluation.interval=0"]) == 0
+    assert "looks wrong" not in capsys.readouterr().out
+
+
+def test_what_looks_wrong_is_said_at_the_end(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each episode is worth the same, whatever is done."""
+    tiny = "--n-envs 1 --timesteps 120 --set n_steps=10 --set batch_size=10 --set n_epochs=1 --set ent_coef=0"
+    assert main(["toy_envs:ScriptedEnv", *tiny.split(), "--run-dir", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("looks wrong: "))
+    assert lines[first].startswith("looks wrong: all agents: the return is always the same, 3 (usual: different numb")
+    assert [line for line in lines if "looks wrong" in line or line.endswith("python -m marl_sb3.report run")] == (
+        lines[first : first + (2 if lines[first + 1].startswith("what it") else 3)]
+    )
+
+
 def test_a_number_and_an_algorithm_may_be_written_as_people_do(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

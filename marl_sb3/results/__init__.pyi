@@ -15,6 +15,13 @@ from .drawing import require_drawable as require_drawable
 from .drawing import write_figure as write_figure
 from .exchange import marl_eval_data as marl_eval_data
 from .exchange import write_marl_eval as write_marl_eval
+from .health import LEAST_ITERATIONS as LEAST_ITERATIONS
+from .health import Column as Column
+from .health import Finding as Finding
+from .health import by_agent as by_agent
+from .health import find_problems as find_problems
+from .health import hints as hints
+from .health import policies_in as policies_in
 from .rating import Rating as Rating
 from .rating import ratings as ratings
 from .reading import find_runs as find_runs

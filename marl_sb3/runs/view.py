@@ -10,6 +10,7 @@ from marl_sb3.core.config import EXTERNAL, counted
 from marl_sb3.core.envs import imported_modules
 from marl_sb3.core.training import ShowProgress
 from marl_sb3.envs import importable_id
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import (
     CUSTOM,
     MOST_AGENTS,
@@ -28,6 +29,7 @@ from marl_sb3.extensions.display import (
     training_view,
 )
 from marl_sb3.files import last_line
+from marl_sb3.results import find_problems, hints, read_run
 from marl_sb3.runs.building import rollout_lengths
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
+    from marl_sb3.results import Finding
     from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig
@@ -152,7 +155,21 @@ def print_summary(
     ]
     verb = "serve" if run.config.env == EXTERNAL else "evaluate"  # what clients step cannot be made here
     command = () if run.interrupted else (f"{verb} with: python -m marl_sb3.{verb}",)
-    _print_lines(console, [*totals, *_files(run), *_how_to_go_on(run, *command)])
+    _print_lines(console, [*totals, *_what_looks_wrong(run), *_files(run), *_how_to_go_on(run, *command)])
+
+
+def _what_looks_wrong(run: Run) -> list[str]:
+    """Return what looks wrong in all that a run has logged; nothing of one that was interrupted, which may go on."""
+    findings = [] if run.interrupted or run.files.is_lost else _problems(run.folder, run.config)
+    return hints(findings, f"python -m marl_sb3.report {shlex.quote(str(run.files.shown))}")
+
+
+def _problems(folder: Path, config: TrainConfig) -> list[Finding]:
+    try:
+        logged = read_run(folder)
+    except ConfigError:  # somebody has changed the folder meanwhile
+        return []
+    return find_problems(logged.columns, begins_trained=config.init_from is not None)
 
 
 def print_files(console: Console, run: Run, command: str) -> None:
@@ -232,3 +249,9 @@ def _print_over_seeds(console: Console, runs: SeedRuns, most_agents: int | None)
         samples = [(row.label, [value for each in metrics if (value := row.number(each)) is not None]) for row in rows]
         _print_lines(console, [f"{title}, over {counted(len(results), 'seed')}:"])
         console.print(samples_table(samples, console.width, SUM_ROW.label, "per seed"))
+    found = {run.seed: _problems(run.folder, runs.config) for run in runs.runs if run.result is not None}
+    worst = max(found, key=lambda seed: len(found[seed]))
+    where = f"python -m marl_sb3.report {shlex.quote(str(runs.shown))}"
+    wrong = sum(map(bool, found.values()))
+    _print_lines(console, [f"in {wrong} of {counted(len(found), 'seed')}, such as {worst}:"] if wrong else [])
+    _print_lines(console, hints(found[worst], where))

@@ -31,21 +31,27 @@ from marl_sb3.extensions.display import (
 from marl_sb3.files import is_regular, read_regular
 from marl_sb3.results import (
     AGENT_RETURNS,
+    LEAST_ITERATIONS,
     RETURN,
     STEPS,
+    Column,
     Curve,
     Figure,
+    Finding,
     Panel,
     RunRecord,
+    by_agent,
     draw_up,
+    find_problems,
     find_runs,
     group_by_settings,
+    hints,
     plotly_html,
+    policies_in,
     read_run,
 )
 from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
 from marl_sb3.startup import require_extra
-from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Column, Finding, by_agent, find_problems, policies_in
 
 _EVALUATED = f"evaluation/{RETURN}"
 _LENGTH = "env_runners/episode_len_mean"
@@ -91,7 +97,7 @@ class RunData:
     @cached_property
     def findings(self) -> list[Finding]:
         """What looks wrong in it."""
-        return find_problems(self.record.columns)
+        return find_problems(self.record.columns, begins_trained=self.config.init_from is not None)
 
     @property
     def final_return(self) -> float | None:
@@ -143,7 +149,7 @@ def markdown(runs: Sequence[RunData]) -> str:
     """Return a table of all runs by algorithm and env, with the columns of rl-baselines3-zoo's `benchmark.md`.
 
     `mean_reward` is the mean over runs of the return, of the latest evaluation if there is one; `std_reward` is the
-    standard deviation over the runs.
+    standard deviation over the runs. Below it stands what looks wrong in a run.
     """
     head = "|algo|env_id|policies|runs|mean_reward|std_reward|n_timesteps|eval_timesteps|eval_episodes|"
     lines = [head, "|---|---|---|--:|--:|--:|--:|--:|--:|"]
@@ -157,6 +163,10 @@ def markdown(runs: Sequence[RunData]) -> str:
         each = [_several(run.record.last(metric) for run in group) for metric in counts]
         cells = [*map(_cell, names), str(len(group)), number(returns.mean), number(returns.sd), *each]
         lines.append(f"|{'|'.join(cells)}|")
+    for run in filter(lambda run: run.findings, runs):
+        folder = shlex.quote(run.folder.as_posix())
+        items = hints(run.findings, f"python -m marl_sb3.report {folder}")
+        lines += ["", f"{_cell(run.folder.as_posix())}:", "", *(f"- {_cell(item)}" for item in items)]
     return "\n".join(lines) + "\n"
 
 

@@ -154,6 +154,11 @@ def test_hints_are_on_the_page(runs: Path, tmp_path: Path) -> None:
     text = text_of(html_page([RunData.read(tmp_path)]).html())
     assert "policy p: the KL divergence explodes" in text
     assert "learners/p/mean_kl_loss is 3; usual: about 0.02 or less." in text
+    lines = markdown([RunData.read(tmp_path)]).splitlines()[3:]
+    assert lines[3].startswith(
+        "- looks wrong: policy p: the KL divergence explodes, 3 (usual: about 0.02 or less). Try: "
+    )
+    assert lines[4] == f"- what it may mean: python -m marl_sb3.report {report._cell(str(tmp_path))}"
 
 
 @pytest.mark.parametrize(

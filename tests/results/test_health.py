@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.tools.looking.health import LEAST_ITERATIONS, Finding, find_problems, policies_in
+from marl_sb3.results import LEAST_ITERATIONS, Finding, find_problems, hints, policies_in
 
 # Every n-th iteration of whole trainings with the presets, seed 1.
 HEALTHY = json.loads((Path(__file__).parent / "healthy_runs.json").read_text())
@@ -121,16 +121,28 @@ def test_returns_that_fall_again_are_found_if_they_fall_far() -> None:
     given = columns()
     given["env_runners/episode_return_mean"] = spread([0.0, 10.0, 20.0, 20.0, 6.0, 6.0])
     assert found(given) == [("training", "the return has fallen again", 6.0)]
-    given["env_runners/episode_return_mean"] = spread([0.0, 10.0, 20.0, 20.0, 12.0, 12.0])  # by less than half
-    assert found(given) == []
+    given["env_runners/episode_return_mean"] = spread([0.0, 10.0, 20.0, 20.0, 12.0, 12.0])
+    assert found(given) == []  # 8 are less than a quarter of 40, the spread of episodes
+    given |= {"env_runners/episode_return_min": spread(-10.0), "env_runners/episode_return_max": spread(20.0)}
+    assert found(given) == [("training", "the return has fallen again", 12.0)]  # 8 of 20 are more than a third
+    given["env_runners/episode_return_mean"] = spread([10.0, 10.0, 20.0, 30.0, 23.0, 23.0])
+    assert found(given) == []  # 7 of 20
 
 
 def test_a_return_that_rises_by_less_than_a_tenth_of_its_spread_has_not_risen() -> None:
     given = columns()
     given["env_runners/episode_return_mean"] = spread([0.0, 3.0, 2.0])
     assert found(given) == [("training", "the return has not risen", 2.0)]
+    assert find_problems(given, begins_trained=True) == []
     given["env_runners/episode_return_mean"] = spread([0.0, 3.0, 5.0])
     assert found(given) == []
+
+
+def test_a_goal_that_was_reached_once_is_no_progress() -> None:
+    returns = np.where(np.arange(N) == 5, -199.0, -200.0)  # in one of the windows, an episode was worth -100
+    given = {"env_runners/episode_return_mean": returns, "env_runners/episode_return_min": spread(-200.0)}
+    given["env_runners/episode_return_max"] = np.where(np.arange(N) == 5, -100.0, -200.0)
+    assert found(given) == [("training", "the return has not risen", -200.0)]
 
 
 def test_starving_agents_are_named() -> None:
@@ -172,6 +184,13 @@ def test_every_finding_says_what_it_means_what_to_do_and_what_is_usual() -> None
     )
     findings = find_problems(every)
     assert len(findings) == 5
+    assert hints(findings, "report runs/a") == [
+        "looks wrong: policy a/b: the KL divergence explodes, 2 (usual: about 0.02 or less). "
+        "Try: a lower learning_rate, or lin_ before it so that it falls",
+        "looks wrong: policy a/b: most of each update is clipped, 0.9 (usual: 0.05 to 0.3). "
+        "Try: a lower learning_rate, fewer n_epochs, or larger minibatches (batch_size)",
+        "3 hints more, and what they may mean: report runs/a",
+    ]
     for finding in findings:
         assert isinstance(finding, Finding)
         assert min(len(finding.meaning), len(finding.remedy), len(finding.usual)) > 3

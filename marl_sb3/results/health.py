@@ -5,12 +5,13 @@ A finding is a reason to look closer, not a proof. The bounds are far from what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import Opposition
 from marl_sb3.extensions.display import short
 from marl_sb3.types import AgentID, PolicyID
@@ -20,6 +21,7 @@ Columns = Mapping[str, Column]  # by the flat name of a metric
 
 LEAST_ITERATIONS = 12  # of fewer, nothing but the size of steps is judged
 
+_NOT_RISEN = "the return has not risen"
 _NUTS = "Schulman, The Nuts and Bolts of Deep RL Research, 2016"
 _DETAILS = "Huang et al., The 37 Implementation Details of Proximal Policy Optimization, ICLR Blog Track, 2022"
 _LOGGER = "Stable-Baselines3, Logger, explanation of logger output"
@@ -37,8 +39,9 @@ _GROWN = 1.4  # times the entropy at the start
 _EXPLODED = 1000.0  # times what it was in the first quarter of the run
 _RANDOM = 0.5  # share of random actions at the end
 _HOT = 10.0  # entropy coefficient
-_FELL, _LEAST_FALL = 0.5, 0.25  # share of what was gained; of the spread of the returns of episodes
+_FELL, _LEAST_FALL = 1 / 3, 0.25  # share of what was gained; of the spread of the returns of episodes
 _LEAST_GAIN = 0.1  # of that spread
+_MOST_LINES = 2  # with the one that says where there is more, three
 _STARVED = 0.05  # of the actions that the others take on average
 
 
@@ -56,18 +59,38 @@ class Finding:
     source: str = ""  # where the bound or the advice is from; empty: experience with the presets
 
 
-def find_problems(columns: Columns) -> list[Finding]:
+def find_problems(columns: Columns, *, begins_trained: bool = False) -> list[Finding]:
     """Look at the metrics of a run; a healthy one gives an empty list.
 
     Args:
         columns: all metrics of the run, each with a value per iteration; those that are missing are not judged.
+        begins_trained: whether its policies began with weights of other trainings, and their return need not rise.
     """
     found = [finding for check in _OF_TRAININGS for finding in check(columns)]
+    if begins_trained:
+        found = [finding for finding in found if finding.title != _NOT_RISEN]
     opposed = _opposes(columns)
     for policy_id in policies_in(columns):
         learner = _Learner(policy_id, columns, opposed)
         found += [finding for check in _OF_LEARNERS for finding in check(learner)]
     return found
+
+
+def hints(findings: Sequence[Finding], more: str) -> list[str]:
+    """Return the first findings in at most three lines.
+
+    Args:
+        more: says what has all of them: `python -m marl_sb3.report runs/a`.
+    """
+    lines = []
+    for each in findings[:_MOST_LINES]:
+        about = "" if each.subject == "training" else f"{each.subject}: "
+        remedy = each.remedy.partition(";")[0].partition(". ")[0].rstrip(".")
+        try_it = f"{remedy[:1].lower()}{remedy[1:]}"
+        lines.append(f"looks wrong: {about}{each.title}, {short(each.value)} (usual: {each.usual}). Try: {try_it}")
+    others = len(findings) - len(lines)
+    rest = f"{counted(others, 'hint')} more, and what they may mean" if others else "what it may mean"
+    return [*lines, f"{rest}: {more}"] if lines else []
 
 
 def policies_in(columns: Columns) -> list[PolicyID]:
@@ -309,7 +332,7 @@ def _returns(columns: Columns) -> Iterator[Finding]:
     if len(returns) < LEAST_ITERATIONS or _opposes(columns):
         return
     spread = _known(columns.get(f"{_RETURN}_max")) - _known(columns.get(f"{_RETURN}_min"))
-    typical = float(np.median(spread)) if len(spread) else 0.0
+    typical = float(np.median(spread) or spread.max()) if len(spread) else 0.0  # most windows may have one value alone
     tenths = [float(np.mean(part)) for part in np.array_split(returns, 10)]
     first, best, last = tenths[0], max(tenths), tenths[-1]
     if best - last > max(_FELL * (best - first), _LEAST_FALL * typical):
@@ -326,7 +349,7 @@ def _returns(columns: Columns) -> Iterator[Finding]:
     elif best - first < _LEAST_GAIN * typical:
         yield Finding(
             "training",
-            "the return has not risen",
+            _NOT_RISEN,
             f"{_RETURN}_mean",
             last,
             f"clearly above {short(first)}, where it starts",
@@ -374,8 +397,9 @@ def _unpaid(returns: Mapping[AgentID, Column]) -> Iterator[Finding]:
             f"env_runners/agent_episode_returns_mean/{agent}",
             float(known[agent][0]),
             "different numbers",
-            "Whatever is done is worth the same, so that nothing can be learned from it.",
-            "Look at the rewards; python -m marl_sb3.doctor looks at those of all agents.",
+            "All that was tried was worth the same, so that nothing could be learned from it.",
+            "More exploration, or rewards on the way to a goal that is never reached; python -m marl_sb3.doctor looks "
+            "at the rewards of all agents.",
         )
 
 
